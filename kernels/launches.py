@@ -164,12 +164,8 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
     """Whether a tile's sums fit the registers of a lane, and its code stays short. Two sums of
     elements of 8 bits take one register.
     """
-    axes, quantized, columns, v = (
-        request.axes,
-        request.element_size == 1,
-        not request.channels_last,
-        tile.vector,
-    )
+    axes, v = request.axes, tile.vector
+    quantized, columns = request.element_size == 1, not request.channels_last
     spans, used, targets, kept = [], [], [], []
     for axis, part in zip(axes, tile.sizes, strict=True):
         if request.adjoint:
@@ -254,9 +250,8 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     elif vector == 1:
         own = {1: 8, 2: 4}.get(stride, 1)
         rows, columns = (rows, SINGLE_COLUMNS) if _lie_close(request) else (own, 1)
-    elif axes[2].window >= (7 if with_taps or stride == 1 else 5):
-        # Lanes with fewer registers leave more warps to hide memory's latency.
-        columns = vector = gcd(vector, 4 if with_taps or request.element_size > 1 else 8)
+    else:
+        columns = vector = _row_vector(request, with_taps)
     if axes[0].window > 1:
         rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
     of_lane = columns * vector if request.channels_last else columns
@@ -271,6 +266,15 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
         columns //= 2
         vector = min(vector, columns)
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
+
+
+def _row_vector(request: Request, with_taps: bool) -> int:
+    """Elements of a row's vectors. Long windows take few: lanes with fewer registers leave more
+    warps to hide memory's latency.
+    """
+    long = 7 if with_taps or request.axes[1].stride == 1 else 5
+    most = 4 if with_taps or request.element_size > 1 else 8
+    return gcd(request.vector, most) if request.axes[2].window >= long else request.vector
 
 
 def _may_be_tiled(request: Request, with_taps: bool, results: int) -> bool:
@@ -298,11 +302,8 @@ def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool)
     large = stride == 1 and 5 <= window <= 7
     largest = stride == 1 and window == 7 and element_size == 4
     vector = gcd(vector, 2 if (with_taps and large) or largest else 4 if with_taps or large else 8)
-    if (
-        stride == 1
-        and (1 < window < 7 if with_taps else large)
-        and (element_size < 4 or (with_taps and large))
-    ):
+    widens = 1 < window < 7 if with_taps else large
+    if stride == 1 and widens and (element_size < 4 or (with_taps and large)):
         columns = 4
     return columns, vector
 
