@@ -68,8 +68,8 @@ def test_rows_count_the_bytes_of_their_operands() -> None:
 
 @cases.each("row", ROWS, ROWS[2::80])
 def test_nothing_spills(row: static.Row) -> None:
-    """But one word, which ptxas stores and loads once where it leaves more warps: maxima 5/1 of two
-    bytes reach a copy's speed with it, and .95 with a tile that needs none."""
+    """But one word, which ptxas stores and loads once: under whole planes of 112x112 float16 in
+    channels_last, with taps."""
     prediction = static.Prediction(row)
     assert prediction.spills <= 2
     assert 0 < prediction.fraction <= 1
