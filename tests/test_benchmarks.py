@@ -428,6 +428,33 @@ def test_what_a_gpu_is_measured_with() -> None:
     assert compared > 160
 
 
+def test_a_network_is_trained_as_it_is_and_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Max pooling changes no loss, a row that fails hides no other, and what was not begun is a
+    failure."""
+    gpu_models = importlib.import_module("benchmarks.gpu_models")
+    broken = gpu_models.NETWORKS["U-Net"]._replace(build=lambda: 1 / 0)
+    monkeypatch.setitem(gpu_models.NETWORKS, "broken", broken)
+    monkeypatch.setattr(
+        gpu_models, "rows", lambda: [("broken", False, False), ("U-Net", False, True)]
+    )
+    monkeypatch.setenv("OUT", str(tmp_path))
+    for seconds in (60, -1):
+        assert gpu_models.run(time.monotonic() + seconds, torch.device("cpu"), True) == 1
+    lines = (tmp_path / "models.jsonl").read_text().splitlines()
+    conditions, failed, row, _, *late = map(json.loads, lines)
+    assert conditions["versions"]["torch"] == torch.__version__
+    assert failed["failed"].startswith("ZeroDivisionError")
+    assert row["losses"]["converted"] == pytest.approx(row["losses"]["original"], rel=1e-5)
+    speeds = row["images_per_second"]
+    assert row["ratio"] == speeds["converted"] / speeds["original"]
+    assert [each["failed"] for each in late] == ["not begun"] * 2
+    printed = capsys.readouterr().out
+    assert f"images/s, {row['ratio']:.3f}x, peak 0 -> 0 MiB" in printed
+    assert printed.endswith("0 failed, 2 not begun\n")
+
+
 def test_every_step_of_make_gpu_is_named_before_it_begins() -> None:
     """Within nine minutes, limits and all; where no cache was brought, what fills it is first."""
     steps = gpu.steps(Path("out"), "compute-sanitizer", True)
