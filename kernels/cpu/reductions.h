@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "memory.h"
 #include "successive.h"
 #include "vectors.h"
 
@@ -412,6 +413,9 @@ struct Rows final : RowOperations {
         }
         if (count >= 4 * n) {
             for (; count - at >= 8 * n; ++eights) {
+                if constexpr (n * SIZE<are_values> == 64)
+                    for (int64_t v = 0; v < 8; ++v)  // a second word of each cache line
+                        touch(from + (at + v * n) * SIZE<are_values> + 32);
                 V eight = take(Count<8>());
                 int level = 0;
                 for (; eights >> level & 1; ++level)
