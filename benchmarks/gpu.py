@@ -34,7 +34,7 @@ TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
 def steps(folder: Path, sanitizer: str | None, prepares: bool) -> list[tuple[str, list[str], int]]:
     """Name, command and limit in seconds of each, the most telling first."""
     python = sys.executable
-    pytest = f"{python} -m pytest -v --tb=short -p no:cacheprovider --device cuda"
+    pytest = f"{python} -m pytest -v --tb=short -p no:cacheprovider -p no:benchmark --device cuda"
     tests = f"{pytest} -m 'not slow' {' '.join(TESTS)} --sample {SAMPLE}"
     if importlib.util.find_spec("xdist") is not None:
         tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"

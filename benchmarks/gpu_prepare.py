@@ -57,14 +57,18 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
         yield found
 
 
-def _compile(wanted: tuple[Any, ...]) -> bytes:
-    """The whole way that a launch takes on a GPU, up to the driver."""
+def _compile(wanted: tuple[Any, ...]) -> bytes | str:
+    """The whole way that a launch takes on a GPU, up to the driver; why it failed."""
     import triton
 
     from torch_dmlpool.backends import triton as backend
+    from torch_dmlpool.backends.fallbacks import KernelError
 
     triton.runtime.driver.set_active(_NoDriver())
-    return backend._compiled(*wanted)[0].asm["cubin"]
+    try:
+        return backend._compiled(*wanted)[0].asm["cubin"]
+    except KernelError as error:
+        return str(error)
 
 
 def _predict(row: Any, cubins: list[bytes]) -> float:
@@ -96,9 +100,18 @@ def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
     # Not forked: PyTorch has threads.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         cubins = dict(zip(launches, pool.map(_compile, launches), strict=True))
-        of_rows = [[cubins[wanted] for wanted in of_row] for of_row in of_rows]
-        fractions = pool.map(_predict, rows, of_rows)
-        predictions = {row.name: fraction for row, fraction in zip(rows, fractions, strict=True)}
+        failed = list(dict.fromkeys(why for why in cubins.values() if isinstance(why, str)))
+        compiled = {
+            row.name: (row, [cubins[wanted] for wanted in of_row])
+            for row, of_row in zip(rows, of_rows, strict=True)
+        }
+        whole = {
+            name: given
+            for name, given in compiled.items()
+            if not any(isinstance(each, str) for each in given[1])
+        }
+        fractions = pool.map(_predict, *zip(*whole.values(), strict=True))
+        predictions = dict(zip(whole, fractions, strict=True))
     (folder / "predictions.json").write_text(json.dumps(predictions, indent=1))
     new = len(list(folder.glob("*/*.cubin"))) - before
     for path in folder.glob("*/*"):
@@ -112,7 +125,9 @@ def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
         f"{len(launches)} launches, {new} compiled in {seconds:.0f} s; {folder} has "
         f"{size / 2**20:.0f} MiB"
     )
-    return 0
+    for why in failed:
+        print(f"Error: {why}")
+    return 1 if failed else 0
 
 
 def relocate(folder: Path) -> None:

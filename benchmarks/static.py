@@ -129,7 +129,8 @@ class Row:
     def call_on(self, device: str) -> Prepared:
         """With random numbers, but on meta tensors."""
         input = torch.empty(self.shape, dtype=self.dtype, device=device)
-        input = input.normal_() if self.dtype.is_floating_point else input.random_(-90, 90)
+        least = -90 if self.dtype.is_signed else 0
+        input = input.normal_() if self.dtype.is_floating_point else input.random_(least, 90)
         if self.channels_last:
             input = input.contiguous(memory_format=torch.channels_last)
         padding = self.window // 2 if 2 < self.window < self.shape[-1] else 0

@@ -162,7 +162,8 @@ def divisor_along(output, size, axis, COUNT, ACC):
     """The taps of window ``output`` along one axis that an average counts, inside the input (COUNT
     1) or the padded input (2), but at least 1: a window that has none has the sum 0.
     """
-    K, S, P, END, D = axis
+    # Triton 3.6 cannot unpack an axis that is known when it compiles.
+    K, S, P, END, D = axis[0], axis[1], axis[2], axis[3], axis[4]
     first = output * S - P
     if COUNT == 2:
         count = taps_before(first, size.to(first.dtype) + END, K, D)
