@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/ops", "tests/nn/test_functional.py")
 SAMPLE = 12  # every 12th case of tests with parameters: each compiles kernels of its own
 PROCESSES = 14
+PRINTED = ("smoke", "rows", "models")  # whole; of other steps the lines that tell
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY")
 
 
@@ -40,20 +41,21 @@ def steps(folder: Path, sanitizer: str | None, prepares: bool) -> list[tuple[str
         tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"
     beside = (
         "benchmarks --device cuda --rows published,overhead --compile "
-        "--deadline 40 --row-seconds 0.3"
+        "--deadline 35 --row-seconds 0.3"
     )
     memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {python}"
     found = [
-        ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 60", 70),
-        ("cuda", f"{pytest} tests/test_cuda.py", 50),
-        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 90", 100),
-        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 50 --every 5", 70),
-        ("tests", tests, 100),
-        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 60),
+        ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 40", 50),
+        ("cuda", f"{pytest} tests/test_cuda.py", 45),
+        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 100", 110),
+        ("tests", tests, 90),
+        ("models", f"{python} -m benchmarks.gpu_models --deadline 40", 60),
+        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 35 --every 5", 50),
+        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 50),
     ]
     if prepares:
         # On all processors at once: a step by itself would compile one kernel after the other.
-        found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare", 90))
+        found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare --no-predictions", 80))
     return [
         (name, shlex.split(command), limit)
         for name, command, limit in found
@@ -124,7 +126,7 @@ def run_step(
             ended = process.poll() is not None or time.monotonic() - started > seconds
             time.sleep(0 if ended else 0.1)
             for line in written:
-                if name in ("smoke", "rows") or any(word in line for word in TELLING):
+                if name in PRINTED or any(word in line for word in TELLING):
                     print(line, end="", flush=True)
     status = process.poll()
     with_limit = status is None
@@ -137,7 +139,7 @@ def run_step(
         time.sleep(2 if one is signal.SIGINT else 0)
     process.wait()
     lines = path.read_text(errors="replace").splitlines()
-    if name not in ("smoke", "rows"):
+    if name not in PRINTED:
         print("\n".join(lines[-12:]), flush=True)
     if with_limit:
         print(f"== {name}: ended at its limit", flush=True)

@@ -77,7 +77,9 @@ def _predict(row: Any, cubins: list[bytes]) -> float:
     return static.Prediction(row, cubins).fraction
 
 
-def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
+def prepare(
+    folder: Path, every: int = 1, processes: int | None = None, predicts: bool = True
+) -> int:
     """Compile what smoke and rows launch into a folder, each once, and predict the rows."""
     started = time.monotonic()
     folder.mkdir(exist_ok=True)
@@ -108,9 +110,9 @@ def prepare(folder: Path, every: int = 1, processes: int | None = None) -> int:
         whole = {
             name: given
             for name, given in compiled.items()
-            if not any(isinstance(each, str) for each in given[1])
+            if predicts and not any(isinstance(each, str) for each in given[1])
         }
-        fractions = pool.map(_predict, *zip(*whole.values(), strict=True))
+        fractions = pool.map(_predict, *zip(*whole.values(), strict=True)) if whole else []
         predictions = dict(zip(whole, fractions, strict=True))
     (folder / "predictions.json").write_text(json.dumps(predictions, indent=1))
     new = len(list(folder.glob("*/*.cubin"))) - before
@@ -144,5 +146,6 @@ if __name__ == "__main__":
     parser.add_argument("--every", type=int, default=1, help="only every Nth call and row")
     parser.add_argument("--folder", type=Path, default=CACHE)
     parser.add_argument("--processes", type=int, help="as many as there are processors")
+    parser.add_argument("--no-predictions", action="store_true", help="only compile")
     given = parser.parse_args()
-    sys.exit(prepare(given.folder, given.every, given.processes))
+    sys.exit(prepare(given.folder, given.every, given.processes, not given.no_predictions))

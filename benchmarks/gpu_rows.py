@@ -50,15 +50,18 @@ class Measured(NamedTuple):
 
 
 def measured() -> Iterator[Measured]:
-    """KernelBench's problems first, then windows, then models."""
+    """KernelBench's problems first, then the models' calls, windows, and the models' gradients."""
     problems = zip(gpu_requests.kernelbench(), gpu_requests.PUBLISHED, strict=True)
     for request, published in problems:
         yield _of_request(request, published)
+    forward, training = (
+        dict.fromkeys(each for each in gpu_requests.models(training=way) if each.shape[0] == BATCH)
+        for way in (False, True)
+    )
+    yield from map(_of_request, forward)
     for row in static.rows(WINDOWS):
         yield Measured(row.name, row.call_on)
-    models = [*gpu_requests.models(), *gpu_requests.models(training=True)]
-    for request in dict.fromkeys(each for each in models if each.shape[0] == BATCH):
-        yield _of_request(request)
+    yield from (_of_request(each) for each in training if each not in forward)
 
 
 def _of_request(
