@@ -103,6 +103,14 @@ def _lie_close(request: Request) -> bool:
     return request.element_size < 4 and request.axes[0].window == 1 and request.axes[2].stride <= 2
 
 
+def _row_of_gradients(request: Request) -> int:
+    """Elements of a row's vectors for a gradient. What a lane owns of a row is then one store of 16
+    bytes: of two such stores each would fill every second half of a sector of 32 bytes.
+    """
+    most = launch.VECTOR_BYTES // request.element_size
+    return gcd(request.vector, most // gcd(most, request.axes[2].stride))
+
+
 def sum_tiles(request: Request) -> Iterator[Tile]:
     """Tiles in order of preference: large ones share more of what they read."""
     if request.element_size == 1:
@@ -135,7 +143,8 @@ def _halves(widest: int) -> list[int]:
 
 
 def _tiles_of_columns(request: Request) -> Choices:
-    row, vectors = request.axes[1], _halves(request.vector)
+    widest = _row_of_gradients(request) if request.adjoint else request.vector
+    row, vectors = request.axes[1], _halves(widest)
     rows = 4 if row.stride == 1 and request.rank < 3 else 2
     is_medium = 5 < row.window / row.stride < 9
     return vectors, 2 * rows if is_medium else rows, []
@@ -370,6 +379,7 @@ def grad_tile(request: Request) -> Tile | None:
     ):
         return None
     deep, high, broad = (axis.stride for axis in axes)
+    vector = vector if request.channels_last else _row_of_gradients(request)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
         rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 import pytest
-from torch_dmlpool.kernels.launch import Launch, Request, divider
+from torch_dmlpool.kernels.launch import VECTOR_BYTES, Launch, Request, divider
 
 from torch_dmlpool.kernels import by_axis, launches
 from torch_dmlpool.window import Window
@@ -168,6 +168,25 @@ def test_maxima_of_long_windows_share_what_is_read_where_there_are_enough() -> N
         for changes in ({}, {"element_size": 2}):
             made = launches.max_launches(request(nine, shape, **changes), with_taps)
             assert kernels_of(made) == kernels
+
+
+@pytest.mark.parametrize("element_size", [2, 4, 8])
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (5, 2), (4, 4)])
+def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(
+    size: int, stride: int, element_size: int
+) -> None:
+    """So that the stores of a warp fill whole sectors; each of two stores of a lane would half fill
+    twice as many.
+    """
+    padding = size // 2 if size % 2 else 0
+    window = Window.directml(2, size, stride, padding, padding)
+    given = gradient_of(window, (112, 112), element_size=element_size)
+    for choice in (launches.grad_launches, launches.average_launches):
+        (made,) = choice(given) or ()
+        form = dict(made.constants)["FORM"]
+        assert form.tile[2] * stride == form.store == VECTOR_BYTES // element_size or (
+            element_size * stride > VECTOR_BYTES and form.tile[2] == 1
+        )
 
 
 def test_slices_do_not_depend_on_the_batch() -> None:
