@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import calls, goals, models, plots, tables
+from benchmarks import calls, goals, gpu_report, models, plots, tables
 from benchmarks.results import Results
 from benchmarks.workloads import GROUPS
 
@@ -183,6 +183,13 @@ def calls_section() -> str:
     return f"\n{CALLS_INTRODUCTION}\n" + f"\n{AVX2_INTRODUCTION}\n".join(tables)
 
 
+def gpu_section() -> str:
+    """What was measured on a GPU, where something was."""
+    if not gpu_report.RESULTS.exists():
+        return ""
+    return "\n" + gpu_report.markdown(json.loads(gpu_report.RESULTS.read_text(encoding="utf-8")))
+
+
 def _section(results: Results) -> list[str]:
     known = results.conditions
     title = known["machine"].get("gpu") or f"CPU, {tables.count(known['threads'], 'thread')}"
@@ -282,12 +289,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = [
         Results.load(path)
-        for path in options.files or sorted({*RESULTS.glob("*.json")} - {MODELS, CALLS, CALLS_AVX2})
+        for path in options.files
+        or sorted({*RESULTS.glob("*.json")} - {MODELS, CALLS, CALLS_AVX2, gpu_report.RESULTS})
     ]
     options.docs.parent.mkdir(parents=True, exist_ok=True)
     chosen = newest(results)
     drawn = plots.draw(chosen, options.docs.parent / IMAGES)
-    options.docs.write_text(documentation(chosen) + calls_section(), encoding="utf-8")
+    page = documentation(chosen) + gpu_section() + calls_section()
+    options.docs.write_text(page, encoding="utf-8")
     if MODELS.exists():
         readme = ROOT / "README.md"
         table = models.markdown(json.loads(MODELS.read_text(encoding="utf-8")))

@@ -22,7 +22,18 @@ pytest.importorskip("rich")
 
 import torch_dmlpool as dmlpool
 from benchmarks import __main__ as benchmark
-from benchmarks import calls, gpu, harness, load, masks, models, peers, report, small_calls
+from benchmarks import (
+    calls,
+    gpu,
+    gpu_report,
+    harness,
+    load,
+    masks,
+    models,
+    peers,
+    report,
+    small_calls,
+)
 from benchmarks.bound import Bound
 from benchmarks.results import Results
 from benchmarks.workloads import select
@@ -453,6 +464,26 @@ def test_a_network_is_trained_as_it_is_and_converted(
     printed = capsys.readouterr().out
     assert f"images/s, {row['ratio']:.3f}x, peak 0 -> 0 MiB" in printed
     assert printed.endswith("0 failed, 2 not begun\n")
+
+
+def test_what_a_gpu_run_wrote_becomes_tables(tmp_path: Path) -> None:
+    """Rows that were not begun are counted and in no table."""
+    report = {"machine": dict.fromkeys(("device", "torch", "triton", "cuda"), "a"), "steps": []}
+    (tmp_path / "gpu.json").write_text(json.dumps(report))
+    taken = {"seconds": 2e-4, "fraction": 0.5, "aten": 3e-4}
+    rows = [
+        {"row": "max 4/1 32x64x512x512 float32 contiguous", "published": [1e-3, 4e-4], **taken},
+        {"row": "avg 2x2/2x2 padding 0x0 32x8x4x4 float32 contiguous", **taken},
+        {"row": "average | contiguous | float32 | 3/2", **taken},
+        {"row": "taps 3x3/2x2 32x8x4x4 float32 contiguous", "failed": "not begun"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = gpu_report.markdown(gpu_report.collected(tmp_path))
+    assert "3 of 4 rows were measured" in text
+    assert "| max 4/1 32x64x512x512 | 0.20 | 0.50 | 1.5x | 5.0x | 2.0x |" in text
+    assert "| avg | 1 | 0.50 | 1.50x | 0 | 0.50 |" in text
+    assert "| average, float32, contiguous |  |  |  | 0.50 |  |  |  |  |" in text
+    assert "taps" not in text
 
 
 def test_every_step_of_make_gpu_is_named_before_it_begins() -> None:
