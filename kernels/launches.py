@@ -13,6 +13,9 @@ from . import by_axis, launch
 from .launch import Axis, Form, Kinds, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
+# the same where a lane owns one window of columns which no other overlaps: neighbouring lanes share
+# sectors in L1. 16-bit elements, and vectors of channels, would need too many registers.
+LONE_LOADS = 121
 SINGLE_COLUMNS = 4  # columns of a lane at stride 1 or 2 where rows are read by single elements
 # source positions per axis that a tile may span, used or not: each costs compile time
 UNROLLED_POSITIONS = 64
@@ -175,6 +178,9 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
     """
     axes, v = request.axes, tile.vector
     quantized, columns = request.element_size == 1, not request.channels_last
+    lone = tile.sizes == (1, 1, 1) and all(axis.stride >= axis.extent for axis in axes)
+    lone = lone and columns and request.element_size >= 4 and not request.adjoint
+    loads = LONE_LOADS if lone else UNROLLED_LOADS
     spans, used, targets, kept = [], [], [], []
     for axis, part in zip(axes, tile.sizes, strict=True):
         if request.adjoint:
@@ -200,7 +206,7 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
         registers = (kept[0] * targets[1] + kept[1]) * held + read
         registers *= 2 if request.element_size == 8 else 1
     return (
-        used[0] * used[1] * chunks <= (QUANTIZED_LOADS if quantized else UNROLLED_LOADS)
+        used[0] * used[1] * chunks <= (QUANTIZED_LOADS if quantized else loads)
         and max(spans) <= UNROLLED_POSITIONS
         and (
             prod(axis.window for axis in axes) <= SNAPPED_TAPS

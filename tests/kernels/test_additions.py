@@ -51,6 +51,18 @@ def test_unrolled_windows_add_up_trees(
     assert [one.kernel for one in launched] == ["sum_tile"]
 
 
+def test_unrolled_windows_that_do_not_overlap_add_up_trees(
+    monkeypatch: pytest.MonkeyPatch, launched: list
+) -> None:
+    builder = interpreter.InterpreterBuilder
+    monkeypatch.setattr(
+        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
+    )
+    result = backend.average_pooling(torch.ones(1, 2, 22, 35), Window.directml(2, 11, 11), True, 1)
+    assert int(result.max()) - 1 <= (11 * 11 - 1).bit_length() + 1
+    assert [one.kernel for one in launched] == ["sum_tile"]
+
+
 LENGTHS = [*range(1, 20), 95, 96, 97, 161, 192, 193, 700, 768, 769, 2049, 5000, 16_385, 20_000]
 
 

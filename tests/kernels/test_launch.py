@@ -83,6 +83,21 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
     assert kernels_of(launches.average_launches(request(dilated, (1, 4, 50, 49)))) == ["fold"] * 2
 
 
+def test_windows_of_columns_that_do_not_overlap_are_read_in_one_launch_up_to_11_by_11() -> None:
+    """Of elements of 4 and 8 bytes; what would spill registers goes by axis."""
+    apart, shape = Window.directml(2, 11, 11), (2, 3, 44, 33)
+    for made in (request(apart, shape), request(apart, shape, element_size=8)):
+        assert only(made)["FORM"].tile == (1, 1, 1)
+    for made in (
+        request(apart, shape, element_size=2),
+        request(apart, shape, channels_last=True),
+        request(Window.directml(2, 11, 10), shape),
+        request(Window.directml(2, 11, 22, 0, 0, 2), shape),
+        request(Window.directml(2, 12, 12), shape),
+    ):
+        assert kernels_of(launches.average_launches(made)) == ["fold"] * 2, made
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 7), (1, 64), (112, 112), (3, 4, 5)])
 def test_whole_planes_are_one_axis(sizes: tuple[int, ...], channels_last: bool) -> None:

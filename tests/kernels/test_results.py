@@ -115,6 +115,11 @@ ADAPTED: list[Problem] = [
     ((2, 4, 6, 5), oracle.Bins((1, 1))),
     ((2, 3, 5, 4, 7), oracle.Bins((2, 6, 3))),
 ]
+APART: list[Problem] = [
+    ((2, 3, 24, 47), pooling(2, 11, 11)),
+    ((1, 4, 27, 36), pooling(2, 11, (12, 13), 5)),
+]
+"""Averages of the longest windows that a lane adds up alone."""
 WORDS: list[Problem] = [
     *(((2, 3, 6, columns), pooling(2, 3, 1, 1)) for columns in (32, 24, 12, 13)),
     *(((2, channels, 6, 5), pooling(2, 3, 1, 1)) for channels in (32, 12, 7)),
@@ -243,7 +248,7 @@ OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
     maxima_with_taps: (NUMBERS, []),
     maxima_with_indices: (NUMBERS, []),
     max_gradients: (FLOATS, []),
-    averages: (FLOATS, []),
+    averages: (FLOATS, APART),
     average_gradients: (FLOATS, []),
     quantized_averages: (samples.QUANTIZED_TYPES, WORDS),
     bins: (NUMBERS, ADAPTED),
