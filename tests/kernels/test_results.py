@@ -308,7 +308,9 @@ def test_results(
     if many:
         large("LANES_ENOUGH")
     operator(samples.LAYOUTS[layout](hard(operator, shape, dtype)), request_)
-    assert launched
+    # No kernel computes gradients of long dilated windows.
+    is_dilated = operator is average_gradients and max(request_.dilations) > 1
+    assert launched or (is_dilated and math.prod(request_.window_size) > 16)
 
 
 @only_interpreted
