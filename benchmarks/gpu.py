@@ -41,21 +41,21 @@ def steps(folder: Path, sanitizer: str | None, prepares: bool) -> list[tuple[str
         tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"
     beside = (
         "benchmarks --device cuda --rows published,overhead --compile "
-        "--deadline 35 --row-seconds 0.3"
+        "--deadline 30 --row-seconds 0.3"
     )
     memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {python}"
     found = [
-        ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 40", 50),
-        ("cuda", f"{pytest} tests/test_cuda.py", 45),
-        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 100", 110),
-        ("tests", tests, 90),
-        ("models", f"{python} -m benchmarks.gpu_models --deadline 40", 60),
-        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 35 --every 5", 50),
-        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 50),
+        ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 30", 35),
+        ("cuda", f"{pytest} tests/test_cuda.py", 60),
+        ("rows", f"{python} -m benchmarks.gpu_rows --deadline 95", 105),
+        ("tests", tests, 75),
+        ("models", f"{python} -m benchmarks.gpu_models --deadline 35", 50),
+        ("memcheck", f"{memcheck} -m benchmarks.gpu_smoke --deadline 25 --every 5", 35),
+        ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 40),
     ]
     if prepares:
         # On all processors at once: a step by itself would compile one kernel after the other.
-        found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare --no-predictions", 80))
+        found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare --no-predictions", 140))
     return [
         (name, shlex.split(command), limit)
         for name, command, limit in found

@@ -23,6 +23,7 @@ INTRODUCTION = """## GPU
 A call's time is the median of ten between two CUDA events; the second-level cache is flushed before
 each. "Of copy" is the time of a copy that moves as many bytes as the call must read and write,
 divided by the call's time: 1 is the speed of memory. A ratio is the other's time divided by ours.
+A step fails where a result was wrong, and where its time ended before all was done.
 """
 
 
@@ -125,9 +126,11 @@ def markdown(results: dict[str, Any]) -> str:
         f"`{step['name']}` {'passed' if step['exit_status'] == 0 else 'failed'}"
         for step in results["steps"]
     ]
+    earlier = sum("run" in row for row in rows)
     parts = [
         INTRODUCTION.format(date=results["date"], **machine),
-        f"Steps: {', '.join(steps)}. {len(rows)} of {len(results['rows'])} rows were measured.\n",
+        f"Steps: {', '.join(steps)}. {len(rows)} of {len(results['rows'])} rows were measured"
+        + (f", {earlier} of them in a run before that one.\n" if earlier else ".\n"),
         _problems(rows),
         _calls(rows),
         _networks(results.get("models", [])),

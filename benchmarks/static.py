@@ -29,7 +29,7 @@ WHOLE = ((256, 2048, 7, 7), (256, 512, 14, 14), (32, 64, 112, 112))
 INTRODUCTION = """# Predicted kernels
 
 What a model of an H200 (`benchmarks/sass.py`) predicts for each Triton kernel. Nothing here was
-measured: no kernel has run on a GPU. `python -m benchmarks.static` prints this page.
+measured; docs/benchmarks.md has rows of an H200. `python -m benchmarks.static` prints this page.
 
 - `fraction` is the time of copying the operands once, divided by the predicted time. 1 is the
   best that a kernel can reach.

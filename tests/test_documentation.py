@@ -289,7 +289,7 @@ def test_the_first_page_has_the_means_of_the_benchmarks() -> None:
         r"run ([\d.]+) times .* and ([\d.]+) times in training", PAGES["docs/index.md"]
     )
     assert said is not None
-    assert list(map(float, said.groups())) == pytest.approx(list(map(float, means)), rel=0.05)
+    assert list(map(float, said.groups())) == pytest.approx([*map(float, means[:2])], rel=0.05)
 
 
 GONE = {"slide", "sum_axis"}

@@ -219,4 +219,5 @@ for offset, layer in itertools.product((0, 5), ("MaxPool2d", "AvgPool2d", "Adapt
 def test_a_tensor_whose_memory_was_freed_is_refused(python: Callable[..., Any]) -> None:
     """As PyTorch's own pools refuse it: sharded parameters are freed like this. A view of a part
     has an address that is not null, and a kernel that read it would end the process."""
-    python("-c", FREED, cwd=Path(__file__).parents[1])
+    found = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})"
+    python("-c", f"{found}\n{FREED}")
