@@ -101,19 +101,18 @@ def prepare(
     launches = list(dict.fromkeys(found))
     # Not forked: PyTorch has threads.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        cubins = dict(zip(launches, pool.map(_compile, launches), strict=True))
-        failed = list(dict.fromkeys(why for why in cubins.values() if isinstance(why, str)))
-        compiled = {
-            row.name: (row, [cubins[wanted] for wanted in of_row])
+        codes = dict(zip(launches, pool.map(_compile, launches), strict=True))
+        failed = list(dict.fromkeys(why for why in codes.values() if isinstance(why, str)))
+        cubins = {wanted: code for wanted, code in codes.items() if isinstance(code, bytes)}
+        predicted = [
+            (row, [cubins[wanted] for wanted in of_row])
             for row, of_row in zip(rows, of_rows, strict=True)
+            if predicts and cubins.keys() >= set(of_row)
+        ]
+        fractions = pool.map(_predict, *zip(*predicted, strict=True)) if predicted else []
+        predictions = {
+            row.name: fraction for (row, _), fraction in zip(predicted, fractions, strict=True)
         }
-        whole = {
-            name: given
-            for name, given in compiled.items()
-            if predicts and not any(isinstance(each, str) for each in given[1])
-        }
-        fractions = pool.map(_predict, *zip(*whole.values(), strict=True)) if whole else []
-        predictions = dict(zip(whole, fractions, strict=True))
     (folder / "predictions.json").write_text(json.dumps(predictions, indent=1))
     new = len(list(folder.glob("*/*.cubin"))) - before
     for path in folder.glob("*/*"):

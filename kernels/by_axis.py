@@ -181,7 +181,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
 
 
 def _planes(request: Request, elements: int) -> tuple[tuple[int, int, int], ...]:
-    """What ``addressing.channel_of`` takes for a tensor of so many elements."""
+    """The dividers by which ``addressing.channel_of`` finds the channel of an element."""
     batch, channels = request.shape[:2]
     neighbours = 1 if request.channels_last else elements // (batch * channels)
     return launch.divider(neighbours), launch.divider(channels)

@@ -84,7 +84,7 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
 
 
 def test_windows_of_columns_that_do_not_overlap_are_read_in_one_launch_up_to_11_by_11() -> None:
-    """Of elements of 4 and 8 bytes; what would spill registers goes by axis."""
+    """One launch for elements of 4 and 8 bytes; other forms and windows go by axis."""
     apart, shape = Window.directml(2, 11, 11), (2, 3, 44, 33)
     for made in (request(apart, shape), request(apart, shape, element_size=8)):
         assert only(made)["FORM"].tile == (1, 1, 1)

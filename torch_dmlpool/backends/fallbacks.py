@@ -35,7 +35,7 @@ class MissingKernel:
     """Takes the place of a kernel that could not be compiled, so that nothing tries it again."""
 
     def __init__(self, name: str, error: Exception) -> None:
-        while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        while isinstance(error.__cause__, Exception):
             error = error.__cause__  # the innermost function's
         # The text, and not the error itself, whose frames would keep tensors alive.
         self.why = f"Triton cannot compile {name} ({type(error).__name__}: {str(error).strip()})"
