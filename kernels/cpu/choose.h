@@ -51,6 +51,7 @@ struct PlanePlan {
     int64_t part;       // positions of a part of a plane, which becomes one value per channel
     int64_t positions;  // positions that are combined as one row
     int64_t at_once;    // planes that are finished at once
+    bool reads_first;   // rows are read in order before they are combined
 };
 PlanePlan plan_planes(const Question &question);
 

@@ -104,17 +104,19 @@ struct DisjointGradient {
             if (x < stop)
                 std::memset(out + (x - positions.begin) * position, 0, (stop - x) * position);
         };
-        for (int64_t o = columns.begin; o < columns.end; ++o, shares += position)
+        for (int64_t o = columns.begin; o < columns.end; ++o, shares += position) {
+            const double divisor = floats != nullptr ? divisor_of(od, oh, o) : 1;
             for (int64_t tap = p.w().low(o); tap < p.w().high(o); ++tap) {
                 const int64_t at = p.w().first(o) + tap * p.w().dilation;
                 clear(at);
                 char *const to = out + (at - positions.begin) * position;
                 if (floats != nullptr)
-                    write_share(shares, divisor_of(od, oh, o), to);
+                    write_share(shares, divisor, to);
                 else
                     std::memcpy(to, shares, position);
                 x = at + 1;
             }
+        }
         clear(positions.end);
     }
     // Writes the share of an output, from what arrives there.

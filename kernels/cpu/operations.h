@@ -108,9 +108,9 @@ struct RowOperations : WindowOperations {
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
     // The same for rows of elements that follow each other in memory. Each has 64 bytes of values
-    // or more. Not for winners.
+    // or more. With `reads_first` they are read in order before they are combined. Not for winners.
     virtual void combine_successive(const char *from, int64_t count, int64_t length,
-                                    void *out) const = 0;
+                                    bool reads_first, void *out) const = 0;
     // Combines a row of values with the values of `into`, which are the first operand.
     virtual void add(const Row &values, int64_t length, void *into) const = 0;
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.

@@ -92,7 +92,7 @@ struct PlanePooling {
                  char *to) const {
         constexpr int64_t VECTOR = 64;
         if (!are_values && length * op.value_size >= VECTOR)
-            return op.combine_successive(from, count, length, to);
+            return op.combine_successive(from, count, length, plan.reads_first, to);
         std::vector<Row> rows(count);
         for (int64_t k = 0; k < count; ++k)
             rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts

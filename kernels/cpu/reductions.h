@@ -62,10 +62,11 @@ struct Rows final : RowOperations {
         else
             combine_rows<are_plain>(rows, count, 0, length, out, times);
     }
-    void combine_successive(const char *from, int64_t count, int64_t length,
+    void combine_successive(const char *from, int64_t count, int64_t length, bool reads_first,
                             void *to) const override {
         if constexpr (!Op::has_numbers)
-            dmlpool::combine_successive(*this, op, from, count, length, static_cast<L *>(to));
+            dmlpool::combine_successive(*this, op, from, count, length, reads_first,
+                                        static_cast<L *>(to));
     }
     void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                        void *to) const override {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "memory.h"
 #include "vectors.h"
 
 namespace dmlpool {
@@ -26,6 +27,7 @@ struct SuccessiveRows {
     const T *const from;
     const int64_t eights;  // an eighth of the number of rows
     const int64_t length;  // of a row, at least n
+    const bool reads_first;
 
     const int64_t levels = levels_of(eights);
     // A row for each level, and one for what the caller combines with all of them.
@@ -52,6 +54,8 @@ struct SuccessiveRows {
         int64_t full = 0;  // the levels that are combined with these rows: the next one is free
         while (eight >> full & 1)
             ++full;
+        if (reads_first)
+            read_in_order(reinterpret_cast<const char *>(first), 8 * length * int64_t(sizeof(T)));
         for (int64_t begin = 0; begin < length; begin += n) {
             const int64_t at = std::min(begin, length - n);
             V made = tree<8>(first + at);
@@ -76,7 +80,7 @@ struct SuccessiveRows {
 // the tree, and with it the bits of a sum, are those of `operations.combine` for all rows.
 template <class Op>
 void combine_successive(const RowOperations &operations, const Op &op, const char *from,
-                        int64_t count, int64_t length, typename Op::Value *out) {
+                        int64_t count, int64_t length, bool reads_first, typename Op::Value *out) {
     using T = typename Op::Element;
     Row rows[9];
     const int64_t last = count <= 9 ? count : count % 16 == 9 ? 9 : count % 8;
@@ -85,7 +89,7 @@ void combine_successive(const RowOperations &operations, const Op &op, const cha
     if (last == count)
         return operations.combine(false, rows, last, length, out);
     const T *const first = reinterpret_cast<const T *>(from);
-    const SuccessiveRows<Op> successive{op, first, (count - last) / 8, length};
+    const SuccessiveRows<Op> successive{op, first, (count - last) / 8, length, reads_first};
     if (last > 0)
         operations.combine(false, rows, last, length, successive.rest);
     successive.combine(last > 0, out);

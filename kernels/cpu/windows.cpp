@@ -23,6 +23,10 @@ namespace {
 struct WindowPooling {
     // Bytes of values of several channels that become results together.
     static constexpr int64_t FINISHED_AT_ONCE = 4096;
+    // Bytes that are read in order before they are combined (`plan.reads_first`): of a row, and of
+    // all rows.
+    static constexpr int64_t READ_OF_ROW = 4096;
+    static constexpr int64_t READ_AT_ONCE = 16384;
 
     const WindowOperations &op;
     const Finish &finish;
@@ -167,7 +171,7 @@ struct WindowPooling {
         char *const results = is_in_place ? out : m.made.data();
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
-        const bool one_by_one = plan.reads_first || op.writes_results;
+        const int64_t most = most_at_once(at_once, read.step);
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -179,13 +183,13 @@ struct WindowPooling {
         for (const Run &run : m.runs) {
             const int64_t different = run.step > 0 || op.writes_results ? run.outputs : 1;
             for (int64_t each = 0, n; each < different; each += n, k += n) {
-                n = one_by_one ? 1 : std::min(at_once, different - each);
+                n = std::min(most, different - each);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
-                for (int64_t tap = 0; plan.reads_first && tap < count; ++tap)
-                    read_in_order(m.taps[tap].from, read.step);
+                if (plan.reads_first)
+                    read_first(read, span, n, run.step);
                 op.combine_window(read.are_shared, m.taps.data(), count, channels,
                                   results + k * pitch, out + k * result_pitch,
                                   {n, run.step * read.step, channels});
@@ -194,6 +198,28 @@ struct WindowPooling {
                 std::memcpy(results + k * pitch, results + (k - 1) * pitch, pitch);
         }
         finish_all();
+    }
+    // The most windows that one call combines.
+    int64_t most_at_once(int64_t most, int64_t step) const {
+        if (op.writes_results)
+            return 1;
+        if (!plan.reads_first)
+            return most;
+        const int64_t of_row = most_taps * step;
+        return std::clamp<int64_t>(
+            std::min(READ_OF_ROW / of_row, READ_AT_ONCE / (most_rows * of_row)), 1, most);
+    }
+    // Reads the taps of `outputs` windows in the order of memory. The first one begins at `span`.
+    void read_first(const Read &read, const Span &span, int64_t outputs, int64_t step) const {
+        const bool are_neighbours = w.dilation == 1 && step <= span.count;
+        for (int64_t r = 0; r < read.count; ++r) {
+            const char *const from = read.rows[r].from + (span.begin - read.low) * read.step;
+            if (are_neighbours)
+                read_in_order(from, ((outputs - 1) * step + span.count) * read.step);
+            for (int64_t k = 0; k < outputs && !are_neighbours; ++k)
+                for (int64_t t = 0; t < span.count; ++t)
+                    read_in_order(from + (k * step + t * w.dilation) * read.step, read.step);
+        }
     }
     // Lists the taps of a window, row by row, and returns how many there are.
     int64_t find_taps(const Read &read, const Span &span, Row *taps) const {

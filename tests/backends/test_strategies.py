@@ -276,6 +276,30 @@ def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> Non
         assert torch.equal(alone[0, 0], gradients.view(39, *sizes)[at])
 
 
+@pytest.mark.parametrize(
+    ("shape", "pool"),
+    [
+        ((30, 128), ((32, 33), 2, 2, 0, 1)),
+        ((30, 130), ((32, 31), 2, (1, 3), 1, 3)),
+        ((9, 512), ((1, 800), (1, 2), (1, 2), (0, 1), 1)),
+        ((8, 1008), ((21, 20), 1, 2, 0, 1)),
+        ((14, 1024), ((17, 17), 3, 1, 1, 1)),
+        ((9, 32), ((112, 113), (112, 113), 1, 0, 1)),
+    ],
+)
+def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> None:
+    """Each sample of a large channels_last input, which is read in order before it is combined,
+    has the bits that it has alone, and no other memory is read."""
+    sizes, made = pooled(pool)
+    images = samples.fenced(samples.channels_last(samples.normal(*shape, *sizes)))
+    assert images.nbytes > 12 << 20
+    averages, maxima = cpu.average_pooling(images, made, False, None), cpu.max_pooling(images, made)
+    for at in (0, shape[0] // 2, shape[0] - 1):
+        alone = images[at : at + 1].clone(memory_format=torch.channels_last)
+        assert torch.equal(cpu.average_pooling(alone, made, False, None), averages[at : at + 1])
+        assert torch.equal(cpu.max_pooling(alone, made), maxima[at : at + 1])
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(1, 3), (1, 1, 5)])
 def test_positions_in_planes_of_one_row_of_channels(
