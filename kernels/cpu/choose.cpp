@@ -84,20 +84,24 @@ constexpr int64_t ROW_ELEMENTS = 2048;
 constexpr int64_t ROW_POSITIONS = 64;
 // Values of one position that have at least the first and at most the second number of bytes are a
 // row by themselves, so that memory is read in order. Reason: averages of 1x32x32x32x32 are 1.13
-// times faster, of 1x32x112x112 1.15, of 1x16x128x128 1.12. Tensors of more than ORDERED_BYTES are
-// also read before they are combined. Reason: 8x32x112x112 is 1.2 times faster and 8x16x128x128
-// 1.15, 1x32x32x32x32 would be 0.9 times as fast; float32, Zen 4.
+// times faster, of 1x32x112x112 1.15, of 1x16x128x128 1.12; float32, Zen 4.
 constexpr int64_t SINGLE_BYTES[2] = {64, 128};
+// Tensors of several channels and of more than ORDERED_BYTES are read in order before they are
+// combined, where positions are rows by themselves and where windows overlap. Reason: averages of
+// 8x32x112x112 to 1x1 are 1.2 times faster, maxima 3/2 of 8x336x29x29 and of 8x288x35x35 1.6, of
+// 8x64x64x64 1.2, averages 3/1 of 8x1024x17x17 1.13; with 3 MB, maxima 3/2 of 256x56x56 would be
+// 0.78 times as fast; float32, Zen 4.
 constexpr int64_t ORDERED_BYTES = 6 << 20;
 // Values of planes become results whenever they fill this many bytes, because the values of many
 // planes would fill a cache. Not measured separately.
 constexpr int64_t FINISHED_BYTES = 65536;
 
 // ROWS prefetches rows of one channel of at least AHEAD_ROW bytes, for windows with a stride, in
-// tensors of more than AHEAD_BYTES, and all rows in those that are large (`is_large`). Each row is
-// then combined by a call of its own. Reason: maxima 3/2 of 64x147x147 are 1.3 times faster,
-// 64x114x114 1.2, 96x112x112 1.1, 2/2 of 128x128x128 1.6; 2/1 of 2x64x112x112 would be 0.9 times as
-// fast, 3/1 of 8x192x28x28 0.8, 3/2 of 8x108x57x57 0.84; float32, Zen 4.
+// tensors of more than AHEAD_BYTES, and all rows in those that are large (`is_large`). Rows of
+// several channels are read in order instead. Each row is then combined by a call of its own.
+// Reason: maxima 3/2 of 64x147x147 are 1.3 times faster, 64x114x114 1.2, 96x112x112 1.1, 2/2 of
+// 128x128x128 1.6; 2/1 of 2x64x112x112 would be 0.9 times as fast, 3/1 of 8x192x28x28 0.8, 3/2 of
+// 8x108x57x57 0.84; float32, Zen 4.
 constexpr int64_t AHEAD_ROW = 400;
 constexpr int64_t AHEAD_BYTES = 4 << 20;
 
@@ -155,6 +159,15 @@ constexpr int64_t TURNED_FEW = 16;
 
 std::atomic<int64_t> forced = AUTOMATIC;
 std::atomic<int64_t> forced_calls = 0;
+
+bool is_above(int64_t bytes, const Problem &p, int64_t element) {
+    return p.planes * p.plane() * element > bytes;
+}
+
+// Whether rows of windows read rows that the one above has read.
+bool do_overlap(const Problem &p) {
+    return p.h().window > p.h().stride;
+}
 
 // Whether an axis has bins, or windows that reach so far past the input that no work may grow with
 // their extent.
@@ -263,7 +276,7 @@ PlanePlan plan_planes(const Question &question) {
     const int64_t fitting = p.channels < FEW_CHANNELS && !is_single
                                 ? std::min(ROW_POSITIONS, ROW_ELEMENTS / p.channels)
                                 : 1;
-    plan.reads_first = is_single && p.planes * p.plane() * question.element_size > ORDERED_BYTES;
+    plan.reads_first = is_single && is_above(ORDERED_BYTES, p, question.element_size);
     const int64_t positions = std::min(plan.part, p.plane() / p.channels);
     plan.positions = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, positions / 4));
     plan.at_once = std::max(PLANES_A_CALL,
@@ -296,10 +309,10 @@ BlockPlan plan_rows(const Question &question) {
     const Problem &p = question.windows.p;
     const Axis &h = p.h();
     const int64_t element = question.element_size;
-    const bool is_large =
-        p.is_large(element) || (p.channels == 1 && h.stride > 1 && p.row() * element >= AHEAD_ROW &&
-                                p.planes * p.plane() * element > AHEAD_BYTES);
-    plan.reads_ahead = is_large && plan.outputs_w == w.outputs;
+    const bool is_early = channels == 1 ? h.stride > 1 && p.row() * element >= AHEAD_ROW &&
+                                              is_above(AHEAD_BYTES, p, element)
+                                        : do_overlap(p) && is_above(ORDERED_BYTES, p, element);
+    plan.reads_ahead = (is_early || p.is_large(element)) && plan.outputs_w == w.outputs;
     return plan;
 }
 
@@ -334,8 +347,10 @@ WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t va
         std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1, w.outputs);
     plan.shares_columns =
         is_separable && rows >= SHARED_ROWS && p.channels * w.stride < SHARED_CHANNELS * w.extent();
-    plan.reads_first = rows * windows.most(2) > 1 && w.window > 0 && w.stride <= FIRST_STRIDE &&
-                       p.is_large(element_size);
+    plan.do_overlap = do_overlap(p);
+    plan.reads_first =
+        rows * windows.most(2) > 1 && w.window > 0 && w.stride <= FIRST_STRIDE &&
+        (p.is_large(element_size) || (plan.do_overlap && is_above(ORDERED_BYTES, p, element_size)));
     return plan;
 }
 

@@ -69,7 +69,7 @@ struct BlockPlan {
         doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two of half the size
     bool doubles_w;  // the same along W
     bool reduces_w;  // each window reads its own elements along W, without vectors over windows
-    bool reads_ahead = false;  // prefetches rows of the next windows
+    bool reads_ahead = false;  // prefetches rows of the next windows, or reads new rows in order
 };
 BlockPlan plan_rows(const Question &question);
 BlockPlan plan_boxes(const Question &question);
@@ -77,7 +77,8 @@ BlockPlan plan_boxes(const Question &question);
 struct WindowPlan {
     int64_t outputs_w;    // of a tile
     bool shares_columns;  // combines the rows of a tile first, whose columns windows share
-    bool reads_first;     // reads the elements of a window in order before it combines them
+    bool reads_first;     // reads elements in order before they are combined:
+    bool do_overlap;      // the new rows of a row of windows, else what a few windows read
 };
 WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
                         bool is_separable);

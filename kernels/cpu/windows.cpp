@@ -172,6 +172,8 @@ struct WindowPooling {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
         const int64_t most = most_at_once(at_once, read.step);
+        if (plan.reads_first && plan.do_overlap && o == t.first)
+            read_rows_first(t, read);
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -188,7 +190,7 @@ struct WindowPooling {
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
-                if (plan.reads_first)
+                if (plan.reads_first && !plan.do_overlap)
                     read_first(read, span, n, run.step);
                 op.combine_window(read.are_shared, m.taps.data(), count, channels,
                                   results + k * pitch, out + k * result_pitch,
@@ -203,7 +205,7 @@ struct WindowPooling {
     int64_t most_at_once(int64_t most, int64_t step) const {
         if (op.writes_results)
             return 1;
-        if (!plan.reads_first)
+        if (!plan.reads_first || plan.do_overlap)
             return most;
         const int64_t of_row = most_taps * step;
         return std::clamp<int64_t>(
@@ -220,6 +222,16 @@ struct WindowPooling {
                 for (int64_t t = 0; t < span.count; ++t)
                     read_in_order(from + (k * step + t * w.dilation) * read.step, read.step);
         }
+    }
+    // The same for all windows of a tile, where windows overlap. The rows above are in a cache, as
+    // the tile above has read them.
+    void read_rows_first(const Tile &t, const Read &read) const {
+        const Range reach = windows.reach(2, t.first, t.stop - t.first);
+        const bool is_below = t.oh > 0 && d.window == 1;
+        const int64_t above = is_below ? std::max<int64_t>(0, read.count - h.stride) : 0;
+        for (int64_t r = above; r < read.count; ++r)
+            read_in_order(read.rows[r].from + (reach.begin - read.low) * read.step,
+                          (reach.end - reach.begin) * read.step);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
     int64_t find_taps(const Read &read, const Span &span, Row *taps) const {
