@@ -23,6 +23,7 @@ ROWS = {
     4: Block(True, 512, 1, 2),
     96: Block(True, 64, 16, 2),
     768: Block(True, 8, 128, 2),
+    1536: Block(True, 4, 256, 2),
     ANY: Block(True, 1, 1024, 2, True),
 }
 COLUMNS = {

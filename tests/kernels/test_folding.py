@@ -67,7 +67,10 @@ MORE = [
     (quantized, (1, 2, 130, 130), pooling(2, 130), "contiguous", U8),
     (quantized, (1, 3, 40, 30), pooling(2, (40, 30)), "channels last", I8),
     # blocks of every length, whole and not
-    *((taps, (1, 3, n), pooling(1, n), "contiguous", F16) for n in (1, 4, 5, 96, 97, 768, 769)),
+    *(
+        (taps, (1, 3, n), pooling(1, n), "contiguous", F16)
+        for n in (1, 4, 5, 96, 97, 768, 769, 1536, 1537)
+    ),
     *((averages, (1, 3, n), pooling(1, n), "sliced", F32) for n in (3, 95, 98, 767, 770)),
     (averages, (1, 3, 2000), pooling(1, 900, 300, 400), "contiguous", F32),
     (averages, (1, 2, 500, 3), pooling(2, (200, 3), (70, 1), (90, 1)), "contiguous", F16),
