@@ -287,6 +287,8 @@ def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> Non
         ((9, 32), ((112, 113), (112, 113), 1, 0, 1)),
         ((4, 512), ((29, 30), 3, 2, 1, 1)),
         ((9, 128), ((41, 40), 3, 2, 2, 2)),
+        # The gradient's first window begins inside what arrives.
+        ((14, 1024), ((11, 12), 2, 1, 3, 1)),
         ((2, 128), ((9, 28, 28), 3, (1, 2, 2), 1, 1)),
     ],
 )
@@ -296,11 +298,16 @@ def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> Non
     sizes, made = pooled(pool)
     images = samples.fenced(samples.channels_last(samples.normal(*shape, *sizes)))
     assert images.nbytes > 6 << 20
-    averages, maxima = cpu.average_pooling(images, made, False, None), cpu.max_pooling(images, made)
+    averages, maxima = cpu.average_pooling(images, made, True, None), cpu.max_pooling(images, made)
+    arriving = samples.fenced(samples.channels_last(samples.normal(*averages.shape)))
+    gradients = cpu.average_pooling_grad(arriving, sizes, made, True, None)
     for at in (0, shape[0] // 2, shape[0] - 1):
         alone = samples.channels_last(images[at : at + 1].clone())
-        assert torch.equal(cpu.average_pooling(alone, made, False, None), averages[at : at + 1])
+        assert torch.equal(cpu.average_pooling(alone, made, True, None), averages[at : at + 1])
         assert torch.equal(cpu.max_pooling(alone, made), maxima[at : at + 1])
+        alone = samples.channels_last(arriving[at : at + 1].clone())
+        found = cpu.average_pooling_grad(alone, sizes, made, True, None)
+        assert torch.equal(found, gradients[at : at + 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
