@@ -353,7 +353,7 @@ void average_pooling(const Problem &p, const void *input, void *output) {
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient) {
     const int type = int(p.type);
     const int64_t element = kernels_of(type).sums.element_size;
-    expect_all(gradient, p.planes * p.plane() * element);
+    expect_all(gradient, p.input_bytes(element));
     const bool is_turned = are_turned(p, adjoint_of(Windows(p)));
     const Problem q = is_turned ? turned_problem(p) : p;
     const Geometry g(q, false);

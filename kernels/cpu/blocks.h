@@ -63,7 +63,7 @@ struct BlockPooling {
     const int64_t element = op.element_size;
     const int64_t value = op.value_size;
     const int64_t row_bytes = p.row() * element;
-    const char *const end_of_input = input + p.planes * p.plane() * element;
+    const char *const end_of_input = input + p.input_bytes(element);
     const Axis d = p.d();
     const Axis h = p.h();
     const Axis w = windows.spaced_w();

@@ -48,9 +48,9 @@ constexpr double LONG_CONVERTED = 16;
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
 // A row of several channels is one tile if it has at most WHOLE_ROW_BYTES and tiles would read more
-// than TILES_SHARE of it twice. Reason: averages 3/1 of 8x1024x17x17 are 1.2 times faster, of
-// 1280x8x8 1.16, of 2048x14x14 1.1; at 1024x17x30, where tiles read 0.27 of a row twice, 0.86 times
-// as fast; float32, Zen 4.
+// than TILES_SHARE of it twice. Reason: averages 3/1 of 8x1280x8x8 are 1.2 times faster, of
+// 1280x8x8 1.15, of 8x1024x17x17 1.05, of 2048x8x8 0.88 to 1.05; at 1024x17x30, where tiles read
+// 0.27 of a row twice, 0.86 times as fast; float32, Zen 4.
 constexpr int64_t WHOLE_ROW_BYTES = 131072;
 constexpr double TILES_SHARE = 0.3;
 // Rows of workspace are pooled along W together while they have at most this many values; in the
@@ -82,23 +82,24 @@ constexpr int64_t PART_ELEMENTS = 1 << 18;
 constexpr int64_t FEW_CHANNELS = 256;
 constexpr int64_t ROW_ELEMENTS = 2048;
 constexpr int64_t ROW_POSITIONS = 64;
-// Values of one position that have at least the first and at most the second number of bytes are a
-// row by themselves, so that memory is read in order. Reason: averages of 1x32x32x32x32 are 1.13
-// times faster, of 1x32x112x112 1.15, of 1x16x128x128 1.12; float32, Zen 4.
+// If the values of a position have SINGLE_BYTES[0] to SINGLE_BYTES[1] bytes, it is a row by itself,
+// so that memory is read in order. Reason: averages of 1x32x112x112 are 1.15 times faster, of
+// 1x32x32x32x32 1.0 to 1.13, of 8x16x128x128 1.05 to 1.15; float32, Zen 4.
 constexpr int64_t SINGLE_BYTES[2] = {64, 128};
-// Tensors of several channels and of more than ORDERED_BYTES are read in order before they are
-// combined, where positions are rows by themselves and where windows overlap. Reason: averages of
-// 8x32x112x112 to 1x1 are 1.2 times faster, maxima 3/2 of 8x336x29x29 and of 8x288x35x35 1.6, of
-// 8x64x64x64 1.2, averages 3/1 of 8x1024x17x17 1.13; with 3 MB, maxima 3/2 of 256x56x56 would be
-// 0.78 times as fast; float32, Zen 4.
+// Inputs of several channels and of more than ORDERED_BYTES are read in order before they are
+// combined: whole planes whose positions are rows by themselves, and rows that windows share with
+// those above. Reason: averages of 8x32x112x112 to 1x1 are 1.1 to 1.2 times faster, maxima 3/2 of
+// 8x336x29x29 and of 8x288x35x35 1.5, averages 3/1 of 8x1024x17x17 1.1; with 3 MB, maxima 3/2 of
+// 256x56x56 would be 0.78 times as fast; float32, Zen 4.
 constexpr int64_t ORDERED_BYTES = 6 << 20;
 // Values of planes become results whenever they fill this many bytes, because the values of many
 // planes would fill a cache. Not measured separately.
 constexpr int64_t FINISHED_BYTES = 65536;
 
 // ROWS prefetches rows of one channel of at least AHEAD_ROW bytes, for windows with a stride, in
-// tensors of more than AHEAD_BYTES, and all rows in those that are large (`is_large`). Rows of
-// several channels are read in order instead. Each row is then combined by a call of its own.
+// inputs of more than AHEAD_BYTES, and all rows in those that are large (`is_large`). Of several
+// channels it reads rows in order instead: those that windows share in inputs of more than
+// ORDERED_BYTES, and all rows in large ones. Each row is then combined by a call of its own.
 // Reason: maxima 3/2 of 64x147x147 are 1.3 times faster, 64x114x114 1.2, 96x112x112 1.1, 2/2 of
 // 128x128x128 1.6; 2/1 of 2x64x112x112 would be 0.9 times as fast, 3/1 of 8x192x28x28 0.8, 3/2 of
 // 8x108x57x57 0.84; float32, Zen 4.
@@ -113,10 +114,10 @@ constexpr int64_t WINDOWS_BYTES = 65536;
 // times as long. The numbers are not measured separately.
 constexpr int64_t SHARED_ROWS = 8;
 constexpr int64_t SHARED_CHANNELS = 64;
-// Up to this stride the elements of a window are read in order before they are combined, if the
-// input comes from memory (`is_large`). Reason: without, forward averages (1, 2)/(1, 2) of
-// 32x512x1x256 are 2 times slower and 2/2 of 8x256x56x56 1.6 times, float32, Zen 4. The number is
-// not measured separately.
+// Up to this stride WINDOWS reads in order before it combines: the elements of a few windows if the
+// input is large (`is_large`), or rows that windows share (see ORDERED_BYTES). Reason: without,
+// forward averages (1, 2)/(1, 2) of 32x512x1x256 are 2 times slower and 2/2 of 8x256x56x56 1.6
+// times, float32, Zen 4. The number is not measured separately.
 constexpr int64_t FIRST_STRIDE = 4;
 
 // Winners of channels are compared (see `compares_channels`) if the taps of a window cost less than
@@ -160,12 +161,8 @@ constexpr int64_t TURNED_FEW = 16;
 std::atomic<int64_t> forced = AUTOMATIC;
 std::atomic<int64_t> forced_calls = 0;
 
-bool is_above(int64_t bytes, const Problem &p, int64_t element) {
-    return p.planes * p.plane() * element > bytes;
-}
-
-// Whether rows of windows read rows that the one above has read.
-bool do_overlap(const Problem &p) {
+// Whether windows may read rows that the windows above them have read.
+bool may_share_rows(const Problem &p) {
     return p.h().window > p.h().stride;
 }
 
@@ -276,7 +273,7 @@ PlanePlan plan_planes(const Question &question) {
     const int64_t fitting = p.channels < FEW_CHANNELS && !is_single
                                 ? std::min(ROW_POSITIONS, ROW_ELEMENTS / p.channels)
                                 : 1;
-    plan.reads_first = is_single && is_above(ORDERED_BYTES, p, question.element_size);
+    plan.reads_first = is_single && p.input_bytes(question.element_size) > ORDERED_BYTES;
     const int64_t positions = std::min(plan.part, p.plane() / p.channels);
     plan.positions = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, positions / 4));
     plan.at_once = std::max(PLANES_A_CALL,
@@ -309,9 +306,10 @@ BlockPlan plan_rows(const Question &question) {
     const Problem &p = question.windows.p;
     const Axis &h = p.h();
     const int64_t element = question.element_size;
-    const bool is_early = channels == 1 ? h.stride > 1 && p.row() * element >= AHEAD_ROW &&
-                                              is_above(AHEAD_BYTES, p, element)
-                                        : do_overlap(p) && is_above(ORDERED_BYTES, p, element);
+    const bool is_early =
+        channels == 1
+            ? h.stride > 1 && p.row() * element >= AHEAD_ROW && p.input_bytes(element) > AHEAD_BYTES
+            : may_share_rows(p) && p.input_bytes(element) > ORDERED_BYTES;
     plan.reads_ahead = (is_early || p.is_large(element)) && plan.outputs_w == w.outputs;
     return plan;
 }
@@ -347,10 +345,10 @@ WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t va
         std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1, w.outputs);
     plan.shares_columns =
         is_separable && rows >= SHARED_ROWS && p.channels * w.stride < SHARED_CHANNELS * w.extent();
-    plan.do_overlap = do_overlap(p);
-    plan.reads_first =
-        rows * windows.most(2) > 1 && w.window > 0 && w.stride <= FIRST_STRIDE &&
-        (p.is_large(element_size) || (plan.do_overlap && is_above(ORDERED_BYTES, p, element_size)));
+    const bool may_read = rows * windows.most(2) > 1 && w.window > 0 && w.stride <= FIRST_STRIDE;
+    plan.reads_rows_first =
+        may_read && may_share_rows(p) && p.input_bytes(element_size) > ORDERED_BYTES;
+    plan.reads_taps_first = may_read && !may_share_rows(p) && p.is_large(element_size);
     return plan;
 }
 

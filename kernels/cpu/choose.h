@@ -77,8 +77,9 @@ BlockPlan plan_boxes(const Question &question);
 struct WindowPlan {
     int64_t outputs_w;    // of a tile
     bool shares_columns;  // combines the rows of a tile first, whose columns windows share
-    bool reads_first;     // reads elements in order before they are combined:
-    bool do_overlap;      // the new rows of a row of windows, else what a few windows read
+    // Before windows are combined, memory is read in order:
+    bool reads_rows_first;  // the rows of a tile that the tile above has not read
+    bool reads_taps_first;  // what a few windows read
 };
 WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
                         bool is_separable);

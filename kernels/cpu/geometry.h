@@ -126,11 +126,12 @@ struct Problem {
     int64_t plane() const { return d().size * h().size * row(); }
     int64_t output_row() const { return w().outputs * channels; }
     int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
-    // Whether the input is too large for a cache. `element` is the size of an element in bytes.
-    // Reason: reading ahead makes channels_last inputs of 16 MB and more 1.4 to 1.7 times faster,
-    // and inputs of 6 to 10 MB 1.2 times slower (2/2 and 3/2 over 512 and 1088 channels, float32,
-    // Zen 4).
-    bool is_large(int64_t element) const { return planes * plane() * element > 12 << 20; }
+    // The size of the input in bytes. `element` is the size of an element.
+    int64_t input_bytes(int64_t element) const { return planes * plane() * element; }
+    // Whether the input is too large for a cache. Reason: prefetches make channels_last inputs of
+    // 16 MB and more 1.4 to 1.7 times faster, and inputs of 6 to 10 MB 1.2 times slower (2/2 and
+    // 3/2 over 512 and 1088 channels, float32, Zen 4).
+    bool is_large(int64_t element) const { return input_bytes(element) > 12 << 20; }
 };
 
 namespace dmlpool {

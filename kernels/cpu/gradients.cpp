@@ -255,7 +255,7 @@ void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
 }
 
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
-    expect_all(gradient, p.planes * p.plane() * type_of(p).bytes);
+    expect_all(gradient, p.input_bytes(type_of(p).bytes));
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     // Whether several windows may read an element. If not, nothing is added, and elements of half
     // precision are copied as integers.

@@ -30,7 +30,7 @@ struct PlanePooling {
     const int64_t parts = parts_of(size, part);
     const int64_t row_positions = plan.positions;
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
-    const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
+    const char *const end_of_input = input + p.input_bytes(op.element_size);
     const int64_t at_once = plan.at_once;
 
     void pool() const {

@@ -100,8 +100,9 @@ struct RowPooling : BlockPooling {
         return m.staged;
     }
     // Combines `found` rows for a row of outputs and, a stride further on each time, for those that
-    // follow, `repeated` rows in all. Rows that come from memory are prefetched two strides ahead,
-    // or read in order if they have several channels.
+    // follow, `repeated` rows in all. With `plan.reads_ahead` rows of one channel are prefetched
+    // two strides ahead, and of several channels the last rows, which no window above has read, are
+    // read in order.
     void combine_repeated(int64_t found, int64_t length, int64_t repeated, char *into,
                           const Workspace &m) const {
         const int64_t step = h.stride * row_bytes;
@@ -110,8 +111,9 @@ struct RowPooling : BlockPooling {
         for (int64_t t = 0; t < repeated; ++t, into += pitch * value) {
             if (channels == 1)
                 prefetch<true>(m.rows[found - 1].from + 2 * step, step);
-            for (int64_t k = std::max<int64_t>(0, found - h.stride); channels > 1 && k < found; ++k)
-                read_in_order(m.rows[k].from, length * element);
+            else
+                for (int64_t k = std::max<int64_t>(0, found - h.stride); k < found; ++k)
+                    read_in_order(m.rows[k].from, length * element);
             op.combine(false, m.rows, found, length, into);
             for (int64_t k = 0; k < found; ++k)
                 m.rows[k].from += step;

@@ -23,8 +23,7 @@ namespace {
 struct WindowPooling {
     // Bytes of values of several channels that become results together.
     static constexpr int64_t FINISHED_AT_ONCE = 4096;
-    // Bytes that are read in order before they are combined (`plan.reads_first`): of a row, and of
-    // all rows.
+    // With `plan.reads_taps_first`, the most bytes of a row and of all rows that are read at once.
     static constexpr int64_t READ_OF_ROW = 4096;
     static constexpr int64_t READ_AT_ONCE = 16384;
 
@@ -42,7 +41,7 @@ struct WindowPooling {
     const int64_t channels = p.channels;
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const char *const end_of_input = input + p.planes * p.plane() * op.element_size;
+    const char *const end_of_input = input + p.input_bytes(op.element_size);
     const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
     const int64_t most_taps = std::max<int64_t>(1, windows.most(2));
     const int64_t tile = plan.outputs_w;
@@ -172,7 +171,7 @@ struct WindowPooling {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
         const int64_t most = most_at_once(at_once, read.step);
-        if (plan.reads_first && plan.do_overlap && o == t.first)
+        if (plan.reads_rows_first && o == t.first)
             read_rows_first(t, read);
         int64_t finished = 0;
         int64_t k = 0;
@@ -190,8 +189,8 @@ struct WindowPooling {
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
-                if (plan.reads_first && !plan.do_overlap)
-                    read_first(read, span, n, run.step);
+                if (plan.reads_taps_first)
+                    read_taps_first(read, span, n, run.step);
                 op.combine_window(read.are_shared, m.taps.data(), count, channels,
                                   results + k * pitch, out + k * result_pitch,
                                   {n, run.step * read.step, channels});
@@ -205,14 +204,14 @@ struct WindowPooling {
     int64_t most_at_once(int64_t most, int64_t step) const {
         if (op.writes_results)
             return 1;
-        if (!plan.reads_first || plan.do_overlap)
+        if (!plan.reads_taps_first)
             return most;
         const int64_t of_row = most_taps * step;
         return std::clamp<int64_t>(
             std::min(READ_OF_ROW / of_row, READ_AT_ONCE / (most_rows * of_row)), 1, most);
     }
     // Reads the taps of `outputs` windows in the order of memory. The first one begins at `span`.
-    void read_first(const Read &read, const Span &span, int64_t outputs, int64_t step) const {
+    void read_taps_first(const Read &read, const Span &span, int64_t outputs, int64_t step) const {
         const bool are_neighbours = w.dilation == 1 && step <= span.count;
         for (int64_t r = 0; r < read.count; ++r) {
             const char *const from = read.rows[r].from + (span.begin - read.low) * read.step;
@@ -223,8 +222,7 @@ struct WindowPooling {
                     read_in_order(from + (k * step + t * w.dilation) * read.step, read.step);
         }
     }
-    // The same for all windows of a tile, where windows overlap. The rows above are in a cache, as
-    // the tile above has read them.
+    // Reads the rows of a tile in the order of memory, without those that the tile above has read.
     void read_rows_first(const Tile &t, const Read &read) const {
         const Range reach = windows.reach(2, t.first, t.stop - t.first);
         const bool is_below = t.oh > 0 && d.window == 1;

@@ -310,6 +310,15 @@ def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> Non
         assert torch.equal(found, gradients[at : at + 1])
 
 
+def test_windows_beside_inputs_larger_than_caches() -> None:
+    """Windows that all lie in the padding read nothing, and no memory before the input."""
+    sizes, made = pooled(((1300, 2), (9, 7), (1, 12), (0, 8), 1))
+    images = samples.channels_last(samples.normal(40, 16, *sizes))
+    assert images.nbytes > 6 << 20
+    images = samples.fenced(images, at_end=False)
+    assert not cpu.average_pooling(images, made, False, None).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(1, 3), (1, 1, 5)])
 def test_positions_in_planes_of_one_row_of_channels(
