@@ -288,7 +288,7 @@ def test_planes_by_themselves(sizes: tuple[int, int], dtype: torch.dtype) -> Non
         ((4, 512), ((29, 30), 3, 2, 1, 1)),
         ((9, 128), ((41, 40), 3, 2, 2, 2)),
         # The gradient's first window begins inside what arrives.
-        ((14, 1024), ((11, 12), 2, 1, 3, 1)),
+        ((14, 1024), ((11, 12), 3, 1, (1, 5), 1)),
         ((2, 128), ((9, 28, 28), 3, (1, 2, 2), 1, 1)),
     ],
 )
