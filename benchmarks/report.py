@@ -84,6 +84,9 @@ forward pass, and calls `torch.nn.functional`'s function and this package's in t
 samples, of which there are one or two. A ratio is ATen's time divided by ours. "Mean" is the geometric mean of the ratios and
 "sums" the ratio of the added times, both over rows in which ATen takes 50 µs and more. "Over ATen" is how many µs longer ours
 takes in the other rows.
+
+A row of 4 MB and more may come out twice as slow for one side by chance, in training above all: the C library hands freed
+memory back to the system, and the next call of either side has to wait for new pages.
 """
 AVX2_INTRODUCTION = """With AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2`), for ATen and for this package:
 """
