@@ -345,10 +345,11 @@ WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t va
         std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1, w.outputs);
     plan.shares_columns =
         is_separable && rows >= SHARED_ROWS && p.channels * w.stride < SHARED_CHANNELS * w.extent();
-    const bool may_read = rows * windows.most(2) > 1 && w.window > 0 && w.stride <= FIRST_STRIDE;
-    plan.reads_rows_first =
-        may_read && may_share_rows(p) && p.input_bytes(element_size) > ORDERED_BYTES;
-    plan.reads_taps_first = may_read && !may_share_rows(p) && p.is_large(element_size);
+    const bool may_read = !plan.shares_columns && rows * windows.most(2) > 1 && w.window > 0 &&
+                          w.stride <= FIRST_STRIDE;
+    const bool by_rows = may_share_rows(p) && w.window >= w.stride;
+    plan.reads_rows_first = may_read && by_rows && p.input_bytes(element_size) > ORDERED_BYTES;
+    plan.reads_taps_first = may_read && !by_rows && p.is_large(element_size);
     return plan;
 }
 
