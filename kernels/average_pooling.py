@@ -18,19 +18,19 @@ the padded input."""
 
 
 @triton.constexpr_function
-def held_as(source, FORM):
-    """``(accumulator, divisors, words, fields)``: how elements of type ``source`` are added up.
+def held_as(source, vector):
+    """``(accumulator, divisors, words, fields)``: how vectors of ``source`` elements are added up.
 
     The first two are the types of sums and of divisors. A vector is loaded as ``words`` numbers and
     added up as ``fields`` numbers. For quantized vectors of 4 or more elements, a loaded number
     holds four elements and an added one two sums.
     """
     if source.primitive_bitwidth == 8:
-        packed = FORM.vector >= 4
-        words, fields = (FORM.vector // 4, FORM.vector // 2) if packed else (FORM.vector,) * 2
+        packed = vector >= 4
+        words, fields = (vector // 4, vector // 2) if packed else (vector,) * 2
         return tl.uint32 if packed else tl.int32, tl.int32, words, fields
     floats = tl.float64 if source == tl.float64 else tl.float32
-    return floats, floats, FORM.vector, FORM.vector
+    return floats, floats, vector, vector
 
 
 @triton.jit
@@ -41,9 +41,9 @@ def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
     ``row`` is where the first chunk lies and how far the next is; ``chunks`` is the number of the
     first and how many exist. Those that do not exist are ``fill``; those that no target reads, 0.
     """
-    ACC: tl.constexpr = held_as(SOURCE, FORM)[0]
-    WORDS: tl.constexpr = held_as(SOURCE, FORM)[2]
-    FIELDS: tl.constexpr = held_as(SOURCE, FORM)[3]
+    ACC: tl.constexpr = held_as(SOURCE, FORM.vector)[0]
+    WORDS: tl.constexpr = held_as(SOURCE, FORM.vector)[2]
+    FIELDS: tl.constexpr = held_as(SOURCE, FORM.vector)[3]
     CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
     B: tl.constexpr = FORM.lanes
     pointers = (base + row[0] * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
@@ -125,7 +125,7 @@ def sum_tile(
     """
     SOURCE: tl.constexpr = source.dtype.element_ty
     QUANTIZED: tl.constexpr = SOURCE.primitive_bitwidth == 8
-    HELD: tl.constexpr = held_as(SOURCE, FORM)
+    HELD: tl.constexpr = held_as(SOURCE, FORM.vector)
     DIVISORS: tl.constexpr = HELD[1]
     CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector  # source columns per load
     DEPTHS: tl.constexpr = sums.plan(DEPTH, MODE.adjoint, FORM.tile[0], 1)
