@@ -97,8 +97,8 @@ constexpr int64_t ORDERED_BYTES = 6 << 20;
 constexpr int64_t FINISHED_BYTES = 65536;
 
 // ROWS prefetches rows of one channel of at least AHEAD_ROW bytes, for windows with a stride, in
-// inputs of more than AHEAD_BYTES, and all rows in those that are large (`is_large`). Of several
-// channels it reads rows in order instead: those that windows share in inputs of more than
+// inputs of more than AHEAD_BYTES, and all rows in those that are large (`is_large`). It reads rows
+// of several channels in order instead: those that windows share in inputs of more than
 // ORDERED_BYTES, and all rows in large ones. Each row is then combined by a call of its own.
 // Reason: maxima 3/2 of 64x147x147 are 1.3 times faster, 64x114x114 1.2, 96x112x112 1.1, 2/2 of
 // 128x128x128 1.6; 2/1 of 2x64x112x112 would be 0.9 times as fast, 3/1 of 8x192x28x28 0.8, 3/2 of
