@@ -32,6 +32,8 @@ struct Divide final : Finish {
           g(g),
           sum(sum),
           divide(divide) {
+        if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0)
+            divisor = double(g.divisor_of_all);
         if (!is_uniform && g.p.channels == 1)
             for (const TapCount &count : g.counts[2])
                 columns.push_back(double(count.counted));
@@ -198,6 +200,7 @@ struct AverageGradient {
         const Gathering gathering{q};
         const int64_t channels = q.channels;
         const int64_t share = op.element_size;
+        const int64_t step = q.w().stride * channels;
         gathering.each_tile(
             value, [&](Gathering::Memory &m, int64_t first, int64_t stop, int64_t at) {
                 std::vector<Row> rows;
@@ -210,9 +213,9 @@ struct AverageGradient {
                         rows.push_back({shares + window.place * share, 0});
                     op.combine(false, rows.data(), int64_t(rows.size()), channels,
                                sums + (group.position - first) * channels * value,
-                               {group.positions, channels * share, q.w().stride * channels});
+                               {group.positions, channels * share, step, false, by.divisor});
                 }
-                if (!by.is_direct)
+                if (!by.is_direct && by.divisor == 0)
                     by(0, 0, 0, 0, (stop - first) * channels, sums, out);
             });
     }

@@ -112,7 +112,7 @@ BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t 
     t.out =
         output + output_row * t.out_pitch + (b.ow * p.channels + b.channel) * finish.result_size;
     t.is_whole = has_all_channels && b.outputs_w == w.outputs && made_row == w.outputs;
-    t.is_stored = finish.is_direct && !b.starts && has_all_channels;
+    t.is_stored = (finish.is_direct || divisor != 0) && !b.starts && has_all_channels;
     t.to = t.is_stored ? t.out : m.made;
     t.to_pitch = t.is_stored ? p.output_row() : made_row * channels;
     // Rows that lie one after the other are computed as one.
@@ -151,15 +151,16 @@ void BlockPooling::combine_taps(const Block &b, const char *from, const Target &
     const int64_t parts = plan.doubles_w ? double_windows(m.staged, m.sums_of_rows, channels,
                                                           values, w, op.units[2], m.parts)
                                          : find_taps(from, channels, w, op.units[2], m.parts);
+    const double by = t.is_stored ? divisor : 0;
     if (w.stride == 1)
         op.combine(true, m.parts, parts, t.outputs * channels, t.to,
-                   {t.runs, pitch * value, t.to_pitch});
+                   {t.runs, pitch * value, t.to_pitch, false, by});
     else if (channels > 1)
         for (int64_t k = 0; k < t.runs; ++k) {
             for (int64_t tap = 0; tap < parts; ++tap)
                 m.moved[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
             op.combine(true, m.moved, parts, channels, t.to + k * t.to_pitch * value,
-                       {t.outputs, w.stride * channels * value, channels});
+                       {t.outputs, w.stride * channels * value, channels, false, by});
         }
     else {
         take_strides(from, parts, t.all, m);

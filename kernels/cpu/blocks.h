@@ -79,6 +79,8 @@ struct BlockPooling {
     const int64_t phase_step = std::gcd(w.stride, w.dilation);
     // The most rows that a window reads along D and H.
     const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
+    // Sums of several channels are divided in the loop that adds their taps.
+    const double divisor = channels > 1 ? finish.divisor : 0;
     // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which
     // are wider than elements.
     const int64_t vector = 64 / (op.is_idempotent ? element : value);

@@ -83,7 +83,9 @@ struct ChannelWinners final : WindowOperations {
             return ~(challenger <= best) & (best == best);
     }
     void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made, char *result,
-                        const Times &) const override {
+                        const Times &times) const override {
+        if (times.reads_first)
+            read_all_but_last(taps, count, 0, channels * element_size);
         S *const which = reinterpret_cast<S *>(made);
         if (count > 0)
             return compare(taps, count, channels, which, result);

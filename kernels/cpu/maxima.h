@@ -28,6 +28,7 @@ struct Max {
     static constexpr bool is_idempotent = true;
     static constexpr bool has_numbers = false;
     static constexpr bool has_keys = !std::is_floating_point_v<S>;
+    static constexpr bool can_divide = false;
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t rows_at_once = 9;
     S inverted_bits = 0;  // the bits that are inverted in negative elements: all but the sign
@@ -121,6 +122,7 @@ struct Winner {
     static constexpr bool is_idempotent = true;
     static constexpr bool has_numbers = true;
     static constexpr bool has_keys = true;
+    static constexpr bool can_divide = false;
     static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>;
     static constexpr int64_t rows_at_once = sizeof(S) == 4 ? 7 : 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));

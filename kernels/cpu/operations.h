@@ -70,7 +70,19 @@ struct Times {
     int64_t count = 1;
     int64_t step = 0;
     int64_t pitch = 0;
+    bool reads_first = false;  // each time rows are read in order before they are combined
+    double divisor = 0;        // if it is not 0, sums of float32 are divided by it
 };
+
+// Reads `bytes` of all rows but the last in the order of memory, each `offset` bytes from its
+// begin. The loop that combines them reads the last one in that order itself: averages 2/2 of
+// 8x128x64x64 are 1.05 times faster than with all rows read here (Zen 4).
+__attribute__((always_inline)) inline void read_all_but_last(const Row *rows, int64_t count,
+                                                             int64_t offset, int64_t bytes) {
+#pragma GCC unroll 1
+    for (int64_t k = 0; k < count - 1; ++k)
+        read_in_order(rows[k].from + offset, bytes);
+}
 
 // What a strategy calls for each window.
 struct WindowOperations {
@@ -140,6 +152,7 @@ struct Finish {
     int64_t result_size;  // bytes
     bool is_uniform;      // a result depends on the value alone, not on the output's coordinates
     bool is_direct;       // values are results, and nothing is left to do
+    double divisor = 0;   // if it is not 0, a result is a float32 value divided by it
 
     virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
                             const void *values, void *to) const = 0;

@@ -23,6 +23,7 @@ namespace {
 //     rows_at_once              the most rows that one loop combines
 //     is_idempotent             combining a value twice changes nothing
 //     has_numbers               values hold the number of the tap that they come from
+//     can_divide                values are sums that can be divided in the loop that adds
 //     has_keys                  elements are made into other bits of the same order
 //     is_plain()                elements are values as they lie in memory
 //     identity()                the value that changes nothing
@@ -30,6 +31,7 @@ namespace {
 //     renumbered(values, k)     adds k to the numbers of their taps
 //     load<n>(elements, k)      n elements as values, of tap k
 //     winner(elements, count)   the value of a row whose tap k is element k, where `has_numbers`
+//     divide_block(block, by, 1 / by), divide_all(sums, count, by)   where `can_divide`
 template <class Op>
 struct Rows final : RowOperations {
     using L = typename Op::Value;
@@ -54,8 +56,9 @@ struct Rows final : RowOperations {
     void add(const Row &values, int64_t length, void *into) const override {
         combine_unrolled<true, 1, true>(&values, 0, length, static_cast<L *>(into), {});
     }
-    void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *to,
-                 const Times &times) const override {
+    // GCC would inline it into combine_window, so that all of its code would be there twice.
+    [[gnu::noinline]] void combine(bool are_values, const Row *rows, int64_t count, int64_t length,
+                                   void *to, const Times &times) const override {
         L *const out = static_cast<L *>(to);
         if (are_values || are_plain)
             combine_rows<true>(rows, count, 0, length, out, times);
@@ -188,23 +191,30 @@ struct Rows final : RowOperations {
         Row rows[count];
 #pragma GCC unroll 9
         for (int64_t k = 0; k < count; ++k)
-            rows[k] = {given[k].from + begin * SIZE<are_values>,
-                       Op::has_numbers ? given[k].number : 0};
+            rows[k] = {given[k].from + begin * SIZE<are_values>, given[k].number};
         L *to = out;
+        const L divisor = L(times.divisor);
+        const L inverse = L(1 / times.divisor);
         // GCC would not inline it, as it is called in two places.
         const auto block = [&](int64_t i) __attribute__((always_inline)) {
-            const B made = tree<are_values, n, 0, count>(by, rows, i);
+            B made = tree<are_values, n, 0, count>(by, rows, i);
+            if constexpr (Op::can_divide && !adds)
+                Op::divide_block(made, divisor, inverse);
             return adds ? combined(block_at<B>(to + i), made) : made;
         };
         const int64_t whole = length / n * n;
+        const bool has_rest = adds && whole < length;
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
         for (int64_t t = 0, first = 0; t < times.count && length > 0; ++t, first += step) {
+            if (n > fewer && times.reads_first)
+                read_all_but_last(given, count, (begin + first) * SIZE<are_values>,
+                                  length * SIZE<are_values>);
             to = out + t * times.pitch - first;
             const int64_t end = first + length;
             B beyond;
-            if (adds && whole < length)
+            if (has_rest)
                 beyond = block(end - n);
-            // Without `adds` the last block is one of the loop, so that its code is there once.
+            // Without `adds` the last block is in the loop, so that its code is there once.
             const int64_t stop = (adds ? first + whole : end) - n;
             for (int64_t i = first;;) {
                 store(block(i), to + i);
@@ -217,7 +227,7 @@ struct Rows final : RowOperations {
                     break;
                 i = stop;
             }
-            if (adds && whole < length)
+            if (has_rest)
                 store(beyond, to + end - n);
         }
     }
@@ -227,17 +237,24 @@ struct Rows final : RowOperations {
                                                      int64_t length, L *out,
                                                      const Times &times) const {
         if constexpr (unrolled > MOST<are_values>)
-            for (int64_t t = 0; t < times.count; ++t)
-                combine_many<are_values>(rows, count, begin + t * times.step / SIZE<are_values>,
-                                         length, out + t * times.pitch);
+            for (int64_t t = 0; t < times.count; ++t) {
+                L *const to = out + t * times.pitch;
+                const int64_t from = begin + t * times.step / SIZE<are_values>;
+                if (times.reads_first)
+                    read_all_but_last(rows, count, from * SIZE<are_values>,
+                                      length * SIZE<are_values>);
+                combine_many<are_values>(rows, count, from, length, to);
+                if constexpr (Op::can_divide)
+                    if (times.divisor != 0)
+                        Op::divide_all(to, length, times.divisor);
+            }
         else if (count == unrolled)
             combine_unrolled<are_values, unrolled>(rows, begin, length, out, times);
         else
             combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out, times);
     }
     // Combines no rows, or more than MOST. Idempotent operations combine SEVERAL rows at a time
-    // with the result so far. Sums are trees: those of two halves are added, PART elements at a
-    // time.
+    // with the result so far. Sums are trees: PART elements of two halves are added at a time.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {

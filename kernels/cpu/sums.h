@@ -12,34 +12,6 @@ const RowOperations &byte_sums();
 
 namespace {
 
-// The Op of sums (see reductions.h): elements T are added as numbers L.
-template <class L, class T>
-struct Sum {
-    using Value = L;
-    using Element = T;
-    static constexpr bool is_idempotent = false;
-    static constexpr bool has_numbers = false;
-    static constexpr bool has_keys = false;
-    static constexpr int64_t lanes = LANES<L>;
-    // Sums of int32 combine 4, because the code of 9 for each type of quantized elements makes the
-    // library larger.
-    static constexpr int64_t rows_at_once = sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;
-    static bool is_plain() { return std::is_same_v<L, T>; }
-    static constexpr L identity() { return L(0); }
-    template <class V>
-    static V of(V first, V second) {
-        return V(first + second);
-    }
-    template <class V>
-    static V renumbered(V values, int64_t) {
-        return values;
-    }
-    template <int64_t n>
-    Vectors<L, n> load(const T *from, int64_t) const {
-        return {{dmlpool::load<L, n>(from)}};
-    }
-};
-
 // sum / by, where `inverse` is 1 / by. For float32 it multiplies by the inverse, and a second
 // product corrects the error. That is twice as fast as a division.
 inline double quotient(double sum, double by, double) {
@@ -49,6 +21,13 @@ inline float quotient(float sum, float by, float inverse) {
     const float near = sum * inverse;
     const float rest = __builtin_fmaf(-near, by, sum);
     return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
+}
+// The same for vectors of float32.
+template <class V>
+inline V quotient(V sums, float by, float inverse) {
+    const V near = sums * inverse;
+    const V rest = fused(-near, V{} + by, sums);
+    return rest == rest ? fused(rest, V{} + inverse, near) : near;
 }
 
 // Divides sums and writes them as elements U. Each sum is divided by `divisor`, or by `divisor`
@@ -92,6 +71,45 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
 #endif
     divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
 }
+
+// The Op of sums (see reductions.h): elements T are added as numbers L.
+template <class L, class T>
+struct Sum {
+    using Value = L;
+    using Element = T;
+    static constexpr bool is_idempotent = false;
+    static constexpr bool has_numbers = false;
+    static constexpr bool has_keys = false;
+    static constexpr bool can_divide = std::is_same_v<T, float>;
+    static constexpr int64_t lanes = LANES<L>;
+    // Sums of int32 combine 4, because the code of 9 for each type of quantized elements makes the
+    // library larger.
+    static constexpr int64_t rows_at_once = sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;
+    static bool is_plain() { return std::is_same_v<L, T>; }
+    static constexpr L identity() { return L(0); }
+    template <class V>
+    static V of(V first, V second) {
+        return V(first + second);
+    }
+    template <class V>
+    static V renumbered(V values, int64_t) {
+        return values;
+    }
+    // Divides the vectors of a block, unless `by` is 0.
+    template <class B>
+    static void divide_block(B &block, L by, L inverse) {
+        if (by != 0)
+            for (auto &part : block.part)
+                part = quotient(part, by, inverse);
+    }
+    static void divide_all(L *sums, int64_t count, double divisor) {
+        divide<L>(sums, count, divisor, nullptr, sums);
+    }
+    template <int64_t n>
+    Vectors<L, n> load(const T *from, int64_t) const {
+        return {{dmlpool::load<L, n>(from)}};
+    }
+};
 
 }  // namespace
 }  // namespace dmlpool

@@ -326,6 +326,19 @@ inline Vector<L, n> load(const T *from) {
         return converted<L, n, T>(read<Vector<T, n>>(from));
 }
 
+// first * second + third, rounded once, for vectors of float32.
+template <class V>
+inline V fused(V first, V second, V third) {
+#if defined(__clang__)
+    return __builtin_elementwise_fma(first, second, third);
+#else
+    V made;
+    for (size_t i = 0; i < sizeof(V) / sizeof(float); ++i)
+        made[i] = __builtin_fmaf(first[i], second[i], third[i]);
+    return made;
+#endif
+}
+
 template <class T>
 inline const T *elements(const Row &row) {
     return reinterpret_cast<const T *>(row.from);

@@ -23,9 +23,6 @@ namespace {
 struct WindowPooling {
     // Bytes of values of several channels that become results together.
     static constexpr int64_t FINISHED_AT_ONCE = 4096;
-    // With `plan.reads_taps_first`, the most bytes of a row and of all rows that are read at once.
-    static constexpr int64_t READ_OF_ROW = 4096;
-    static constexpr int64_t READ_AT_ONCE = 16384;
 
     const WindowOperations &op;
     const Finish &finish;
@@ -170,13 +167,16 @@ struct WindowPooling {
         char *const results = is_in_place ? out : m.made.data();
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
-        const int64_t most = most_at_once(at_once, read.step);
+        // Sums that are divided in the loop that adds them are results.
+        const double divisor = is_in_place ? finish.divisor : 0;
+        const bool is_finished = finish.is_direct || divisor != 0;
+        const int64_t most = op.writes_results ? 1 : is_finished ? tile : at_once;
         if (plan.reads_rows_first && o == t.first)
             read_rows_first(t, read);
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
-            if (!finish.is_direct)
+            if (!is_finished)
                 finish(t.plane, t.od, t.oh, (o + finished) * channels, (k - finished) * channels,
                        results + finished * pitch, out + finished * result_pitch);
             finished = k;
@@ -189,38 +189,15 @@ struct WindowPooling {
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
-                if (plan.reads_taps_first)
-                    read_taps_first(read, span, n, run.step);
-                op.combine_window(read.are_shared, m.taps.data(), count, channels,
-                                  results + k * pitch, out + k * result_pitch,
-                                  {n, run.step * read.step, channels});
+                op.combine_window(
+                    read.are_shared, m.taps.data(), count, channels, results + k * pitch,
+                    out + k * result_pitch,
+                    {n, run.step * read.step, channels, plan.reads_taps_first, divisor});
             }
             for (int64_t copy = different; copy < run.outputs; ++copy, ++k)
                 std::memcpy(results + k * pitch, results + (k - 1) * pitch, pitch);
         }
         finish_all();
-    }
-    // The most windows that one call combines.
-    int64_t most_at_once(int64_t most, int64_t step) const {
-        if (op.writes_results)
-            return 1;
-        if (!plan.reads_taps_first)
-            return most;
-        const int64_t of_row = most_taps * step;
-        return std::clamp<int64_t>(
-            std::min(READ_OF_ROW / of_row, READ_AT_ONCE / (most_rows * of_row)), 1, most);
-    }
-    // Reads the taps of `outputs` windows in the order of memory. The first one begins at `span`.
-    void read_taps_first(const Read &read, const Span &span, int64_t outputs, int64_t step) const {
-        const bool are_neighbours = w.dilation == 1 && step <= span.count;
-        for (int64_t r = 0; r < read.count; ++r) {
-            const char *const from = read.rows[r].from + (span.begin - read.low) * read.step;
-            if (are_neighbours)
-                read_in_order(from, ((outputs - 1) * step + span.count) * read.step);
-            for (int64_t k = 0; k < outputs && !are_neighbours; ++k)
-                for (int64_t t = 0; t < span.count; ++t)
-                    read_in_order(from + (k * step + t * w.dilation) * read.step, read.step);
-        }
     }
     // Reads the rows of a tile in the order of memory, without those that the tile above has read.
     void read_rows_first(const Tile &t, const Read &read) const {

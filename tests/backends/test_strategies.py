@@ -319,6 +319,29 @@ def test_windows_beside_inputs_larger_than_caches() -> None:
     assert not cpu.average_pooling(images, made, False, None).any()
 
 
+DIVIDED = {4: (2, 2, 0), 9: (3, 1, 1), 12: ((4, 3), (4, 3), 0), 7: (3, 2, (5, 1))}
+"""Windows, strides and padding, each by the number that its sums are divided by."""
+
+
+@STRATEGIES
+@pytest.mark.parametrize("channels", [1, 3, 16, 20, 70])
+@pytest.mark.parametrize("divisor", DIVIDED)
+def test_an_average_is_its_sum_divided_once(strategy: int, channels: int, divisor: int) -> None:
+    """A4: float32 sums become the numbers nearest to their quotients, in each loop that divides:
+    infinities, NaN and windows in the padding, too."""
+    images = samples.integers(2, channels, 12, 11, dtype=torch.int16).float()
+    images[0] *= 2.0**-100
+    images[1, :, 5:7] *= 2.0**100
+    images[0, 0, 0, :2] = torch.tensor([math.inf, math.nan])
+    images = samples.channels_last(images)
+    _, window = pooled(((12, 11), *DIVIDED[divisor], 1))
+    with forced(strategy):
+        sums = cpu.average_pooling(images, window, True, 1)
+        averages = cpu.average_pooling(images, window, True, divisor)
+    expected = (sums.double() / divisor).float()
+    torch.testing.assert_close(averages, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(1, 3), (1, 1, 5)])
 def test_positions_in_planes_of_one_row_of_channels(
