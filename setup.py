@@ -21,10 +21,10 @@ SOURCES = sorted(map(str, Path("kernels").rglob("*.cpp")))
 HEADERS = sorted(map(str, Path("kernels").rglob("*.h")))
 FLAGS = ["-fno-rtti"]
 # What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that
-# use it.
+# use it. Intel's processors before Broadwell do nothing for PREFETCHW (-mprfchw).
 X86_LEVELS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c", "-mprfchw"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprfchw"],
 }
 
 

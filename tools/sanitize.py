@@ -17,8 +17,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "sanitized"
 LEVELS = {
-    "AVX512": ("avx512", ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]),
-    "AVX2": ("avx2", ["-mavx2", "-mfma", "-mf16c"]),
+    "AVX512": (
+        "avx512",
+        ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprfchw"],
+    ),
+    "AVX2": ("avx2", ["-mavx2", "-mfma", "-mf16c", "-mprfchw"]),
 }
 FLAGS = ["-O1", "-g1", "-fno-omit-frame-pointer"]
 TESTS = [

@@ -141,7 +141,7 @@ struct GatheredChannels : Gathering {
         each_tile(sizeof(L), [this](Memory &m, int64_t first, int64_t stop, int64_t at) {
             L *sums = reinterpret_cast<L *>(m.sums.get());
             if constexpr (is_direct)
-                sums = gradient + at;
+                expect_writes(sums = gradient + at, (stop - first) * channels * sizeof(L));
             for (const Group &group : m.groups)
                 write_group(group, m, sums + (group.position - first) * channels);
             if constexpr (!is_direct)

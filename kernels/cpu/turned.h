@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "memory.h"
 #include "parallel.h"
 #include "vectors.h"
 
@@ -132,9 +133,10 @@ void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, 
                 const int64_t count = std::min(channels, planes - first);
                 Turned<E>{count, size, channels}.turn(elements + first * size,
                                                       elements + planes * size, from.get());
+                E *const out = static_cast<E *>(output) + first * results;
+                expect_writes(out, count * results * bytes);
                 work(from.get(), to.get());
-                Turned<E>{count, results, channels}.turn_back(
-                    to.get(), static_cast<E *>(output) + first * results);
+                Turned<E>{count, results, channels}.turn_back(to.get(), out);
             }
         });
     });
