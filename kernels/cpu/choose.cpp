@@ -114,11 +114,16 @@ constexpr int64_t WINDOWS_BYTES = 65536;
 // times as long. The numbers are not measured separately.
 constexpr int64_t SHARED_ROWS = 8;
 constexpr int64_t SHARED_CHANNELS = 64;
-// Up to this stride WINDOWS reads in order before it combines: the elements of a few windows if the
-// input is large (`is_large`), or rows that windows share (see ORDERED_BYTES). Reason: without,
+// Up to this stride WINDOWS reads in order before it combines: the taps of each window if the input
+// is large (`is_large`), or rows that windows share (see ORDERED_BYTES). Reason: without,
 // forward averages (1, 2)/(1, 2) of 32x512x1x256 are 2 times slower and 2/2 of 8x256x56x56 1.6
 // times, float32, Zen 4. The number is not measured separately.
 constexpr int64_t FIRST_STRIDE = 4;
+// Rows of at most this many bytes are read whole before their windows are combined, also where
+// windows share no row. Reason: averages 2/2 of 512x128x8x8 are 2 times faster, of 256x16x28x28 2.9
+// times, of 128x64x28x28 and 64x32x64x64 1.7; 3/3 of 256x16x32x32 0.77 times as fast; with 64 KB,
+// 2/2 of 16x512x28x28 0.75 times as fast; float32, Zen 4.
+constexpr int64_t SHORT_ROW_BYTES = 8192;
 
 // Winners of channels are compared (see `compares_channels`) if the taps of a window cost less than
 // COMPARED times what they cost by rows that windows share. Reason: with AVX2, 5/1 is 1.7 times
@@ -347,9 +352,11 @@ WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t va
         is_separable && rows >= SHARED_ROWS && p.channels * w.stride < SHARED_CHANNELS * w.extent();
     const bool may_read = !plan.shares_columns && rows * windows.most(2) > 1 && w.window > 0 &&
                           w.stride <= FIRST_STRIDE;
-    const bool by_rows = may_share_rows(p) && w.window >= w.stride;
-    plan.reads_rows_first = may_read && by_rows && p.input_bytes(element_size) > ORDERED_BYTES;
-    plan.reads_taps_first = may_read && !by_rows && p.is_large(element_size);
+    const bool is_large = p.is_large(element_size);
+    const bool by_rows = may_share_rows(p) ? p.input_bytes(element_size) > ORDERED_BYTES
+                                           : is_large && p.row() * element_size <= SHORT_ROW_BYTES;
+    plan.reads_rows_first = may_read && by_rows && w.window >= w.stride;
+    plan.reads_taps_first = may_read && is_large && !plan.reads_rows_first;
     return plan;
 }
 

@@ -79,7 +79,7 @@ struct WindowPlan {
     bool shares_columns;  // combines the rows of a tile first, whose columns windows share
     // Before windows are combined, memory is read in order:
     bool reads_rows_first;  // the rows of a tile that the tile above has not read
-    bool reads_taps_first;  // what a few windows read
+    bool reads_taps_first;  // the taps of each window but the last, by the loop that combines them
 };
 WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
                         bool is_separable);

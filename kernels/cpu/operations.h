@@ -70,8 +70,11 @@ struct Times {
     int64_t count = 1;
     int64_t step = 0;
     int64_t pitch = 0;
-    bool reads_first = false;  // each time rows are read in order before they are combined
-    double divisor = 0;        // if it is not 0, sums of float32 are divided by it
+    // All rows but the last are read in order first, unless they are shorter than a vector.
+    bool reads_first = false;
+    double divisor = 0;  // if it is not 0, sums of float32 elements are divided by it
+
+    double inverse() const { return divisor != 0 ? 1 / divisor : 0; }  // integers hold no 1 / 0
 };
 
 // Reads `bytes` of all rows but the last in the order of memory, each `offset` bytes from its
@@ -152,7 +155,8 @@ struct Finish {
     int64_t result_size;  // bytes
     bool is_uniform;      // a result depends on the value alone, not on the output's coordinates
     bool is_direct;       // values are results, and nothing is left to do
-    double divisor = 0;   // if it is not 0, a result is a float32 value divided by it
+    // If it is not 0, a result is a float32 value divided by it, and a strategy may divide itself.
+    double divisor = 0;
 
     virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
                             const void *values, void *to) const = 0;

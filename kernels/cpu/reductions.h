@@ -194,7 +194,7 @@ struct Rows final : RowOperations {
             rows[k] = {given[k].from + begin * SIZE<are_values>, given[k].number};
         L *to = out;
         const L divisor = L(times.divisor);
-        const L inverse = L(1 / times.divisor);
+        const L inverse = L(times.inverse());
         // GCC would not inline it, as it is called in two places.
         const auto block = [&](int64_t i) __attribute__((always_inline)) {
             B made = tree<are_values, n, 0, count>(by, rows, i);
@@ -254,7 +254,8 @@ struct Rows final : RowOperations {
             combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out, times);
     }
     // Combines no rows, or more than MOST. Idempotent operations combine SEVERAL rows at a time
-    // with the result so far. Sums are trees: PART elements of two halves are added at a time.
+    // with the result so far. For sums each half of the rows is summed, and both sums are added,
+    // PART elements at a time.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {

@@ -26,6 +26,12 @@
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this library
 #endif
 
+#ifdef __clang__
+#if __has_builtin(__builtin_elementwise_fma)
+#define HAS_FUSED  // Clang 14 has not
+#endif
+#endif
+
 #if defined(__AVX512BW__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -329,7 +335,7 @@ inline Vector<L, n> load(const T *from) {
 // first * second + third, rounded once, for vectors of float32.
 template <class V>
 inline V fused(V first, V second, V third) {
-#if defined(__clang__)
+#ifdef HAS_FUSED
     return __builtin_elementwise_fma(first, second, third);
 #else
     V made;
