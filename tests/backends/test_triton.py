@@ -241,3 +241,16 @@ def test_an_image_of_another_size_compiles_nothing(asked: str, last: bool) -> No
         # results of slices.
         most = {"adaptive": 4, "adaptive to one": 3, "whole": 3}.get(asked, counts[0])
         assert counts[-1] <= most, operator
+
+
+def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:
+    """Triton finds what another process compiled in another order."""
+    kernels = [backend.kernel_named(*each) for each in (("sliding", "share"), ("folding", "fold"))]
+    keys = set()
+    for order in (kernels, kernels[::-1]):
+        for each in itertools.chain(*[kernel.__globals__.values() for kernel in kernels]):
+            if "cache_key" in dir(type(each)):
+                each.hash, each.used_global_vals = None, {}
+        list(map(backend._make_keys, order))
+        keys.add(tuple(kernel.cache_key for kernel in kernels))
+    assert len(keys) == 1

@@ -10,7 +10,7 @@ import importlib
 import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +112,7 @@ def _compile(
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
     kernel = kernel_named(*name.split("."))
+    _make_keys(kernel)
     # Triton specializes on a tensor's type, and on whether its address is a multiple of 16.
     arguments: list[Any] = [
         SimpleNamespace(dtype=kind[0], data_ptr=partial(int, not kind[1]))
@@ -125,6 +126,21 @@ def _compile(
     arguments.append(_stand_in(size_types))
     compiled = kernel.warmup(*arguments, grid=(1,), **by_name, **options)
     return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])
+
+
+def _make_keys(function: Any, *callers: Any) -> None:
+    """Let Triton make the cache's key of a function after the keys of the functions that it calls.
+    In other orders Triton 3.6 leaves constants out of keys, and another process compiles again.
+    """
+    names = function.fn.__code__.co_names
+    used = [function.__globals__.get(name) for name in names]
+    modules = [vars(each) for each in used if isinstance(each, ModuleType)]
+    used += [module.get(name) for module in modules for name in names]
+    for each in used:  # asking the object itself for the attribute would make its key
+        makes_key = "cache_key" in dir(type(each)) and getattr(each, "hash", "") is None
+        if makes_key and id(each) not in callers:
+            _make_keys(each, *callers, id(each))
+    function.cache_key  # noqa: B018
 
 
 def _stand_in(types: Any) -> Any:
