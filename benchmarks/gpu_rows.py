@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from benchmarks import gpu_requests, static
 from benchmarks.gpu_prepare import CACHE
-from benchmarks.gpu_smoke import options
+from benchmarks.gpu_smoke import by_kernels, options
 from torch_dmlpool.window import Window
 
 # read between calls: several times the L2 cache, for longer than the host needs to launch a call
@@ -158,7 +158,7 @@ def _times(
     seconds: Callable[[Callable[[], Any]], float],
 ) -> dict[str, Any]:
     operands, call = row.call_on(device)
-    moved = sum(static.size_of(each) for each in (*operands, *call()))
+    moved = sum(static.size_of(each) for each in (*operands, *by_kernels(call)))
     if moved not in copies:
         source = torch.ones(moved // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
