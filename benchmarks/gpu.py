@@ -54,7 +54,8 @@ def steps(folder: Path, sanitizer: str | None, prepares: bool) -> list[tuple[str
         ("beside", f"{python} -m {beside} --out {folder.resolve() / 'beside.json'}", 40),
     ]
     if prepares:
-        # On all processors at once: a step by itself would compile one kernel after the other.
+        # On all processors at once: a step by itself would compile one kernel after the other. What
+        # the folder has is found in seconds.
         found.insert(0, ("prepare", f"{python} -m benchmarks.gpu_prepare --no-predictions", 140))
     return [
         (name, shlex.split(command), limit)
@@ -79,7 +80,7 @@ def main() -> int:
         environment = environment_of(Path(copy)) | {"OUT": str(folder.resolve())}
         # What is prepared is code for one kind of GPU.
         is_sm_90 = not torch.version.hip and torch.cuda.get_device_capability() == (9, 0)
-        every = steps(folder, sanitizer, is_sm_90 and not CACHE.is_dir())
+        every = steps(folder, sanitizer, is_sm_90)
         report["not begun"] = [name for name, _, _ in every]
         for name, command, seconds in every:
             report["not begun"].remove(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -71,6 +72,16 @@ def _compile(wanted: tuple[Any, ...]) -> bytes | str:
         return str(error)
 
 
+def _work(wanted: tuple[Any, ...]) -> int:
+    """About how long a kernel takes to compile, in taps times elements of a tile."""
+    constants = dict(wanted[1])
+    taps = math.prod(
+        constants[axis].window for axis in ("DEPTH", "ROW", "COLUMN") if axis in constants
+    )
+    form = constants.get("FORM")
+    return taps * (math.prod(form.tile) * form.vector if form else 1)
+
+
 def _predict(row: Any, cubins: list[bytes]) -> float:
     from benchmarks import static
 
@@ -98,7 +109,8 @@ def prepare(
             of_rows.append(found[first:])
         for _, call, input in list(smoke_calls())[::every]:
             call(backend, input.to("meta"))
-    launches = list(dict.fromkeys(found))
+    # The slowest first, so that none is still being compiled when the other processors are done.
+    launches = sorted(dict.fromkeys(found), key=_work, reverse=True)
     # Not forked: PyTorch has threads.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         codes = dict(zip(launches, pool.map(_compile, launches), strict=True))
