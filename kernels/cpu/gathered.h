@@ -140,8 +140,10 @@ struct GatheredChannels : Gathering {
     void run() const {
         each_tile(sizeof(L), [this](Memory &m, int64_t first, int64_t stop, int64_t at) {
             L *sums = reinterpret_cast<L *>(m.sums.get());
-            if constexpr (is_direct)
-                expect_writes(sums = gradient + at, (stop - first) * channels * sizeof(L));
+            if constexpr (is_direct) {
+                sums = gradient + at;
+                expect_writes(sums, (stop - first) * channels * sizeof(L));
+            }
             for (const Group &group : m.groups)
                 write_group(group, m, sums + (group.position - first) * channels);
             if constexpr (!is_direct)

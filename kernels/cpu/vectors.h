@@ -28,7 +28,7 @@
 
 #ifdef __clang__
 #if __has_builtin(__builtin_elementwise_fma)
-#define HAS_FUSED  // Clang 14 has not
+#define HAS_FUSED  // Clang 14 does not have it
 #endif
 #endif
 

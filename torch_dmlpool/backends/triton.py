@@ -137,8 +137,8 @@ def _make_keys(function: Any, *callers: Any) -> None:
     modules = [vars(each) for each in used if isinstance(each, ModuleType)]
     used += [module.get(name) for module in modules for name in names]
     for each in used:  # asking the object itself for the attribute would make its key
-        makes_key = "cache_key" in dir(type(each)) and getattr(each, "hash", "") is None
-        if makes_key and id(each) not in callers:
+        has_key = "cache_key" in dir(type(each))
+        if has_key and vars(each).get("hash", "") is None and id(each) not in callers:
             _make_keys(each, *callers, id(each))
     function.cache_key  # noqa: B018
 
