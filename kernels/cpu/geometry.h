@@ -69,6 +69,8 @@ struct Axis {
     int64_t extent() const { return window == 0 ? stride + 2 : (window - 1) * dilation + 1; }
     // The number of positions from the first tap of a window to the last tap of `count` windows.
     int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
+    // The first of a window's `rows` rows that the window before, a stride above, has not read.
+    int64_t first_new(int64_t rows) const { return std::max<int64_t>(0, rows - stride); }
     // The number of a window's first tap inside the input, and 1 + that of its last such tap.
     __attribute__((always_inline)) int64_t low(int64_t output) const {
         return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);

@@ -155,7 +155,8 @@ struct Finish {
     int64_t result_size;  // bytes
     bool is_uniform;      // a result depends on the value alone, not on the output's coordinates
     bool is_direct;       // values are results, and nothing is left to do
-    // If it is not 0, a result is a float32 value divided by it, and a strategy may divide itself.
+    // If it is not 0, a result is a float32 value divided by it, and a strategy may divide values
+    // without calling this.
     double divisor = 0;
 
     virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,

@@ -112,7 +112,7 @@ struct RowPooling : BlockPooling {
             if (channels == 1)
                 prefetch<true>(m.rows[found - 1].from + 2 * step, step);
             else
-                for (int64_t k = std::max<int64_t>(0, found - h.stride); k < found; ++k)
+                for (int64_t k = h.first_new(found); k < found; ++k)
                     read_in_order(m.rows[k].from, length * element);
             op.combine(false, m.rows, found, length, into);
             for (int64_t k = 0; k < found; ++k)
@@ -121,7 +121,7 @@ struct RowPooling : BlockPooling {
     }
     // Prefetches what the next tile along W reads of the last rows of a window.
     void read_ahead(const Row *rows, int64_t found, int64_t inside) const {
-        for (int64_t t = std::max<int64_t>(0, found - h.stride); t < found; ++t)
+        for (int64_t t = h.first_new(found); t < found; ++t)
             prefetch(rows[t].from + inside * element, inside * element);
     }
 };

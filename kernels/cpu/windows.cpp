@@ -203,7 +203,7 @@ struct WindowPooling {
     void read_rows_first(const Tile &t, const Read &read) const {
         const Range reach = windows.reach(2, t.first, t.stop - t.first);
         const bool is_below = t.oh > 0 && d.window == 1;
-        const int64_t above = is_below ? std::max<int64_t>(0, read.count - h.stride) : 0;
+        const int64_t above = is_below ? h.first_new(read.count) : 0;
         for (int64_t r = above; r < read.count; ++r)
             read_in_order(read.rows[r].from + (reach.begin - read.low) * read.step,
                           (reach.end - reach.begin) * read.step);
