@@ -122,7 +122,6 @@ class Family(NamedTuple):
 
     layer: str
     function: str
-    types: str
     arguments: list[Argument]
     constructed: list[Argument]
     called: list[Argument]
@@ -148,7 +147,6 @@ FAMILIES: dict[str, Family] = {
     "maxima": Family(
         "MaxPool",
         "max_pool",
-        "ORDERED_TYPES",
         [INPUT, *EXTREMES, STAR, MASK],
         CONSTRUCTED,
         [MASK],
@@ -168,7 +166,6 @@ tensor([4., 4., 4., 3.])""",
     "minima": Family(
         "MinPool",
         "min_pool",
-        "ORDERED_TYPES",
         [INPUT, *EXTREMES, STAR, MASK],
         CONSTRUCTED,
         [MASK],
@@ -191,7 +188,6 @@ tensor([1., 1., 2., 2.])""",
     "averages": Family(
         "AvgPool",
         "avg_pool",
-        "AVERAGED_TYPES",
         [INPUT, *AVERAGED, DIVISOR, STAR, DILATION, MASK],
         [*AVERAGED, DIVISOR, STAR, DILATION],
         [MASK],
@@ -213,7 +209,6 @@ tensor([2., 3.])""",
     "norms": Family(
         "LPPool",
         "lp_pool",
-        "FLOAT_TYPES",
         [INPUT, *NORMED, MASK],
         NORMED,
         [MASK],
@@ -235,7 +230,6 @@ tensor([5.])""",
     "adaptive_averages": Family(
         "AdaptiveAvgPool",
         "adaptive_avg_pool",
-        "AVERAGED_TYPES",
         [INPUT, OUTPUT, STAR, MASK],
         [OUTPUT],
         [MASK],
@@ -254,7 +248,6 @@ tensor([1.5000, 2.5000])""",
     "adaptive_maxima": Family(
         "AdaptiveMaxPool",
         "adaptive_max_pool",
-        "ORDERED_TYPES",
         [INPUT, OUTPUT, INDICES, STAR, MASK],
         [OUTPUT, INDICES],
         [MASK],
@@ -274,7 +267,6 @@ tensor([2., 2.])""",
     "adaptive_minima": Family(
         "AdaptiveMinPool",
         "adaptive_min_pool",
-        "ORDERED_TYPES",
         [INPUT, OUTPUT, INDICES, STAR, MASK],
         [OUTPUT, INDICES],
         [MASK],
@@ -295,7 +287,6 @@ tensor([1., 0.])""",
     "unpooling": Family(
         "MaxUnpool",
         "max_unpool",
-        "MAX_TYPES + operands.COMPLEX_TYPES",
         [
             INPUT,
             POSITIONS,
@@ -335,7 +326,6 @@ QUANTIZED = [
     Family(
         "AvgPool",
         "",
-        "",
         [],
         [*AVERAGED, STAR, DILATION, *SCALES],
         [],
@@ -358,7 +348,6 @@ tensor([ 5, 15], dtype=torch.uint8)""",
     ),
     Family(
         "AdaptiveAvgPool",
-        "",
         "",
         [],
         [OUTPUT, STAR, *SCALES],

@@ -20,7 +20,7 @@ WINDOWS = ["Integers", "OutputSize", "Padding"]
 WRITTEN = "Written by tools/write_dimensions.py from the texts in tools/families.py: edit those."
 FLOAT = [
     "from torch_dmlpool.keywords import layer",
-    "from torch_dmlpool.nn import families, functional",
+    "from torch_dmlpool.nn import families",
 ]
 INTEGER = [
     "from torch_dmlpool.keywords import layer",
@@ -60,9 +60,8 @@ def functions(family: Family) -> str:
     if family.function in ("max_pool", "adaptive_max_pool"):
         lines += [line for rank in RANKS for line in with_indices(family, rank)]
     heading = f"{family.function}1d, {family.function}2d and {family.function}3d."
-    imports = ["from torch_dmlpool import operands", "from torch_dmlpool.nn import pools"]
-    shared = "of_rank, public" if "@public" in lines else "of_rank"
-    imports += [f"from torch_dmlpool.nn.dimensions import {shared}"]
+    imports = ["from torch_dmlpool.nn import pools"]
+    imports += ["from torch_dmlpool.nn.dimensions import public"]
     return module(heading, imports, lines)
 
 
@@ -73,11 +72,19 @@ def function(family: Family, rank: int) -> list[str]:
         for variant, result in overloads(arguments):
             lines += ["@overload", *declared(name, variant, result, " ...")]
         lines += ["", ""]
-    lines += [f"@of_rank({rank}, operands.{family.types})"]
+    lines += ["@public"]
     lines += declared(name, arguments, EITHER if INDICES in arguments else "Tensor")
     lines += docstring(family, rank, family.summary, arguments, family.example)
-    lines += call(f"return pools.{family.function}", [str(rank), *passed(arguments)])
+    lines += pooled(family, rank, arguments)
     return [*lines, "", ""]
+
+
+def pooled(family: Family, rank: int, arguments: list[Argument], **given: str) -> list[str]:
+    """The call of the function in pools.py, which takes everything by position."""
+    mask = "mask" if MASK in arguments else "None"
+    rest = [each.name for each in arguments if each not in (INPUT, STAR, MASK)]
+    rest = [given.get(name, name) for name in rest]
+    return call(f"return pools.{family.function}", [str(rank), "input", mask, *rest])
 
 
 def with_indices(family: Family, rank: int) -> list[str]:
@@ -86,10 +93,7 @@ def with_indices(family: Family, rank: int) -> list[str]:
     lines = ["@public", *declared(f"{name}_with_indices", family.arguments, PAIR)]
     text = f":func:`{name}` with ``return_indices=True``, whatever is given for it."
     lines += [f'    """{text}"""']
-    given = passed([argument for argument in family.arguments if argument is not INDICES])
-    mask = given.index("mask=mask")
-    given[mask:mask] = ["return_indices=True"]
-    lines += call(f"return {name}", given)
+    lines += pooled(family, rank, family.arguments, return_indices="True")
     return [*lines, "", ""]
 
 
@@ -115,7 +119,6 @@ def layer(family: Family, rank: int) -> list[str]:
     if family.function:
         bases = [f"families.{family.layer}{'[families.Result]' * generic}"]
         bases += [family.torchs.format(layer=name), f"rank={rank}"]
-        bases += [f"function=functional.{family.function}{rank}d"]
     else:
         bases = [f"quantized_families.{family.layer}", f"rank={rank}"]
     lines = [f"class {name}({', '.join(bases)}):"]

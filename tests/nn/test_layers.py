@@ -208,6 +208,21 @@ def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> Non
         layer(batch)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_symbolic_tracing_makes_a_layers_call_the_functions(
+    name: str, device: torch.device
+) -> None:
+    """Of a layer with a mask, or with the indices of unpooling."""
+    layer, batch = built(layers, name), batch_for(name, device)
+    other = torch.zeros_like(batch, dtype=torch.int64) if "Unpool" in name else batch > 0.5
+    traced = torch.fx.symbolic_trace(layer)
+    (call,) = (node for node in traced.graph.nodes if node.op not in ("placeholder", "output"))
+    assert call.op == "call_function"
+    assert call.target in {getattr(pooling, each) for each in pooling.__all__}
+    assert call.target.__name__.replace("_", "") == name.lower()
+    torch.testing.assert_close(traced(batch, other), layer(batch, other))
+
+
 @pytest.mark.parametrize("name", ["MaxPool1d", "AdaptiveAvgPool2d", "LPPool3d", "MaxUnpool2d"])
 def test_torchscript_is_told_what_to_do(name: str) -> None:
     """In one sentence, wherever in a model the layer stands."""

@@ -93,6 +93,11 @@ def test_what_a_quantized_tensor_cannot_have() -> None:
         nn.AvgPool2d(2, divisor_override=3)(quantized(2))
     with pytest.raises(ValueError, match=r"output_size must divide the input's sizes \(9, 11\)"):
         nn.quantized.AdaptiveAvgPool2d(2)(quantized(2))
+    for layer in (nn.AvgPool2d(10), nn.MaxPool2d(10), nn.MinPool2d(10)):
+        with pytest.raises(ValueError, match=r"dimension H: kernel_size 10 .* only 0 \+ 9 \+ 0"):
+            layer(quantized(2))
+        with pytest.raises(TypeError, match="mask must be None for a quantized tensor"):
+            layer(quantized(2), mask=torch.ones(9, 11, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

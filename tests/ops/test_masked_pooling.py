@@ -413,7 +413,7 @@ def test_layers(family: str, rank: int, device: torch.device) -> None:
     last = layer(samples.channels_last(input), mask=mask)
     torch.testing.assert_close(found, last)
     if "Adaptive" not in family:
-        function = getattr(nn.functional, layer._function.__name__)
+        function = getattr(nn.functional, f"{layer._pool.__name__}{rank}d")
         assert torch.equal(function(input, *arguments, mask=mask), found)
 
 

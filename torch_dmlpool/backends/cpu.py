@@ -29,30 +29,46 @@ from torch_dmlpool.backends.plans import (
 from torch_dmlpool.window import Window
 
 
-def _filled(
-    output: Tensor,
-    function: Any,
-    plan: Plan,
-    source: Tensor,
-    numbers: Tensor | None = None,
-    *more: int | None,
-) -> Tensor:
-    """Call a function of the library and return ``output``, which it fills.
-
-    It gets the plan's problem, ``source`` and, if they are given, the ``numbers`` (taps or
-    positions), or after the output ``more`` addresses.
+def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor) -> Tensor:
+    """Call a function of the library and return ``output``, which it fills. It gets the plan's
+    problem and ``source``.
     """
     if plan.is_empty:
         return output.zero_()
-    if numbers is None:
-        source = source if plan.is_laid_out else source.contiguous(memory_format=plan.memory_format)
-        code = function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
-    else:
+    if not plan.is_laid_out:
         source = source.contiguous(memory_format=plan.memory_format)
-        numbers = (
-            numbers if plan.is_laid_out else numbers.contiguous(memory_format=plan.memory_format)
-        )
-        code = function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
+    code = function(plan.problem, source.data_ptr(), output.data_ptr())
+    if code:
+        raise error_of(function, code)
+    return output
+
+
+def _filled_with(
+    output: Tensor, function: Any, plan: Plan, source: Tensor, address: int | None
+) -> Tensor:
+    """The same of a function that gets an ``address`` after the output's."""
+    if plan.is_empty:
+        return output.zero_()
+    if not plan.is_laid_out:
+        source = source.contiguous(memory_format=plan.memory_format)
+    code = function(plan.problem, source.data_ptr(), output.data_ptr(), address)
+    if code:
+        raise error_of(function, code)
+    return output
+
+
+def _filled_by(
+    output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor
+) -> Tensor:
+    """The same of a function that gets ``numbers`` (taps or positions) before the output. The plan
+    was made for them.
+    """
+    if plan.is_empty:
+        return output.zero_()
+    source = source.contiguous(memory_format=plan.memory_format)
+    if not plan.is_laid_out:
+        numbers = numbers.contiguous(memory_format=plan.memory_format)
+    code = function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
     if code:
         raise error_of(function, code)
     return output
@@ -64,15 +80,16 @@ _TAPS = None, TAPS  # winners are taps, in the data type that holds the window's
 class _Known:
     """The plan of a call and the plan of its gradient: ``interface.Known``."""
 
-    __slots__ = ("back", "dtype", "function", "plan", "shape", "strides")
+    __slots__ = ("back", "dtype", "function", "like", "plan")
 
     def __init__(
         self, request: tuple[Any, ...], plan: Plan, function: Any, *of_gradient: Any
     ) -> None:
-        self.shape, self.strides, self.dtype, window, counted, *_ = request
+        shape, strides, self.dtype, window, counted, *_ = request
+        self.like = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
         self.plan, self.function = plan, function
         output = plan.output_sizes, plan.output_strides, self.dtype
-        self.back = planned(*output, window, counted, self.shape[2:], *of_gradient)
+        self.back = planned(*output, window, counted, shape[2:], *of_gradient)
 
     def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
         """The gradient; None where the operands do not lie in memory as the output does."""
@@ -102,7 +119,7 @@ def _lies_as(tensor: Tensor, plan: Plan, dtype: torch.dtype) -> bool:
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled(values, library.dmlpool_max_pooling, plan, input, None, None)
+    return _filled_with(values, library.dmlpool_max_pooling, plan, input, None)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -206,7 +223,7 @@ def max_pooling_grad_from_taps(
     )
     plan = planned(taps.shape, taps.stride(), dtype, window, *rest)
     gradient = _new(plan.sizes, plan.strides, dtype)
-    return _filled(gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps)
+    return _filled_by(gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps)
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
@@ -234,7 +251,7 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
     shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
     plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
     gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled(gathered, library.dmlpool_gather_positions, plan, input, positions)
+    return _filled_by(gathered, library.dmlpool_gather_positions, plan, input, positions)
 
 
 def scatter_positions(
@@ -254,7 +271,7 @@ def scatter_positions(
         shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format
     )
     scattered = _new(plan.sizes, plan.strides, dtype)
-    return _filled(scattered, library.dmlpool_scatter_positions, plan, input, positions)
+    return _filled_by(scattered, library.dmlpool_scatter_positions, plan, input, positions)
 
 
 def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
@@ -320,14 +337,8 @@ def quantized_linear_average_pooling(
     else:
         output = empty(plan.output_sizes, plan.memory_format)
     given, _kept = quantization(input.shape[1], output_dtype, *parameters)
-    return _filled(
-        output,
-        library.dmlpool_quantized_average_pooling,
-        plan,
-        input,
-        None,
-        ctypes.addressof(given),
-    )
+    pool = library.dmlpool_quantized_average_pooling
+    return _filled_with(output, pool, plan, input, ctypes.addressof(given))
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:

@@ -12,8 +12,7 @@ Function = Callable[..., Any]
 class Known(Protocol):
     """What a backend needs for the gradient of a call."""
 
-    shape: tuple[int, ...]  # of the input
-    strides: tuple[int, ...]
+    like: Tensor  # a meta tensor with the sizes, strides and data type of the input
 
     def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
         """The gradient; None if these tensors do not have the output's sizes and strides."""

@@ -18,50 +18,83 @@ from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def of_rank(rank: int, types: tuple[torch.dtype, ...]) -> Callable[[_F], _F]:
-    """Make a function of batches with ``rank`` spatial dimensions take unbatched inputs too, and
-    reject data types that are not in ``types``.
+def for_batches(
+    types: tuple[torch.dtype, ...], quantized: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function of batches take unbatched inputs too, and reject data types that are not in
+    ``types``. Its errors name torch.nn's arguments.
 
-    Its errors name torch.nn's arguments. ``torch.fx.symbolic_trace`` keeps its calls whole.
+    The function gets the number of spatial dimensions, the input, its mask or None, and then its
+    own arguments: all by position, as keywords would take a tenth of a small call. ``quantized``
+    is called in its place for a quantized tensor. ``torch.fx.symbolic_trace`` records the function
+    of ``nn.functional``.
     """
 
-    def decorate(function: _F) -> _F:
-        name, accepted = function.__name__, inspect.signature(function).parameters
+    def decorate(function: Callable[..., Any]) -> Any:
+        family = function.__name__
 
         @functools.wraps(function)
-        def pool(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def pool(rank: int, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
             try:
+                if quantized is not None and type(input) is Tensor and input.is_quantized:
+                    return quantized(rank, input, mask, *arguments)
                 operands.check_dense("input", input, types)
                 batched, added = input, None
                 if rank == 1 or input.dim() != rank + 2:
-                    batched, added = _with_batch(name, rank, input)
-                if kwargs.get("mask") is not None:
-                    kwargs = {**kwargs, "mask": _mask_for(input, added, kwargs["mask"])}
-                output = function(batched, *args, **kwargs)
+                    batched, added = _with_batch(f"{family}{rank}d", rank, input)
+                if mask is not None:
+                    mask = _mask_for(input, added, mask)
+                output = function(rank, batched, mask, *arguments)
                 return output if added is None else without(output, added)
             except NoOutputError as error:
-                wrong: Exception = error.naming("kernel_size")
+                wrong = error.naming("kernel_size")
             except TypeError:
-                # torch.fx.symbolic_trace keeps the call whole, as it keeps nn's layers
-                if isinstance(input, Proxy):
-                    return input.tracer.create_proxy("call_function", pool, (input, *args), kwargs)
-                meant = suggestion(name, kwargs, accepted, PYTORCHS_FOR_DIRECTMLS)
-                if meant is None:
+                if not isinstance(input, Proxy):
                     raise
-                wrong = meant
+                return _recorded(function, rank, input, mask, arguments)
             raise wrong
 
-        return public(cast(_F, pool))
+        pool.types = types  # type: ignore[attr-defined]
+        return pool
 
     return decorate
 
 
+def _recorded(
+    function: Callable[..., Any], rank: int, input: Proxy, mask: Any, arguments: tuple[Any, ...]
+) -> Proxy:
+    """The call of a function of ``nn.functional`` in a graph of ``torch.fx.symbolic_trace``, which
+    keeps torch.nn's calls whole too.
+    """
+    from torch_dmlpool.nn import functional  # it imports this module
+
+    target = getattr(functional, f"{function.__name__}{rank}d")
+    names = list(inspect.signature(function).parameters)[-len(arguments) :]
+    given = dict(zip(names, arguments, strict=True))
+    if mask is not None:
+        given["mask"] = mask
+    bound = inspect.signature(target).bind(input, **given)
+    return input.tracer.create_proxy("call_function", target, bound.args, bound.kwargs)
+
+
 def public(function: _F) -> _F:
     """Give a function the module where users find it: pickles, traced graphs and documentation show
-    it.
+    it. Its errors name PyTorch's keyword for DirectML's.
     """
     function.__module__ = "torch_dmlpool.nn.functional"
-    return function
+    name, accepted = function.__name__, inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def pool(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            meant = suggestion(name, kwargs, accepted, PYTORCHS_FOR_DIRECTMLS)
+            if meant is None:
+                raise
+        raise meant
+
+    return cast(_F, pool)
 
 
 def with_batch(

@@ -5,7 +5,7 @@ The layers themselves, for one, two and three, are subclasses of these and of to
 ``forward`` builds the window again from the attributes, so a changed one is honoured.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from torch_dmlpool import operands
-from torch_dmlpool.nn import quantized_tensors
+from torch_dmlpool.nn import pools, quantized_tensors
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
 
 Result = TypeVar("Result", default=Tensor)
@@ -26,17 +26,12 @@ class Pool(torch.nn.Module):
     """
 
     _rank: ClassVar[int]
-    _function: ClassVar[Callable[..., Any]]
+    _pool: ClassVar[Any]  # what pools.py has for the family
 
-    def __init_subclass__(
-        cls, rank: int = 0, function: Callable[..., Any] | None = None, **rest: Any
-    ) -> None:
+    def __init_subclass__(cls, rank: int = 0, **rest: Any) -> None:
         super().__init_subclass__(**rest)
         if rank:
             cls._rank, cls.__module__ = rank, "torch_dmlpool.nn"
-        if function is not None:
-            family = function.__name__.removesuffix(f"{rank}d")
-            cls._function = staticmethod(quantized_tensors.accepting(function, family, rank))
 
     def extra_repr(self: Any) -> str:
         shown = super().extra_repr()
@@ -55,6 +50,8 @@ class Pool(torch.nn.Module):
 
 
 class MaxPool(Pool, Generic[Result]):
+    _pool = staticmethod(quantized_tensors.accepting(pools.max_pool))
+
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -69,8 +66,17 @@ class MaxPool(Pool, Generic[Result]):
         operands.check_flag("return_indices", return_indices)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
-        window = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return self._function(input, *window, self.return_indices, mask=mask)
+        return self._pool(
+            self._rank,
+            input,
+            mask,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
 
     if TYPE_CHECKING:
 
@@ -78,10 +84,11 @@ class MaxPool(Pool, Generic[Result]):
 
 
 class MinPool(MaxPool[Result]):
-    pass
+    _pool = staticmethod(quantized_tensors.accepting(pools.min_pool))
 
 
 class AvgPool(Pool):
+    _pool = staticmethod(quantized_tensors.accepting(pools.avg_pool))
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
@@ -106,9 +113,18 @@ class AvgPool(Pool):
         operands.check_divisor(divisor_override)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
-        counted = self.count_include_pad, self.divisor_override
-        return self._function(input, *window, *counted, dilation=self.dilation, mask=mask)
+        return self._pool(
+            self._rank,
+            input,
+            mask,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+            self.dilation,
+        )
 
     if TYPE_CHECKING:
 
@@ -116,6 +132,7 @@ class AvgPool(Pool):
 
 
 class LPPool(Pool):
+    _pool = staticmethod(pools.lp_pool)
     padding: Padding = 0
     dilation: Integers = 1
 
@@ -136,9 +153,17 @@ class LPPool(Pool):
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        window = (self.kernel_size, self.stride, self.ceil_mode)
-        more = {"padding": self.padding, "dilation": self.dilation, "mask": mask}
-        return self._function(input, self.norm_type, *window, **more)
+        return self._pool(
+            self._rank,
+            input,
+            mask,
+            self.norm_type,
+            self.kernel_size,
+            self.stride,
+            self.ceil_mode,
+            self.padding,
+            self.dilation,
+        )
 
     if TYPE_CHECKING:
 
@@ -146,12 +171,14 @@ class LPPool(Pool):
 
 
 class AdaptiveAvgPool(Pool):
+    _pool = staticmethod(quantized_tensors.accepting(pools.adaptive_avg_pool))
+
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._function(input, self.output_size, mask=mask)
+        return self._pool(self._rank, input, mask, self.output_size)
 
     if TYPE_CHECKING:
 
@@ -159,13 +186,15 @@ class AdaptiveAvgPool(Pool):
 
 
 class AdaptiveMaxPool(Pool, Generic[Result]):
+    _pool = staticmethod(quantized_tensors.accepting(pools.adaptive_max_pool))
+
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
-        return self._function(input, self.output_size, self.return_indices, mask=mask)
+        return self._pool(self._rank, input, mask, self.output_size, self.return_indices)
 
     if TYPE_CHECKING:
 
@@ -173,10 +202,12 @@ class AdaptiveMaxPool(Pool, Generic[Result]):
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):
-    pass
+    _pool = staticmethod(quantized_tensors.accepting(pools.adaptive_min_pool))
 
 
 class MaxUnpool(Pool):
+    _pool = staticmethod(pools.max_unpool)
+
     def __init__(
         self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
     ) -> None:
@@ -188,9 +219,8 @@ class MaxUnpool(Pool):
     def forward(
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
-        return self._function(
-            input, indices, self.kernel_size, self.stride, self.padding, output_size
-        )
+        window = self.kernel_size, self.stride, self.padding
+        return self._pool(self._rank, input, None, indices, *window, output_size)
 
     if TYPE_CHECKING:
 

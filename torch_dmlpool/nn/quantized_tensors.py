@@ -5,7 +5,6 @@ Maxima and minima are those of the integers, bit for bit PyTorch's. Averages are
 to even.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,36 +17,26 @@ from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared
 
 
-def accepting(function: Callable[..., Any], family: str, rank: int) -> Callable[..., Any]:
-    """A function of :mod:`torch_dmlpool.nn.functional` that takes quantized tensors too, if its
-    ``family`` has them.
-    """
-    pool = _FAMILIES.get(family)
-    if pool is None:
-        return function
+def accepting(pool: Any) -> Any:
+    """A function of :mod:`torch_dmlpool.nn.pools` that takes quantized tensors too."""
+    pooled = _FAMILIES[pool.__name__]
 
-    @functools.wraps(function)
-    def either(input: Tensor, *arguments: Any, **keywords: Any) -> Any:
-        if not (type(input) is Tensor and input.is_quantized):
-            return function(input, *arguments, **keywords)
-        if keywords.get("mask") is not None:
+    def quantized_pool(rank: int, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+        if mask is not None:
             raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-        keywords.pop("mask", None)
-        name = f"{family}{rank}d"
+        name = f"{pool.__name__}{rank}d"
         batched, added = dimensions.with_batch(name, rank, input, (input.dtype,))
-        pooled = pool(function, rank, batched, *arguments, **keywords)
-        return pooled if added is None else dimensions.without(pooled, added)
+        output = pooled(pool, rank, batched, *arguments)
+        return output if added is None else dimensions.without(output, added)
 
-    return either
+    return dimensions.for_batches(pool.types, quantized_pool)(pool.__wrapped__)
 
 
-def _extremes(
-    function: Callable[..., Any], _: int, input: Tensor, *arguments: Any, **keywords: Any
-) -> Any:
+def _extremes(pool: Callable[..., Any], rank: int, input: Tensor, *arguments: Any) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
-    return quantized.of_integers(input, lambda plain: function(plain, *arguments, **keywords))
+    return quantized.of_integers(input, lambda plain: pool(rank, plain, None, *arguments))
 
 
 def _averages(
@@ -55,13 +44,12 @@ def _averages(
     rank: int,
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    dilation: Integers = 1,
+    stride: Integers | None,
+    padding: Padding,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    dilation: Integers,
 ) -> Tensor:
     if divisor_override is not None:
         raise ArgumentError(
@@ -74,7 +62,7 @@ def _averages(
 
 
 def _adaptive_averages(
-    function: Callable[..., Any], rank: int, input: Tensor, output_size: OutputSize
+    pool: Callable[..., Any], rank: int, input: Tensor, output_size: OutputSize
 ) -> Tensor:
     types = quantized.check_quantized(input)
     _, window = bins(shared(output_size), tuple(input.shape[2:]), rank)
@@ -86,7 +74,7 @@ def _adaptive_averages(
         only if the true one is.
         """
         zero_point: Any = quantized.zero_point_of(input)
-        average = function(plain.to(torch.float64) - zero_point, output_size)
+        average = pool(rank, plain.to(torch.float64) - zero_point, None, output_size)
         limits = torch.iinfo(plain.dtype)
         return (average.round() + zero_point).clamp(limits.min, limits.max).to(plain.dtype)
 
@@ -101,4 +89,4 @@ _FAMILIES: dict[str, Callable[..., Any]] = {
     "avg_pool": _averages,
     "adaptive_avg_pool": _adaptive_averages,
 }
-"""The functions' names without ``1d`` to ``3d``, and what pools a batched quantized tensor."""
+"""The names of functions in pools.py, and what pools a batched quantized tensor in their place."""

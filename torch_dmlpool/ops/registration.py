@@ -408,11 +408,10 @@ class KnownDerivative:
             if gradient is not None:
                 return gradient, None
         # Operators ask an input for no more than its sizes and layout.
-        like = torch.empty_strided(known.shape, known.strides, dtype=arriving.dtype, device="meta")
         linear = operator
         if chosen:
-            linear, rest = operator.tangent(like, *rest)
-        adjoint, rest = linear.adjoint(like, *chosen, *rest)
+            linear, rest = operator.tangent(known.like, *rest)
+        adjoint, rest = linear.adjoint(known.like, *chosen, *rest)
         return adjoint(arriving, *chosen, *rest), None
 
 

@@ -5,13 +5,12 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import OutputSize
 
 
-@of_rank(1, operands.AVERAGED_TYPES)
+@public
 def adaptive_avg_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -30,10 +29,10 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(row, 2).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(1, input, output_size, mask=mask)
+    return pools.adaptive_avg_pool(1, input, mask, output_size)
 
 
-@of_rank(2, operands.AVERAGED_TYPES)
+@public
 def adaptive_avg_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -52,10 +51,10 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(row, (1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(2, input, output_size, mask=mask)
+    return pools.adaptive_avg_pool(2, input, mask, output_size)
 
 
-@of_rank(3, operands.AVERAGED_TYPES)
+@public
 def adaptive_avg_pool3d(
     input: Tensor,
     output_size: OutputSize,
@@ -74,4 +73,4 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(row, (1, 1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(3, input, output_size, mask=mask)
+    return pools.adaptive_avg_pool(3, input, mask, output_size)

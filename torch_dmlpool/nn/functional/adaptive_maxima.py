@@ -7,9 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank, public
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import OutputSize
 
 
@@ -39,7 +38,7 @@ def adaptive_max_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(1, operands.ORDERED_TYPES)
+@public
 def adaptive_max_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -61,7 +60,7 @@ def adaptive_max_pool1d(
     >>> adaptive_max_pool1d(row, 2).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool(1, input, output_size, return_indices, mask=mask)
+    return pools.adaptive_max_pool(1, input, mask, output_size, return_indices)
 
 
 @overload
@@ -90,7 +89,7 @@ def adaptive_max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(2, operands.ORDERED_TYPES)
+@public
 def adaptive_max_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -112,7 +111,7 @@ def adaptive_max_pool2d(
     >>> adaptive_max_pool2d(row, (1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool(2, input, output_size, return_indices, mask=mask)
+    return pools.adaptive_max_pool(2, input, mask, output_size, return_indices)
 
 
 @overload
@@ -141,7 +140,7 @@ def adaptive_max_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(3, operands.ORDERED_TYPES)
+@public
 def adaptive_max_pool3d(
     input: Tensor,
     output_size: OutputSize,
@@ -163,7 +162,7 @@ def adaptive_max_pool3d(
     >>> adaptive_max_pool3d(row, (1, 1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool(3, input, output_size, return_indices, mask=mask)
+    return pools.adaptive_max_pool(3, input, mask, output_size, return_indices)
 
 
 @public
@@ -175,7 +174,7 @@ def adaptive_max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return adaptive_max_pool1d(input, output_size, return_indices=True, mask=mask)
+    return pools.adaptive_max_pool(1, input, mask, output_size, True)
 
 
 @public
@@ -187,7 +186,7 @@ def adaptive_max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return adaptive_max_pool2d(input, output_size, return_indices=True, mask=mask)
+    return pools.adaptive_max_pool(2, input, mask, output_size, True)
 
 
 @public
@@ -199,4 +198,4 @@ def adaptive_max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return adaptive_max_pool3d(input, output_size, return_indices=True, mask=mask)
+    return pools.adaptive_max_pool(3, input, mask, output_size, True)

@@ -7,9 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import OutputSize
 
 
@@ -39,7 +38,7 @@ def adaptive_min_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(1, operands.ORDERED_TYPES)
+@public
 def adaptive_min_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -61,7 +60,7 @@ def adaptive_min_pool1d(
     >>> adaptive_min_pool1d(row, 2).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool(1, input, output_size, return_indices, mask=mask)
+    return pools.adaptive_min_pool(1, input, mask, output_size, return_indices)
 
 
 @overload
@@ -90,7 +89,7 @@ def adaptive_min_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(2, operands.ORDERED_TYPES)
+@public
 def adaptive_min_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -112,7 +111,7 @@ def adaptive_min_pool2d(
     >>> adaptive_min_pool2d(row, (1, 2)).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool(2, input, output_size, return_indices, mask=mask)
+    return pools.adaptive_min_pool(2, input, mask, output_size, return_indices)
 
 
 @overload
@@ -141,7 +140,7 @@ def adaptive_min_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(3, operands.ORDERED_TYPES)
+@public
 def adaptive_min_pool3d(
     input: Tensor,
     output_size: OutputSize,
@@ -163,4 +162,4 @@ def adaptive_min_pool3d(
     >>> adaptive_min_pool3d(row, (1, 1, 2)).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool(3, input, output_size, return_indices, mask=mask)
+    return pools.adaptive_min_pool(3, input, mask, output_size, return_indices)

@@ -5,13 +5,12 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
-@of_rank(1, operands.AVERAGED_TYPES)
+@public
 def avg_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -52,18 +51,18 @@ def avg_pool1d(
     return pools.avg_pool(
         1,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         ceil_mode,
         count_include_pad,
         divisor_override,
-        dilation=dilation,
-        mask=mask,
+        dilation,
     )
 
 
-@of_rank(2, operands.AVERAGED_TYPES)
+@public
 def avg_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -104,18 +103,18 @@ def avg_pool2d(
     return pools.avg_pool(
         2,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         ceil_mode,
         count_include_pad,
         divisor_override,
-        dilation=dilation,
-        mask=mask,
+        dilation,
     )
 
 
-@of_rank(3, operands.AVERAGED_TYPES)
+@public
 def avg_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -156,12 +155,12 @@ def avg_pool3d(
     return pools.avg_pool(
         3,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         ceil_mode,
         count_include_pad,
         divisor_override,
-        dilation=dilation,
-        mask=mask,
+        dilation,
     )

@@ -7,9 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank, public
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
@@ -63,7 +62,7 @@ def max_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(1, operands.ORDERED_TYPES)
+@public
 def max_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -100,13 +99,13 @@ def max_pool1d(
     return pools.max_pool(
         1,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         dilation,
         ceil_mode,
         return_indices,
-        mask=mask,
     )
 
 
@@ -160,7 +159,7 @@ def max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(2, operands.ORDERED_TYPES)
+@public
 def max_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -197,13 +196,13 @@ def max_pool2d(
     return pools.max_pool(
         2,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         dilation,
         ceil_mode,
         return_indices,
-        mask=mask,
     )
 
 
@@ -257,7 +256,7 @@ def max_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(3, operands.ORDERED_TYPES)
+@public
 def max_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -294,13 +293,13 @@ def max_pool3d(
     return pools.max_pool(
         3,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         dilation,
         ceil_mode,
         return_indices,
-        mask=mask,
     )
 
 
@@ -317,16 +316,7 @@ def max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return max_pool1d(
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices=True,
-        mask=mask,
-    )
+    return pools.max_pool(1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
 @public
@@ -342,16 +332,7 @@ def max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return max_pool2d(
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices=True,
-        mask=mask,
-    )
+    return pools.max_pool(2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
 @public
@@ -367,13 +348,4 @@ def max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return max_pool3d(
-        input,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices=True,
-        mask=mask,
-    )
+    return pools.max_pool(3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True)

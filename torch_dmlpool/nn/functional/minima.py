@@ -7,9 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
@@ -63,7 +62,7 @@ def min_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(1, operands.ORDERED_TYPES)
+@public
 def min_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -100,13 +99,13 @@ def min_pool1d(
     return pools.min_pool(
         1,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         dilation,
         ceil_mode,
         return_indices,
-        mask=mask,
     )
 
 
@@ -160,7 +159,7 @@ def min_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(2, operands.ORDERED_TYPES)
+@public
 def min_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -197,13 +196,13 @@ def min_pool2d(
     return pools.min_pool(
         2,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         dilation,
         ceil_mode,
         return_indices,
-        mask=mask,
     )
 
 
@@ -257,7 +256,7 @@ def min_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@of_rank(3, operands.ORDERED_TYPES)
+@public
 def min_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -294,11 +293,11 @@ def min_pool3d(
     return pools.min_pool(
         3,
         input,
+        mask,
         kernel_size,
         stride,
         padding,
         dilation,
         ceil_mode,
         return_indices,
-        mask=mask,
     )

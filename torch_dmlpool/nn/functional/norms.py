@@ -5,13 +5,12 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
-@of_rank(1, operands.FLOAT_TYPES)
+@public
 def lp_pool1d(
     input: Tensor,
     norm_type: float,
@@ -51,17 +50,17 @@ def lp_pool1d(
     return pools.lp_pool(
         1,
         input,
+        mask,
         norm_type,
         kernel_size,
         stride,
         ceil_mode,
-        padding=padding,
-        dilation=dilation,
-        mask=mask,
+        padding,
+        dilation,
     )
 
 
-@of_rank(2, operands.FLOAT_TYPES)
+@public
 def lp_pool2d(
     input: Tensor,
     norm_type: float,
@@ -101,17 +100,17 @@ def lp_pool2d(
     return pools.lp_pool(
         2,
         input,
+        mask,
         norm_type,
         kernel_size,
         stride,
         ceil_mode,
-        padding=padding,
-        dilation=dilation,
-        mask=mask,
+        padding,
+        dilation,
     )
 
 
-@of_rank(3, operands.FLOAT_TYPES)
+@public
 def lp_pool3d(
     input: Tensor,
     norm_type: float,
@@ -151,11 +150,11 @@ def lp_pool3d(
     return pools.lp_pool(
         3,
         input,
+        mask,
         norm_type,
         kernel_size,
         stride,
         ceil_mode,
-        padding=padding,
-        dilation=dilation,
-        mask=mask,
+        padding,
+        dilation,
     )

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_dmlpool import operands
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import of_rank
+from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
-@of_rank(1, operands.MAX_TYPES + operands.COMPLEX_TYPES)
+@public
 def max_unpool1d(
     input: Tensor,
     indices: Tensor,
@@ -41,10 +40,10 @@ def max_unpool1d(
     >>> max_unpool1d(values.view(1, 2), indices.view(1, 2), 2).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool(1, input, indices, kernel_size, stride, padding, output_size)
+    return pools.max_unpool(1, input, None, indices, kernel_size, stride, padding, output_size)
 
 
-@of_rank(2, operands.MAX_TYPES + operands.COMPLEX_TYPES)
+@public
 def max_unpool2d(
     input: Tensor,
     indices: Tensor,
@@ -72,10 +71,10 @@ def max_unpool2d(
     >>> max_unpool2d(values.view(1, 1, 2), indices.view(1, 1, 2), (1, 2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool(2, input, indices, kernel_size, stride, padding, output_size)
+    return pools.max_unpool(2, input, None, indices, kernel_size, stride, padding, output_size)
 
 
-@of_rank(3, operands.MAX_TYPES + operands.COMPLEX_TYPES)
+@public
 def max_unpool3d(
     input: Tensor,
     indices: Tensor,
@@ -103,4 +102,4 @@ def max_unpool3d(
     >>> max_unpool3d(values.view(1, 1, 1, 2), indices.view(1, 1, 1, 2), (1, 1, 2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool(3, input, indices, kernel_size, stride, padding, output_size)
+    return pools.max_unpool(3, input, None, indices, kernel_size, stride, padding, output_size)

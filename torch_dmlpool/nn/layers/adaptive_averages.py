@@ -6,16 +6,11 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 import torch
 
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import OutputSize
 
 
-class AdaptiveAvgPool1d(
-    families.AdaptiveAvgPool,
-    torch.nn.AdaptiveAvgPool1d,
-    rank=1,
-    function=functional.adaptive_avg_pool1d,
-):
+class AdaptiveAvgPool1d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1):
     """:class:`torch.nn.AdaptiveAvgPool1d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
@@ -38,12 +33,7 @@ class AdaptiveAvgPool1d(
         super().__init__(output_size)
 
 
-class AdaptiveAvgPool2d(
-    families.AdaptiveAvgPool,
-    torch.nn.AdaptiveAvgPool2d,
-    rank=2,
-    function=functional.adaptive_avg_pool2d,
-):
+class AdaptiveAvgPool2d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2):
     """:class:`torch.nn.AdaptiveAvgPool2d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
@@ -66,12 +56,7 @@ class AdaptiveAvgPool2d(
         super().__init__(output_size)
 
 
-class AdaptiveAvgPool3d(
-    families.AdaptiveAvgPool,
-    torch.nn.AdaptiveAvgPool3d,
-    rank=3,
-    function=functional.adaptive_avg_pool3d,
-):
+class AdaptiveAvgPool3d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3):
     """:class:`torch.nn.AdaptiveAvgPool3d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 

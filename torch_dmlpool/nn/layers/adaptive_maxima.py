@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import OutputSize
 
 
@@ -17,7 +17,6 @@ class AdaptiveMaxPool1d(
     families.AdaptiveMaxPool[families.Result],
     torch.nn.AdaptiveMaxPool1d,
     rank=1,
-    function=functional.adaptive_max_pool1d,
 ):
     """:class:`torch.nn.AdaptiveMaxPool1d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -67,7 +66,6 @@ class AdaptiveMaxPool2d(
     families.AdaptiveMaxPool[families.Result],
     torch.nn.AdaptiveMaxPool2d,
     rank=2,
-    function=functional.adaptive_max_pool2d,
 ):
     """:class:`torch.nn.AdaptiveMaxPool2d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -117,7 +115,6 @@ class AdaptiveMaxPool3d(
     families.AdaptiveMaxPool[families.Result],
     torch.nn.AdaptiveMaxPool3d,
     rank=3,
-    function=functional.adaptive_max_pool3d,
 ):
     """:class:`torch.nn.AdaptiveMaxPool3d`: maxima over ``output_size`` windows that cover the input
     evenly.

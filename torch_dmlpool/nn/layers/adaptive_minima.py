@@ -9,16 +9,11 @@ from torch import Tensor
 
 from torch_dmlpool._private import _AdaptiveMaxPoolNd
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import OutputSize
 
 
-class AdaptiveMinPool1d(
-    families.AdaptiveMinPool[families.Result],
-    _AdaptiveMaxPoolNd,
-    rank=1,
-    function=functional.adaptive_min_pool1d,
-):
+class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=1):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -62,12 +57,7 @@ class AdaptiveMinPool1d(
         super().__init__(output_size, return_indices)
 
 
-class AdaptiveMinPool2d(
-    families.AdaptiveMinPool[families.Result],
-    _AdaptiveMaxPoolNd,
-    rank=2,
-    function=functional.adaptive_min_pool2d,
-):
+class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=2):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -111,12 +101,7 @@ class AdaptiveMinPool2d(
         super().__init__(output_size, return_indices)
 
 
-class AdaptiveMinPool3d(
-    families.AdaptiveMinPool[families.Result],
-    _AdaptiveMaxPoolNd,
-    rank=3,
-    function=functional.adaptive_min_pool3d,
-):
+class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=3):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

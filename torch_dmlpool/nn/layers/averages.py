@@ -6,11 +6,11 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 import torch
 
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, Padding
 
 
-class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1, function=functional.avg_pool1d):
+class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1):
     """:class:`torch.nn.AvgPool1d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -60,7 +60,7 @@ class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1, function=functiona
         )
 
 
-class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2, function=functional.avg_pool2d):
+class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2):
     """:class:`torch.nn.AvgPool2d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -110,7 +110,7 @@ class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2, function=functiona
         )
 
 
-class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3, function=functional.avg_pool3d):
+class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3):
     """:class:`torch.nn.AvgPool3d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, Padding
 
 
-class MaxPool1d(
-    families.MaxPool[families.Result],
-    torch.nn.MaxPool1d,
-    rank=1,
-    function=functional.max_pool1d,
-):
+class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
     """:class:`torch.nn.MaxPool1d` with any padding.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -96,12 +91,7 @@ class MaxPool1d(
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
 
-class MaxPool2d(
-    families.MaxPool[families.Result],
-    torch.nn.MaxPool2d,
-    rank=2,
-    function=functional.max_pool2d,
-):
+class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
     """:class:`torch.nn.MaxPool2d` with any padding.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -179,12 +169,7 @@ class MaxPool2d(
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
 
-class MaxPool3d(
-    families.MaxPool[families.Result],
-    torch.nn.MaxPool3d,
-    rank=3,
-    function=functional.max_pool3d,
-):
+class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
     """:class:`torch.nn.MaxPool3d` with any padding.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

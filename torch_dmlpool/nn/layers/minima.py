@@ -9,16 +9,11 @@ from torch import Tensor
 
 from torch_dmlpool._private import _MaxPoolNd
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, Padding
 
 
-class MinPool1d(
-    families.MinPool[families.Result],
-    _MaxPoolNd,
-    rank=1,
-    function=functional.min_pool1d,
-):
+class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
     """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -96,12 +91,7 @@ class MinPool1d(
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
 
-class MinPool2d(
-    families.MinPool[families.Result],
-    _MaxPoolNd,
-    rank=2,
-    function=functional.min_pool2d,
-):
+class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
     """Minima over windows, with the arguments of :class:`MaxPool2d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -179,12 +169,7 @@ class MinPool2d(
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
 
-class MinPool3d(
-    families.MinPool[families.Result],
-    _MaxPoolNd,
-    rank=3,
-    function=functional.min_pool3d,
-):
+class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
     """Minima over windows, with the arguments of :class:`MaxPool3d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

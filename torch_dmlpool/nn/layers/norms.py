@@ -6,11 +6,11 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 import torch
 
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, Padding
 
 
-class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1, function=functional.lp_pool1d):
+class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1):
     """:class:`torch.nn.LPPool1d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -56,7 +56,7 @@ class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1, function=functional.l
         )
 
 
-class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2, function=functional.lp_pool2d):
+class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2):
     """:class:`torch.nn.LPPool2d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -102,7 +102,7 @@ class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2, function=functional.l
         )
 
 
-class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3, function=functional.lp_pool3d):
+class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3):
     """:class:`torch.nn.LPPool3d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

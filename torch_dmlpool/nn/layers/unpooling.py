@@ -6,16 +6,11 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 import torch
 
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import families, functional
+from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, Padding
 
 
-class MaxUnpool1d(
-    families.MaxUnpool,
-    torch.nn.MaxUnpool1d,
-    rank=1,
-    function=functional.max_unpool1d,
-):
+class MaxUnpool1d(families.MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
     """:class:`torch.nn.MaxUnpool1d`: every element at its index, zeros elsewhere.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
@@ -44,12 +39,7 @@ class MaxUnpool1d(
         super().__init__(kernel_size, stride, padding)
 
 
-class MaxUnpool2d(
-    families.MaxUnpool,
-    torch.nn.MaxUnpool2d,
-    rank=2,
-    function=functional.max_unpool2d,
-):
+class MaxUnpool2d(families.MaxUnpool, torch.nn.MaxUnpool2d, rank=2):
     """:class:`torch.nn.MaxUnpool2d`: every element at its index, zeros elsewhere.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
@@ -78,12 +68,7 @@ class MaxUnpool2d(
         super().__init__(kernel_size, stride, padding)
 
 
-class MaxUnpool3d(
-    families.MaxUnpool,
-    torch.nn.MaxUnpool3d,
-    rank=3,
-    function=functional.max_unpool3d,
-):
+class MaxUnpool3d(families.MaxUnpool, torch.nn.MaxUnpool3d, rank=3):
     """:class:`torch.nn.MaxUnpool3d`: every element at its index, zeros elsewhere.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
