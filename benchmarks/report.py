@@ -83,7 +83,8 @@ segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo). It takes e
 forward pass, and calls `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own
 samples, of which there are one or two. A ratio is ATen's time divided by ours. "Mean" is the geometric mean of the ratios and
 "sums" the ratio of the added times, both over rows in which ATen takes 50 µs and more. "Over ATen" is how many µs longer ours
-takes in the other rows.
+takes in the other rows. A row that is below .95, or a short one that is 5 µs and more over ATen, is measured a second time,
+five times as long. Means and sums have the first measurement, the list below and "most" the second.
 
 A row of 4 MB and more may come out twice as slow for one side by chance, in training above all: the C library hands freed
 memory back to the system, and the next call of either side has to wait for new pages.

@@ -268,9 +268,28 @@ def test_a_call_of_a_real_model_must_give_what_aten_gives(
 def test_calls_below_50_microseconds_have_differences_in_place_of_ratios() -> None:
     row = calls.rows("", 60, 1)[0]
     times = [(row, 100e-6, 50e-6), (row, 100e-6, 200e-6), (row, 10e-6, 13e-6), (row, 20e-6, 18e-6)]
-    (summary,) = calls.summaries(times)
+    (summary,) = calls.summaries(times, {})
     assert (summary["rows"], summary["mean"], len(summary["behind"])) == (2, pytest.approx(1), 1)
     assert (summary["over"], summary["most_over"]) == (pytest.approx(0.5), pytest.approx(3))
+
+
+def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means keep the first measurement; the list of rows behind has the second."""
+    rows = calls.rows("", 40, 1)[:4]
+    first = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
+    times = [(row, *both) for row, both in zip(rows, first, strict=True)]
+    second = {
+        rows[0].name: (100e-6, 160e-6),
+        rows[1].name: (100e-6, 100e-6),
+        rows[3].name: (10e-6, 16e-6),
+    }
+    monkeypatch.setattr(calls, "measure", lambda row, *_: second[row.name])
+    again = calls.measure_again(times, 0.1)
+    assert again == second
+    (summary,) = calls.summaries(times, again)
+    assert summary["mean"] == pytest.approx((0.5 * 0.8 * 2) ** (1 / 3))
+    assert summary["behind"] == [(0.625, rows[0].name, 100e-6, 160e-6)]
+    assert (summary["over"], summary["most_over"]) == (pytest.approx(10), pytest.approx(6))
 
 
 def test_the_steps_of_a_small_call_are_measured_beside_an_empty_function(
