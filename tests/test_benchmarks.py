@@ -275,20 +275,13 @@ def test_calls_below_50_microseconds_have_differences_in_place_of_ratios() -> No
 
 def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Means keep the first measurement; the list of rows behind has the second."""
-    rows = calls.rows("", 40, 1)[:4]
     first = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
-    times = [(row, *both) for row, both in zip(rows, first, strict=True)]
-    second = {
-        rows[0].name: (100e-6, 160e-6),
-        rows[1].name: (100e-6, 100e-6),
-        rows[3].name: (10e-6, 16e-6),
-    }
-    monkeypatch.setattr(calls, "measure", lambda row, *_: second[row.name])
-    again = calls.measure_again(times, 0.1)
-    assert again == second
-    (summary,) = calls.summaries(times, again)
+    times = [(row, *both) for row, both in zip(calls.rows("", 40, 1), first, strict=False)]
+    longer = iter([(100e-6, 160e-6), (100e-6, 100e-6), (10e-6, 16e-6)])
+    monkeypatch.setattr(calls, "measure", lambda *_: next(longer))
+    (summary,) = calls.summaries(times, calls.measure_again(times, 0.1))
     assert summary["mean"] == pytest.approx((0.5 * 0.8 * 2) ** (1 / 3))
-    assert summary["behind"] == [(0.625, rows[0].name, 100e-6, 160e-6)]
+    assert summary["behind"] == [(0.625, times[0][0].name, 100e-6, 160e-6)]
     assert (summary["over"], summary["most_over"]) == (pytest.approx(10), pytest.approx(6))
 
 

@@ -126,9 +126,8 @@ BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t 
 void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
                                 const Workspace &m) const {
     const Target t = target_of(b, r, rows, m);
-    // What the next rows become, where windows overlap in large inputs: averages and maxima 3/1 of
-    // 8x192x35x35, 8x216x28x28 and 16x192x27x27 are 1.07 to 1.1 times faster. 3/2 of 42x113x113 and
-    // 3/1 of 64x56x56, a smaller input, would be 0.94 times as fast; float32, Zen 4.
+    // The next rows of large inputs, where windows overlap: 3/1 of 8x192x35x35 and 8x216x28x28 are
+    // 1.07 to 1.1 times faster. 3/2 of 42x113x113 would be 0.94 times as fast; float32, Zen 4.
     const int64_t written = rows * b.outputs_w * channels * finish.result_size;
     if (plan.reads_ahead && channels > 1 && w.stride == 1)
         expect_writes(t.out + written, written);

@@ -120,10 +120,13 @@ constexpr int64_t SHARED_CHANNELS = 64;
 // times, float32, Zen 4. The number is not measured separately.
 constexpr int64_t FIRST_STRIDE = 4;
 // Rows of at most this many bytes are read whole before their windows are combined, also where
-// windows share no row. Reason: averages 2/2 of 512x128x8x8 are 2 times faster, of 256x16x28x28 2.9
-// times, of 128x64x28x28 and 64x32x64x64 1.7; 3/3 of 256x16x32x32 0.77 times as fast; with 64 KB,
-// 2/2 of 16x512x28x28 0.75 times as fast; float32, Zen 4.
+// windows share none. Reason: averages 2/2 of 256x16x28x28 are 2.9 times faster, of 128x64x28x28
+// 1.7; 3/3 of 256x16x32x32 is 0.77 times as fast; with 64 KB, 2/2 of 16x512x28x28 0.75; Zen 4.
 constexpr int64_t SHORT_ROW_BYTES = 8192;
+// Winners of windows that share no rows are read first if a position has more than this many bytes.
+// Reason: reading first, training maxima 2/2 of 32x64x64x64 would be 0.95 times as fast; without,
+// 16/16 of 8x124x32x32x32 0.85 times; float32, Zen 4.
+constexpr int64_t COMPARED_BYTES = 256;
 // Windows of positions of this many bytes are read from ORDERED_BYTES on, others where the input is
 // large (`is_large`). Reason: averages and maxima 2/2 of 8x256x32x32 are 1.1 to 1.17 times faster,
 // of 8x64x64x64 they would be 0.88 to 0.95 times as fast; float32, Zen 4.
@@ -343,24 +346,25 @@ BlockPlan plan_boxes(const Question &question) {
     return plan;
 }
 
-WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
-                        bool is_separable) {
+WindowPlan plan_windows(const Windows &windows, const WindowOperations &op) {
     const Problem &p = windows.p;
+    const int64_t size = op.element_size;
     const Axis &w = p.w();
     const int64_t rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
-    const int64_t elements = WINDOWS_BYTES / (p.channels == 1 ? value_size : rows);
+    const int64_t elements = WINDOWS_BYTES / (p.channels == 1 ? op.value_size : rows);
     WindowPlan plan;
     plan.outputs_w =
         std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1, w.outputs);
-    plan.shares_columns =
-        is_separable && rows >= SHARED_ROWS && p.channels * w.stride < SHARED_CHANNELS * w.extent();
+    plan.shares_columns = op.is_separable && rows >= SHARED_ROWS &&
+                          p.channels * w.stride < SHARED_CHANNELS * w.extent();
+    const bool shares_rows = may_share_rows(p);
+    const bool may_pay = !op.writes_results || p.channels * size > COMPARED_BYTES;
     const bool may_read = !plan.shares_columns && rows * windows.most(2) > 1 && w.window > 0 &&
-                          w.stride <= FIRST_STRIDE;
-    const bool is_ordered = p.input_bytes(element_size) > ORDERED_BYTES;
-    const bool is_large = p.is_large(element_size) ||
-                          (is_ordered && p.channels * element_size >= LONG_POSITION_BYTES);
-    const bool by_rows =
-        may_share_rows(p) ? is_ordered : is_large && p.row() * element_size <= SHORT_ROW_BYTES;
+                          w.stride <= FIRST_STRIDE && (shares_rows || may_pay);
+    const bool is_ordered = p.input_bytes(size) > ORDERED_BYTES;
+    const bool is_large =
+        p.is_large(size) || (is_ordered && p.channels * size >= LONG_POSITION_BYTES);
+    const bool by_rows = shares_rows ? is_ordered : is_large && p.row() * size <= SHORT_ROW_BYTES;
     plan.reads_rows_first = may_read && by_rows && w.window >= w.stride;
     plan.reads_taps_first = may_read && is_large && !plan.reads_rows_first;
     return plan;

@@ -81,8 +81,7 @@ struct WindowPlan {
     bool reads_rows_first;  // the rows of a tile that the tile above has not read
     bool reads_taps_first;  // the taps of each window but the last, by the loop that combines them
 };
-WindowPlan plan_windows(const Windows &windows, int64_t element_size, int64_t value_size,
-                        bool is_separable);
+WindowPlan plan_windows(const Windows &windows, const WindowOperations &op);
 
 // Whether maxima with winners, of several channels, keep elements and the numbers of their taps in
 // vectors of their own (`ChannelWinners`), and do not combine integers that hold both (`Winner`). A

@@ -67,9 +67,9 @@ struct ChannelWinners final : WindowOperations {
         is_separable = false;
     }
 
-    // The elements of a tap from channel `at` on, as they are compared.
+    // The elements of a tap from `at` on, as they are compared.
     V load(const Row &tap, int64_t at) const {
-        const V element = read<V>(tap.from + at * sizeof(E));
+        const V element = read<V>(tap.from + at * int64_t(sizeof(E)));
         if constexpr (std::is_same_v<E, S>)
             return op.template key<n>(element);
         else
@@ -84,18 +84,24 @@ struct ChannelWinners final : WindowOperations {
     }
     void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made, char *result,
                         const Times &times) const override {
-        if (times.reads_first)
-            read_all_but_last(taps, count, 0, channels * element_size);
-        S *const which = reinterpret_cast<S *>(made);
-        if (count > 0)
-            return compare(taps, count, channels, which, result);
-        std::fill_n(which, channels, S(none));
-        if (has_values)
-            std::fill_n(reinterpret_cast<S *>(result), channels,
-                        op.template reordered<1>(op.lowest()));
+        S *which = reinterpret_cast<S *>(made);
+        S *values = reinterpret_cast<S *>(result);
+        if (count == 0) {
+            std::fill_n(which, times.count * channels, S(none));
+            if (has_values)
+                std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest()));
+            return;
+        }
+        for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {
+            const int64_t offset = t * times.step;
+            if (times.reads_first)
+                read_all_but_last(taps, count, offset, channels * element_size);
+            compare(taps, count, channels, offset / element_size, which, values);
+        }
     }
     // Compares two vectors of channels at a time. The last vectors may overlap those before.
-    void compare(const Row *taps, int64_t count, int64_t channels, S *which, char *result) const {
+    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
+                 S *values) const {
         constexpr int64_t VECTORS = 2;
         for (int64_t begin = 0; begin < channels; begin += VECTORS * n) {
             const int64_t first = std::min(begin, std::max(channels - VECTORS * n, int64_t(0)));
@@ -104,13 +110,13 @@ struct ChannelWinners final : WindowOperations {
             N winning[VECTORS];
 #pragma GCC unroll 2
             for (int64_t v = 0; v < VECTORS; ++v) {
-                best[v] = load(taps[0], at(v));
+                best[v] = load(taps[0], offset + at(v));
                 winning[v] = N{} + S(taps[0].number);
             }
             for (int64_t t = 1; t < count; ++t)
 #pragma GCC unroll 2
                 for (int64_t v = 0; v < VECTORS; ++v) {
-                    const V challenger = load(taps[t], at(v));
+                    const V challenger = load(taps[t], offset + at(v));
                     const N is_better = wins(challenger, best[v]);
                     winning[v] = is_better ? N{} + S(taps[t].number) : winning[v];
                     best[v] = is_better ? challenger : best[v];
@@ -120,7 +126,7 @@ struct ChannelWinners final : WindowOperations {
                 if constexpr (std::is_same_v<E, S>)
                     best[v] = op.template reordered<n>(best[v]);
                 if (has_values)
-                    write(best[v], result + at(v) * sizeof(E));
+                    write(best[v], values + at(v));
                 write(winning[v], which + at(v));
             }
         }

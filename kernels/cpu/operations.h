@@ -92,7 +92,7 @@ struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
-    bool writes_results = false;  // combine_window writes `result`, too, and is not repeated
+    bool writes_results = false;  // combine_window writes `result`, too
     bool is_separable = true;     // rows or columns that windows share can be combined first
 
     // Combines what each window reads of a row of one channel, into `made`. `step` is the distance

@@ -30,7 +30,7 @@ struct WindowPooling {
     char *const output;
     const Windows &windows;
 
-    const WindowPlan plan = plan_windows(windows, op.element_size, op.value_size, op.is_separable);
+    const WindowPlan plan = plan_windows(windows, op);
     const Problem &p = windows.p;
     const Axis d = p.d();
     const Axis h = p.h();
@@ -170,7 +170,7 @@ struct WindowPooling {
         // Sums that are divided in the loop that adds them are results.
         const double divisor = is_in_place ? finish.divisor : 0;
         const bool is_finished = finish.is_direct || divisor != 0;
-        const int64_t most = op.writes_results ? 1 : is_finished ? tile : at_once;
+        const int64_t most = is_finished ? tile : at_once;
         if (plan.reads_rows_first && o == t.first)
             read_rows_first(t, read);
         int64_t finished = 0;
