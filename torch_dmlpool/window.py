@@ -105,26 +105,26 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
     arguments or ``make`` itself raises.
     """
 
+    @functools.lru_cache(maxsize=2048)
+    def remembered(written: bytes, named: bytes = b"") -> _R:
+        args, kwargs = loads(written), loads(named) if named else {}
+        if bytes in map(type, (*args, *kwargs.values())):
+            raise TypeError("an array is written without its type")
+        made = make(*args, **kwargs)
+        return cast(_R, _one_of_equal(made)) if isinstance(made, Window) else made
+
     @functools.wraps(make)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not is_dynamo_compiling():
             try:
-                return _remembered(make, dumps((args, kwargs), 2))  # type: ignore[arg-type]
+                if kwargs:
+                    return remembered(dumps(args, 2), dumps(kwargs, 2))  # type: ignore[arg-type]
+                return remembered(dumps(args, 2))  # type: ignore[arg-type]
             except (TypeError, ValueError):
                 pass
         return make(*args, **kwargs)
 
     return made
-
-
-@functools.lru_cache(maxsize=2048)
-def _remembered(make: Callable[..., _R], written: bytes) -> _R:
-    """The result of ``make`` for marshalled arguments."""
-    args, kwargs = loads(written)
-    if bytes in map(type, (*args, *kwargs.values())):
-        raise TypeError("an array is written without its type")
-    made = make(*args, **kwargs)
-    return cast(_R, _one_of_equal(made)) if isinstance(made, Window) else made
 
 
 @functools.lru_cache(maxsize=2048)

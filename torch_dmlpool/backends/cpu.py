@@ -96,11 +96,15 @@ class _Known:
         back, dtype = self.back, self.dtype
         if back.is_empty or not _lies_as(arriving, back, dtype):
             return None
-        if choice is not None and not _lies_as(choice, back, back.number_dtype):
+        if choice is None:
+            made = _new(back.sizes, back.strides, dtype)
+            code = self.function(back.problem, arriving.data_ptr(), made.data_ptr())
+        elif _lies_as(choice, back, back.number_dtype):
+            made = _new(back.sizes, back.strides, dtype)
+            addresses = arriving.data_ptr(), choice.data_ptr(), made.data_ptr()
+            code = self.function(back.problem, *addresses)
+        else:
             return None
-        made = _new(back.sizes, back.strides, dtype)
-        chosen = () if choice is None else (choice.data_ptr(),)
-        code = self.function(back.problem, arriving.data_ptr(), *chosen, made.data_ptr())
         if code:
             raise error_of(self.function, code)
         return made
