@@ -293,12 +293,13 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         return parameter
     if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
         raise wrong_type(name, "a number or a tensor", parameter)
+    # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
+    # infinity.
+    if not 2.0**-150 < parameter < (2 - 2.0**-24) * 2.0**127:  # type: ignore[operator]
+        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {parameter}")
     # A compiler's trace knows no ctypes. There the operator rounds the scale when it makes a tensor
     # of it.
-    rounded = float(parameter) if torch.compiler.is_compiling() else ctypes.c_float(parameter).value  # type: ignore[arg-type]
-    if not 0 < rounded < math.inf:
-        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {parameter}")
-    return rounded
+    return float(parameter) if torch.compiler.is_compiling() else ctypes.c_float(parameter).value  # type: ignore[arg-type]
 
 
 def check_range(name: str, number: int, dtype: torch.dtype) -> None:

@@ -403,9 +403,11 @@ def check_compiled(chosen: Iterator[Row]) -> None:
         assert refusal(compiled, row.arguments) is not None, row
 
 
-def test_other_sizes_are_refused_while_compiling() -> None:
+def test_other_sizes_and_scales_are_refused_while_compiling() -> None:
     for name in ("max_pooling_grad_from_taps", "gather_positions"):
         check_compiled(row for row in rows(name) if row.wrong in ("other channels", "zero"))
+    name = "quantized_linear_average_pooling_of_numbers"
+    check_compiled(row for row in rows(name) if row.wrong == "past float32")
 
 
 @pytest.mark.slow
