@@ -16,6 +16,8 @@ from torch_dmlpool.keywords import PYTORCHS_FOR_DIRECTMLS, suggestion
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+"""The functions of ``nn.functional``, which :func:`public` enters here."""
 
 
 def for_batches(
@@ -66,9 +68,7 @@ def _recorded(
     """The call of a function of ``nn.functional`` in a graph of ``torch.fx.symbolic_trace``, which
     keeps torch.nn's calls whole too.
     """
-    from torch_dmlpool.nn import functional  # it imports this module
-
-    target = getattr(functional, f"{function.__name__}{rank}d")
+    target = _FUNCTIONS[f"{function.__name__}{rank}d"]
     names = list(inspect.signature(function).parameters)[-len(arguments) :]
     given = dict(zip(names, arguments, strict=True))
     if mask is not None:
@@ -94,6 +94,7 @@ def public(function: _F) -> _F:
                 raise
         raise meant
 
+    _FUNCTIONS[name] = pool
     return cast(_F, pool)
 
 
