@@ -160,11 +160,11 @@ def measure(row: Row, seconds: float, rounds: int = ROUNDS) -> tuple[float, floa
 def measure_again(
     measured: Sequence[tuple[Row, float, float]], seconds: float
 ) -> dict[str, tuple[float, float]]:
-    """The second measurement of each row that is behind, by the row's name. Other programs disturb
-    about as many rows as the kernels leave behind.
+    """The second measurement of each row that is behind, by the row's text. A row may be behind
+    because other programs disturbed it.
     """
     return {
-        row.name: measure(row, LONGER * seconds, LONGER * ROUNDS)
+        repr(row): measure(row, LONGER * seconds, LONGER * ROUNDS)
         for row, aten, ours in measured
         if (aten / ours < BEHIND if aten >= SMALL_SECONDS else ours - aten > OVER)
     }
@@ -188,8 +188,14 @@ def summaries(
         times = [(row, aten, ours) for row, aten, ours in measured if row.column == column]
         large = [each for each in times if each[1] >= SMALL_SECONDS]
         over = [(ours - aten) * 1e6 for _, aten, ours in times if aten < SMALL_SECONDS]
-        last = [(row.name, *again.get(row.name, (aten, ours))) for row, aten, ours in times]
-        behind = sorted((each[1] / each[2], *each) for each in last if each[1] >= SMALL_SECONDS)
+        last = [
+            (first, row.name, *again.get(repr(row), (first, ours))) for row, first, ours in times
+        ]
+        behind = sorted(
+            (aten / ours, name, aten, ours)
+            for first, name, aten, ours in last
+            if first >= SMALL_SECONDS
+        )
         summary: dict[str, Any] = {"column": column, "rows": len(large), "small": len(over)}
         if large:
             summary["mean"] = geometric_mean(aten / ours for _, aten, ours in large)
@@ -197,8 +203,8 @@ def summaries(
             summary["ours"] = sum(ours for _, _, ours in large)
         summary["behind"] = [each for each in behind if each[0] < BEHIND]
         if over:
-            short = [(ours - aten) * 1e6 for _, aten, ours in last if aten < SMALL_SECONDS]
-            summary["over"], summary["most_over"] = statistics.fmean(over), max(short, default=0.0)
+            short = [(ours - aten) * 1e6 for first, _, aten, ours in last if first < SMALL_SECONDS]
+            summary["over"], summary["most_over"] = statistics.fmean(over), max(short)
         found.append(summary)
     return found
 
@@ -273,7 +279,10 @@ def run(words: str, sample: int, threads: int | None, seconds: float, path: Path
             wrong.append(str(reason))
         if number + 1 == len(asked) or asked[number + 1].column != row.column:
             column = [each for each in measured if each[0].column == row.column]
-            again |= measure_again(column, seconds)
+            try:
+                again |= measure_again(column, seconds)
+            except Disagreement as reason:
+                wrong.append(str(reason))
             for summary in summaries(column, again):
                 print("\n".join(lines(summary)), flush=True)
     torch.set_num_threads(before)

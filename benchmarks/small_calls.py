@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import operands
+from torch_dmlpool import backends, operands
 from torch_dmlpool._private import empty_strided_cpu, single_level_function
 from torch_dmlpool.backends import cpu, library, plans
-from torch_dmlpool.nn import dimensions
-from torch_dmlpool.ops import average_pooling, registration
+from torch_dmlpool.ops import registration
 from torch_dmlpool.window import Window
 
 SIZES = (1, 8, 4, 4)
@@ -94,12 +93,12 @@ def steps() -> dict[str, Callable[[], Any]]:
     kernel = library.library.dmlpool_average_pooling
     shape_of_plan = (plan.output_sizes, plan.output_strides, input.dtype)
     return {
-        "checks of the input": lambda: dimensions.with_batch(
-            "avg_pool2d", 2, input, operands.AVERAGED_TYPES
+        "checks of the input": lambda: operands.check_dense(
+            "input", input, operands.AVERAGED_TYPES
         ),
         "the window, looked up": lambda: Window.pytorch(2, 2, 2, 0, 1, False, None),
         "whether modes or transforms are active": lambda: registration.may_skip_dispatcher(input),
-        "the backend, looked up": lambda: average_pooling.average_pooling.implementation(input),
+        "the backend, looked up": lambda: backends.serving("cpu" if input.is_cpu else "cuda"),
         "the plan, looked up": lambda: plans.planned(
             input.shape, input.stride(), input.dtype, window, counted
         ),

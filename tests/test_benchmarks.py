@@ -277,11 +277,13 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -
     """Means keep the first measurement; the list of rows behind has the second."""
     first = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
     times = [(row, *both) for row, both in zip(calls.rows("", 40, 1), first, strict=False)]
-    longer = iter([(100e-6, 160e-6), (100e-6, 100e-6), (10e-6, 16e-6)])
-    monkeypatch.setattr(calls, "measure", lambda *_: next(longer))
+    second = iter([(49e-6, 78.4e-6), (100e-6, 100e-6), (10e-6, 16e-6)])
+    asked = []
+    monkeypatch.setattr(calls, "measure", lambda *given: asked.append(given) or next(second))
     (summary,) = calls.summaries(times, calls.measure_again(times, 0.1))
+    assert asked == [(times[at][0], 0.5, 5 * calls.ROUNDS) for at in (0, 1, 3)]
     assert summary["mean"] == pytest.approx((0.5 * 0.8 * 2) ** (1 / 3))
-    assert summary["behind"] == [(0.625, times[0][0].name, 100e-6, 160e-6)]
+    assert summary["behind"] == [(pytest.approx(0.625), times[0][0].name, 49e-6, 78.4e-6)]
     assert (summary["over"], summary["most_over"]) == (pytest.approx(10), pytest.approx(6))
 
 

@@ -293,13 +293,16 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         return parameter
     if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
         raise wrong_type(name, "a number or a tensor", parameter)
+    try:
+        scale = float(parameter)
+    except OverflowError:  # an int that not even float64 can hold
+        scale = math.inf
     # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
     # infinity.
-    if not 2.0**-150 < parameter < (2 - 2.0**-24) * 2.0**127:  # type: ignore[operator]
+    if not 2.0**-150 < scale < (2 - 2.0**-24) * 2.0**127:
         raise ArgumentError(f"{name} must be finite and above 0 in float32, got {parameter}")
-    # A compiler's trace knows no ctypes. There the operator rounds the scale when it makes a tensor
-    # of it.
-    return float(parameter) if torch.compiler.is_compiling() else ctypes.c_float(parameter).value  # type: ignore[arg-type]
+    # Dynamo's trace knows no ctypes. The operator that it records rounds the scale.
+    return scale if torch.compiler.is_dynamo_compiling() else ctypes.c_float(scale).value
 
 
 def check_range(name: str, number: int, dtype: torch.dtype) -> None:

@@ -123,10 +123,10 @@ constexpr int64_t FIRST_STRIDE = 4;
 // windows share none. Reason: averages 2/2 of 256x16x28x28 are 2.9 times faster, of 128x64x28x28
 // 1.7; 3/3 of 256x16x32x32 is 0.77 times as fast; with 64 KB, 2/2 of 16x512x28x28 0.75; Zen 4.
 constexpr int64_t SHORT_ROW_BYTES = 8192;
-// Winners of windows that share no rows are read first if a position has more than this many bytes.
-// Reason: reading first, training maxima 2/2 of 32x64x64x64 would be 0.95 times as fast; without,
-// 16/16 of 8x124x32x32x32 0.85 times; float32, Zen 4.
-constexpr int64_t COMPARED_BYTES = 256;
+// Where winners of windows that share no rows are wanted, elements are read first if a position has
+// more than this many bytes. Reason: training maxima 2/2 of 32x64x64x64 would be 0.95 times as
+// fast, and without reading (16, 16, 1) of 8x124x32x32x32 0.85 times; float32, Zen 4.
+constexpr int64_t FIRST_BYTES_WITH_WINNERS = 256;
 // Windows of positions of this many bytes are read from ORDERED_BYTES on, others where the input is
 // large (`is_large`). Reason: averages and maxima 2/2 of 8x256x32x32 are 1.1 to 1.17 times faster,
 // of 8x64x64x64 they would be 0.88 to 0.95 times as fast; float32, Zen 4.
@@ -358,7 +358,7 @@ WindowPlan plan_windows(const Windows &windows, const WindowOperations &op) {
     plan.shares_columns = op.is_separable && rows >= SHARED_ROWS &&
                           p.channels * w.stride < SHARED_CHANNELS * w.extent();
     const bool shares_rows = may_share_rows(p);
-    const bool may_pay = !op.writes_results || p.channels * size > COMPARED_BYTES;
+    const bool may_pay = !op.writes_results || p.channels * size > FIRST_BYTES_WITH_WINNERS;
     const bool may_read = !plan.shares_columns && rows * windows.most(2) > 1 && w.window > 0 &&
                           w.stride <= FIRST_STRIDE && (shares_rows || may_pay);
     const bool is_ordered = p.input_bytes(size) > ORDERED_BYTES;

@@ -69,7 +69,7 @@ struct BlockPlan {
         doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two of half the size
     bool doubles_w;  // the same along W
     bool reduces_w;  // each window reads its own elements along W, without vectors over windows
-    bool reads_ahead = false;  // prefetches rows of the next windows, or reads new rows in order
+    bool reads_ahead = false;  // reads the next rows early, and prefetches results at stride 1
 };
 BlockPlan plan_rows(const Question &question);
 BlockPlan plan_boxes(const Question &question);

@@ -209,10 +209,8 @@ def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_symbolic_tracing_makes_a_layers_call_the_functions(
-    name: str, device: torch.device
-) -> None:
-    """Of a layer with a mask, or with the indices of unpooling."""
+def test_symbolic_tracing_records_the_function_of_a_layer(name: str, device: torch.device) -> None:
+    """The call keeps the mask, or the indices of unpooling."""
     layer, batch = built(layers, name), batch_for(name, device)
     other = torch.zeros_like(batch, dtype=torch.int64) if "Unpool" in name else batch > 0.5
     traced = torch.fx.symbolic_trace(layer)

@@ -88,6 +88,19 @@ def test_averages_over_uneven_bins_are_exact(per_channel: bool) -> None:
                     assert result[sample, channel, row, column] == exact
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.MaxPool1d(3, 2, return_indices=True), nn.MinPool1d(2), nn.AdaptiveAvgPool1d(5)]
+)
+def test_rows_with_channels_innermost(layer: Any) -> None:
+    """They are pooled as images of one row."""
+    rows = quantized(1).permute(0, 2, 1).contiguous().permute(0, 2, 1)
+    found, expected = layer(rows), layer(quantized(1))
+    for one, other in zip(
+        *(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
 def test_what_a_quantized_tensor_cannot_have() -> None:
     with pytest.raises(ValueError, match=r"divisor_override must be None .* got 3"):
         nn.AvgPool2d(2, divisor_override=3)(quantized(2))

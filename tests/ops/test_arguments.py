@@ -13,7 +13,8 @@ from operators import NAMES, by_name, operators
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from torch_dmlpool.ops import registration
+from torch_dmlpool import backends
+from torch_dmlpool.backends import reference
 from torch_dmlpool.window import ArgumentError
 
 Rows = dict[str, Any]
@@ -338,9 +339,23 @@ def no_backend() -> Iterator[None]:
     def reached(*_: object) -> None:
         raise Reached
 
+    functions = {
+        name: reached for name, each in reference.BACKEND._asdict().items() if callable(each)
+    }
+    table = reference.BACKEND._replace(**functions)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration.Operator, "implementation", lambda *_: reached)
+        patch.setattr(backends, "serving", lambda _: table)
         yield
+
+
+@pytest.mark.parametrize(
+    "name", ["max_pooling", "lp_pooling", "max_unpooling", "masked_max_pooling"]
+)
+def test_a_right_call_reaches_a_backend(name: str) -> None:
+    """So the tests of wrong arguments would see a call that does."""
+    operator, given = by_name(name)
+    with no_backend(), pytest.raises(Reached):
+        operator(*given)
 
 
 def refusal(call: Callable[..., object], arguments: list[Any]) -> Exception | None:
@@ -400,7 +415,9 @@ def check_compiled(chosen: Iterator[Row]) -> None:
     for row in chosen:
         torch._dynamo.reset()
         compiled = torch.compile(getattr(operators, row.name), backend="eager", fullgraph=True)
-        assert refusal(compiled, row.arguments) is not None, row
+        error = refusal(compiled, row.arguments)
+        assert error is not None, row
+        assert row.wrong != "past float32" or "finite and above 0 in float32" in str(error), error
 
 
 def test_other_sizes_and_scales_are_refused_while_compiling() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import operands
 
 pool = dmlpool.quantized_linear_average_pooling
 operators = torch.ops.dmlpool
@@ -240,3 +241,13 @@ def test_vmap() -> None:
                 for argument, dimension in zip(held, dimensions, strict=True)
             ]
             assert torch.equal(result[i], pooled(*each))
+
+
+def test_a_scale_is_that_of_float32_after_a_trace() -> None:
+    """What a trace has checked is not kept as it was given; NumPy's numbers raise no warning."""
+    image = torch.full((1, 1, 4), 5, dtype=torch.uint8)
+    pool = torch.compile(dmlpool.quantized_linear_average_pooling, backend="eager")
+    for scale in (0.0123, np.float32(0.25)):
+        pool(image, float(scale), 0, 1.0, 0, 2)
+        kept, *_ = operands.checked_quantization(image, (scale, 0, 1.0, 0), None)[0]
+        assert kept == torch.tensor(scale, dtype=torch.float32).item()

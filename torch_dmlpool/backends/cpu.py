@@ -43,10 +43,10 @@ def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor) -> Tensor
     return output
 
 
-def _filled_with(
+def _filled_with_address(
     output: Tensor, function: Any, plan: Plan, source: Tensor, address: int | None
 ) -> Tensor:
-    """The same of a function that gets an ``address`` after the output's."""
+    """The ``output`` of a function of the library that gets an ``address`` after the output's."""
     if plan.is_empty:
         return output.zero_()
     if not plan.is_laid_out:
@@ -57,11 +57,11 @@ def _filled_with(
     return output
 
 
-def _filled_by(
+def _filled_from_numbers(
     output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor
 ) -> Tensor:
-    """The same of a function that gets ``numbers`` (taps or positions) before the output. The plan
-    was made for them.
+    """The ``output`` of a function of the library that gets ``numbers`` (taps or positions) before
+    it. The plan was made for the numbers.
     """
     if plan.is_empty:
         return output.zero_()
@@ -123,7 +123,7 @@ def _lies_as(tensor: Tensor, plan: Plan, dtype: torch.dtype) -> bool:
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled_with(values, library.dmlpool_max_pooling, plan, input, None)
+    return _filled_with_address(values, library.dmlpool_max_pooling, plan, input, None)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -227,7 +227,9 @@ def max_pooling_grad_from_taps(
     )
     plan = planned(taps.shape, taps.stride(), dtype, window, *rest)
     gradient = _new(plan.sizes, plan.strides, dtype)
-    return _filled_by(gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps)
+    return _filled_from_numbers(
+        gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps
+    )
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
@@ -255,7 +257,7 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
     shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
     plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
     gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled_by(gathered, library.dmlpool_gather_positions, plan, input, positions)
+    return _filled_from_numbers(gathered, library.dmlpool_gather_positions, plan, input, positions)
 
 
 def scatter_positions(
@@ -275,7 +277,9 @@ def scatter_positions(
         shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format
     )
     scattered = _new(plan.sizes, plan.strides, dtype)
-    return _filled_by(scattered, library.dmlpool_scatter_positions, plan, input, positions)
+    return _filled_from_numbers(
+        scattered, library.dmlpool_scatter_positions, plan, input, positions
+    )
 
 
 def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
@@ -342,7 +346,7 @@ def quantized_linear_average_pooling(
         output = empty(plan.output_sizes, plan.memory_format)
     given, _kept = quantization(input.shape[1], output_dtype, *parameters)
     pool = library.dmlpool_quantized_average_pooling
-    return _filled_with(output, pool, plan, input, ctypes.addressof(given))
+    return _filled_with_address(output, pool, plan, input, ctypes.addressof(given))
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:

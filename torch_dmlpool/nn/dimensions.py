@@ -84,6 +84,7 @@ def public(function: _F) -> _F:
     function.__module__ = "torch_dmlpool.nn.functional"
     name, accepted = function.__name__, inspect.signature(function).parameters
 
+    # ``keywords`` has such a function too. This one keeps a call within eight files.
     @functools.wraps(function)
     def pool(*args: Any, **kwargs: Any) -> Any:
         try:

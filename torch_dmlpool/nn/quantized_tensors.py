@@ -19,14 +19,14 @@ from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, s
 
 def accepting(pool: Any) -> Any:
     """A function of :mod:`torch_dmlpool.nn.pools` that takes quantized tensors too."""
-    pooled = _FAMILIES[pool.__name__]
+    pool_quantized = _FAMILIES[pool.__name__]
 
     def quantized_pool(rank: int, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
         if mask is not None:
             raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
         name = f"{pool.__name__}{rank}d"
         batched, added = dimensions.with_batch(name, rank, input, (input.dtype,))
-        output = pooled(pool, rank, batched, *arguments)
+        output = pool_quantized(pool.__wrapped__, rank, batched, *arguments)
         return output if added is None else dimensions.without(output, added)
 
     return dimensions.for_batches(pool.types, quantized_pool)(pool.__wrapped__)

@@ -241,7 +241,8 @@ class Operator:
 
     def _result(self, arguments: tuple[Any, ...]) -> Any:
         """The results for arguments as the schema has them, by the backend."""
-        return self.implementation(arguments[0])(*self._checked(arguments)[0])
+        checked, _ = self._checked(arguments)  # first: the input of a call by name may be None
+        return self.implementation(arguments[0])(*checked)
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
         """The fake implementation: checks the arguments and returns uninitialised results."""
