@@ -77,20 +77,17 @@ constexpr int64_t BOX_CHANNELS = 64;  // a box has at least this many channels, 
 // bits of results do not depend on the number of threads. Not measured separately.
 constexpr int64_t PART_ELEMENTS = 1 << 18;
 // With fewer than FEW_CHANNELS channels, several positions are combined as one row. The row has at
-// most ROW_ELEMENTS elements and ROW_POSITIONS positions.
-// Reason: long rows are 1.25 times faster over 32 channels; processor not noted.
+// most ROW_ELEMENTS elements and ROW_POSITIONS positions. Not measured separately.
 constexpr int64_t FEW_CHANNELS = 256;
 constexpr int64_t ROW_ELEMENTS = 2048;
 constexpr int64_t ROW_POSITIONS = 64;
-// If the values of a position have SINGLE_BYTES[0] to SINGLE_BYTES[1] bytes, it is a row by itself,
-// so that memory is read in order. Reason: averages of 1x32x112x112 are 1.15 times faster, of
-// 1x32x32x32x32 1.0 to 1.13, of 8x16x128x128 1.05 to 1.15; float32, Zen 4.
+// A position whose values have SINGLE_BYTES[0] to SINGLE_BYTES[1] bytes is a row by itself. Reason:
+// averages of 1x32x112x112 are 1.15 times faster, of 8x16x128x128 1.05 to 1.15; float32, Zen 4.
 constexpr int64_t SINGLE_BYTES[2] = {64, 128};
 // Inputs of several channels and of more than ORDERED_BYTES are read in order before they are
 // combined: whole planes whose positions are rows by themselves, and rows that windows share with
 // those above. Reason: averages of 8x32x112x112 to 1x1 are 1.1 to 1.2 times faster, maxima 3/2 of
-// 8x336x29x29 and of 8x288x35x35 1.5, averages 3/1 of 8x1024x17x17 1.1; with 3 MB, maxima 3/2 of
-// 256x56x56 would be 0.78 times as fast; float32, Zen 4.
+// 8x288x35x35 1.5; with 3 MB, 3/2 of 256x56x56 would be 0.78 times as fast; float32, Zen 4.
 constexpr int64_t ORDERED_BYTES = 6 << 20;
 // Values of planes become results whenever they fill this many bytes, because the values of many
 // planes would fill a cache. Not measured separately.
@@ -288,6 +285,9 @@ PlanePlan plan_planes(const Question &question) {
     plan.reads_first = is_single && p.input_bytes(question.element_size) > ORDERED_BYTES;
     const int64_t positions = std::min(plan.part, p.plane() / p.channels);
     plan.positions = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, positions / 4));
+    // Rows 4 KB apart would share a set of the first-level cache: averages of 8x128x28x28 to 1x1
+    // would be 0.88 to 0.95 times as fast, 1x128x56x56 0.95 times; float32, Zen 4.
+    plan.positions -= plan.positions > 1 && plan.positions * bytes % 4096 == 0;
     plan.at_once = std::max(PLANES_A_CALL,
                             FINISHED_BYTES / (p.channels * question.value_size) & -PLANES_A_CALL);
     return plan;
