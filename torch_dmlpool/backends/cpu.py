@@ -29,29 +29,15 @@ from torch_dmlpool.backends.plans import (
 from torch_dmlpool.window import Window
 
 
-def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor) -> Tensor:
+def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, *more: int | None) -> Tensor:
     """Call a function of the library and return ``output``, which it fills. It gets the plan's
-    problem and ``source``.
+    problem, ``source`` and, after the output, ``more`` addresses.
     """
     if plan.is_empty:
         return output.zero_()
     if not plan.is_laid_out:
         source = source.contiguous(memory_format=plan.memory_format)
-    code = function(plan.problem, source.data_ptr(), output.data_ptr())
-    if code:
-        raise error_of(function, code)
-    return output
-
-
-def _filled_with_address(
-    output: Tensor, function: Any, plan: Plan, source: Tensor, address: int | None
-) -> Tensor:
-    """The ``output`` of a function of the library that gets an ``address`` after the output's."""
-    if plan.is_empty:
-        return output.zero_()
-    if not plan.is_laid_out:
-        source = source.contiguous(memory_format=plan.memory_format)
-    code = function(plan.problem, source.data_ptr(), output.data_ptr(), address)
+    code = function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
     if code:
         raise error_of(function, code)
     return output
@@ -123,7 +109,7 @@ def _lies_as(tensor: Tensor, plan: Plan, dtype: torch.dtype) -> bool:
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     plan = planned(input.shape, input.stride(), input.dtype, window)
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled_with_address(values, library.dmlpool_max_pooling, plan, input, None)
+    return _filled(values, library.dmlpool_max_pooling, plan, input, None)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -346,7 +332,7 @@ def quantized_linear_average_pooling(
         output = empty(plan.output_sizes, plan.memory_format)
     given, _kept = quantization(input.shape[1], output_dtype, *parameters)
     pool = library.dmlpool_quantized_average_pooling
-    return _filled_with_address(output, pool, plan, input, ctypes.addressof(given))
+    return _filled(output, pool, plan, input, ctypes.addressof(given))
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
