@@ -84,10 +84,14 @@ constexpr int64_t ROW_POSITIONS = 64;
 // A position whose values have SINGLE_BYTES[0] to SINGLE_BYTES[1] bytes is a row by itself. Reason:
 // averages of 1x32x112x112 are 1.15 times faster, of 8x16x128x128 1.05 to 1.15; float32, Zen 4.
 constexpr int64_t SINGLE_BYTES[2] = {64, 128};
-// Inputs of several channels and of more than ORDERED_BYTES are read in order before they are
-// combined: whole planes whose positions are rows by themselves, and rows that windows share with
-// those above. Reason: averages of 8x32x112x112 to 1x1 are 1.1 to 1.2 times faster, maxima 3/2 of
-// 8x288x35x35 1.5; with 3 MB, 3/2 of 256x56x56 would be 0.78 times as fast; float32, Zen 4.
+// Positions that are rows by themselves are read in order first, if one has ORDERED_POSITION_BYTES
+// at most and all have ORDERED_PLANES_BYTES or more. Reason: averages of 8x256x64x64 to 1x1 are 2
+// times faster, those of 8x256x28x28 would be 0.7 times as fast; float32, Zen 4.
+constexpr int64_t ORDERED_POSITION_BYTES = 2048;
+constexpr int64_t ORDERED_PLANES_BYTES = 8 << 20;
+// Rows that windows share with those above are read in order in inputs of several channels and of
+// more than ORDERED_BYTES. Reason: maxima 3/2 of 8x288x35x35 are 1.5 times faster; with 3 MB, 3/2
+// of 256x56x56 would be 0.78 times as fast; float32, Zen 4.
 constexpr int64_t ORDERED_BYTES = 6 << 20;
 // Values of planes become results whenever they fill this many bytes, because the values of many
 // planes would fill a cache. Not measured separately.
@@ -282,14 +286,14 @@ PlanePlan plan_planes(const Question &question) {
     const int64_t fitting = p.channels < FEW_CHANNELS && !is_single
                                 ? std::min(ROW_POSITIONS, ROW_ELEMENTS / p.channels)
                                 : 1;
-    plan.reads_first = is_single && p.input_bytes(question.element_size) > ORDERED_BYTES;
+    plan.reads_first = fitting == 1 && bytes <= ORDERED_POSITION_BYTES &&
+                       p.input_bytes(question.element_size) >= ORDERED_PLANES_BYTES;
     const int64_t positions = std::min(plan.part, p.plane() / p.channels);
     plan.positions = std::clamp<int64_t>(fitting, 1, std::max<int64_t>(1, positions / 4));
     // Rows 4 KB apart would share a set of the first-level cache: averages of 8x128x28x28 to 1x1
     // would be 0.88 to 0.95 times as fast, 1x128x56x56 0.95 times; float32, Zen 4.
     plan.positions -= plan.positions > 1 && plan.positions * bytes % 4096 == 0;
-    plan.at_once = std::max(PLANES_A_CALL,
-                            FINISHED_BYTES / (p.channels * question.value_size) & -PLANES_A_CALL);
+    plan.at_once = std::max(PLANES_A_CALL, FINISHED_BYTES / bytes & -PLANES_A_CALL);
     return plan;
 }
 

@@ -140,18 +140,14 @@ struct DisjointGradient {
         const int64_t last = std::clamp(whole.end, first, columns.end);
         const int64_t count = last - first;
         E *const inside = out + (w.first(first) - positions.begin);
-        if (w.window != 2 || w.stride != 2)
-            std::fill_n(out, length, E(0));
-        else {
-            std::fill_n(out, count > 0 ? inside - out : length, E(0));
-            if (count > 0)
-                std::fill(inside + 2 * count, out + length, E(0));
-        }
+        const bool are_pairs = w.window == 2 && w.stride == 2 && count > 0;
+        std::fill(out, are_pairs ? inside : out + length, E(0));
         const E *const from = shares + (first - columns.begin);
-        if (w.window == 2 && w.stride == 2)
+        if (are_pairs) {
             for (int64_t k = 0; k < count; ++k)
                 inside[2 * k] = inside[2 * k + 1] = from[k];
-        else
+            std::fill(inside + 2 * count, out + length, E(0));
+        } else
             for (int64_t k = 0; k < count; ++k)
                 for (int64_t tap = 0; tap < w.window; ++tap)
                     inside[k * w.stride + tap * w.dilation] = from[k];

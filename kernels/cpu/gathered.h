@@ -153,14 +153,11 @@ struct GatheredChannels : Gathering {
     void write_group(const Group &group, Memory &m, L *out) const {
         find_windows(group.span, m);
         const int64_t count = int64_t(m.windows.size());
-        if (count == 1)
-            gather<1>(m.windows.data(), count, group.positions, out);
-        else if (count == 2)
-            gather<2>(m.windows.data(), count, group.positions, out);
-        else if (count == 4)
-            gather<4>(m.windows.data(), count, group.positions, out);
-        else
-            gather<0>(m.windows.data(), count, group.positions, out);
+        const auto run = count == 1   ? &GatheredChannels::gather<1>
+                         : count == 2 ? &GatheredChannels::gather<2>
+                         : count == 4 ? &GatheredChannels::gather<4>
+                                      : &GatheredChannels::gather<0>;
+        (this->*run)(m.windows.data(), count, group.positions, out);
     }
     // Writes the sums of the positions of a group, each of `any` windows. If their number is known
     // when the library is compiled it is `fixed`: 3/2 is 1.2 times faster.
