@@ -253,10 +253,8 @@ bool can_compute(Strategy strategy, const Question &question) {
         return question.is_uniform && windows.are_planes() &&
                (!question.has_numbers || are_elements);
     }
-    if (strategy == BOXES)
-        return windows.spacing == 1 && !has_huge_axis(p);
-    if (strategy == WINDOWS)
-        return windows.spacing == 1;
+    if (strategy == BOXES || strategy == WINDOWS)
+        return windows.spacing == 1 && (strategy == WINDOWS || !has_huge_axis(p));
     return strategy == ROWS && (windows.spacing > 1 || !is_huge(p.w()));
 }
 

@@ -98,7 +98,9 @@ struct Taps {
             });
     }
     int64_t checked_offset(int64_t tap) const {
-        return uint64_t(tap) < uint64_t(taps) ? computed_offset(tap) : NOWHERE;
+        if (uint64_t(tap) >= uint64_t(taps))
+            return NOWHERE;
+        return offsets.empty() ? computed_offset(tap) : offsets[tap];
     }
 };
 

@@ -166,9 +166,7 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
             using S = decltype(element);
             using P = decltype(wide);
             const Winner<S, P> op(data_type);
-            void *const to = output != nullptr
-                                 ? output
-                                 : winners;  // an address, not used where there is no output
+            void *const to = output ? output : winners;  // nothing is written where it is winners
             if (compares_channels(p, numbers.units, sizeof(S))) {
                 const ChannelWinners<decltype(element_of_channels), S, P> channels(
                     numbers, op, output != nullptr);

@@ -80,6 +80,8 @@ struct RowPooling : BlockPooling {
             }
             if (plan.outputs_w < w.outputs && found > 1)
                 read_ahead(m.rows, found, inside);
+            else if (plan.outputs_w < w.outputs && channels == 1 && p.is_large(element))
+                read_in_order(m.rows[0].from, inside * element);
             const char *const latest = m.rows[found - 1].from;
             if (spacing > 1) {
                 const int64_t count = parts_of(b.low + b.columns, spacing) - from;
