@@ -111,7 +111,7 @@ struct Rows final : RowOperations {
         if constexpr (n > 1 && n <= 16 && !Op::has_numbers) {
             // A plane has the same bits in any number of planes.
             constexpr int64_t few = std::min<int64_t>(n, 32 / sizeof(L));
-            if (size < n && !std::is_integral_v<L>)
+            if (size < std::max<int64_t>(n, 8) && !std::is_integral_v<L>)
                 return reduce_each<are_plain, few>(from, size, size, planes, out, end);
             for (; size >= n && planes - done >= n; done += n) {
                 Vector<L, n> vectors[n];

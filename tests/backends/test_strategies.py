@@ -148,17 +148,29 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
         ((2, 2, 4), (1, 1, 2), (1, 1, 2), 0),
         ((4, 4, 4), 3, 1, 1),
         ((300,), 2, 2, 0),
+        ((5,), 5, 1, 0),
+        ((17,), 3, 1, 1),
+        ((20,), 6, 5, 2),
+        ((50,), 8, 8, 0),
+        ((1, 64), (1, 3), (1, 2), 1),
     ],
 )
 def test_small_planes_by_themselves(
     sizes: tuple[int, ...], window: Any, stride: Any, padding: int, dtype: torch.dtype
 ) -> None:
-    """Averages and gradients of planes are the bits of each plane's own, and read nothing else."""
+    """Maxima, averages and gradients of planes are the bits of each plane's own, and read nothing
+    else."""
     made = Window.directml(len(sizes), window, stride, padding, padding)
     outputs = made.output_sizes(sizes)
     for planes in (1, 16, 37):
-        image = samples.fenced(samples.normal(1, planes, *sizes).to(dtype))
-        arriving = samples.fenced(samples.normal(1, planes, *outputs).to(dtype))
+        # Thirds have all bits of float64, so that sums of them are rounded too.
+        image = samples.fenced((samples.normal(1, planes, *sizes).double() / 3).to(dtype))
+        arriving = samples.fenced((samples.normal(1, planes, *outputs).double() / 3).to(dtype))
+        maxima = cpu.max_pooling(image, made)
+        for k in range(planes):
+            assert torch.equal(
+                cpu.max_pooling(image[:, k : k + 1].clone(), made)[0, 0], maxima[0, k]
+            )
         for counted in ((False, None), (True, None), (False, -3)):
             averages = cpu.average_pooling(image, made, *counted)
             gradients = cpu.average_pooling_grad(arriving, sizes, made, *counted)
@@ -501,6 +513,28 @@ def test_rows_longer_than_what_is_kept(length: int) -> None:
         torch.testing.assert_close(averages.double(), sums / counted, rtol=2**-20, atol=1e-6)
         padded = torch.nn.functional.pad(image, (3, 66), value=-torch.inf)
         assert torch.equal(maxima, padded.unfold(-1, 70, 1).amax(-1))
+    made = Window.directml(1, 3)
+    arriving = torch.randint(-8, 8, (1, 3, length - 2)).float()
+    _, taps = cpu.max_pooling_with_taps(image, made)
+    at = torch.arange(length - 2) + image.unfold(-1, 3, 1).argmax(-1)
+    expected = torch.zeros_like(image).scatter_add(-1, at, arriving)
+    found = cpu.max_pooling_grad_from_taps(arriving, taps, (length,), made, False)
+    assert torch.equal(found, expected)
+
+
+def test_large_inputs_are_read_first() -> None:
+    """Rows that are pooled in tiles, and positions of 1 KB, are read before they are combined: the
+    same bits as of each plane by itself, and nothing else is read."""
+    rows = samples.fenced(samples.normal(3, 500, 2100))
+    positions = samples.normal(4, 256, 47, 47).contiguous(memory_format=torch.channels_last)
+    positions = samples.fenced(positions)
+    for image, made in ((rows, Window.pytorch(1, 3, 2, 1)), (positions, Window.pytorch(2, 47))):
+        maxima = cpu.max_pooling(image, made)
+        averages = cpu.average_pooling(image, made, False, None)
+        for at in ((slice(0, 1), slice(0, 256)), (slice(-1, None), slice(-256, None))):
+            alone = image[at].clone()
+            assert torch.equal(cpu.max_pooling(alone, made), maxima[at])
+            assert torch.equal(cpu.average_pooling(alone, made, False, None), averages[at])
 
 
 @pytest.mark.parametrize("sizes", [(4, 13, 163, 150), (1, 1, 1100, 1003)])

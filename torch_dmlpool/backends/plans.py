@@ -52,6 +52,9 @@ SMALL_PLANE = 8
 """Whole planes of at most this many elements are merged into one row where only maxima are asked
 for. That makes maxima of 8x512 planes of 8 elements 2.9 times faster, and would make those of 16
 elements 1.1 times slower (float32, Zen 4). With winners, planes of all sizes are merged."""
+ROW_MOST = 1024
+"""Planes of one row of more elements stay planes: training of 4x128x2048 by 2/2 would be 0.85 times
+as fast, with maxima of 5/5 0.8 times (float32, Zen 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,6 @@ def planned(
     is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
-    while len(axes) > 1 and axes[0] == _ONE_ROW and ends[0] == 0:
-        del axes[0], ends[0]
     if counted or is_contiguous:
         _join_rows(axes, ends)
     samples, channels = shape[:2]
@@ -114,12 +115,10 @@ def planned(
     if number_dtype is None:
         number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
     wider = _wider(axes, numbering, dtype)
-    if counted is None:
-        joins = spatial_sizes is None
-    else:
-        is_float = dtype.is_floating_point and numbered is None  # no scales, no mask
-        joins = is_float and is_contiguous and _joins_averages(axes, spatial_sizes is not None)
-    if joins:
+    is_gradient = spatial_sizes is not None
+    # Averages with scales or under a mask tell planes apart.
+    are_alike = dtype.is_floating_point and numbered is None and is_contiguous
+    if _joins_averages(axes, are_alike, is_gradient) if counted else not is_gradient:
         planes, numbering = _join_planes(axes, ends, planes, numbering, numbered is not None)
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     missing = 3 - len(axes)
@@ -167,7 +166,10 @@ def _axes_of(
         (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
         for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
     ]
-    return outputs, axes, [axis.end_padding for axis in window.axes]
+    ends = [axis.end_padding for axis in window.axes]
+    while len(axes) > 1 and axes[0] == _ONE_ROW and ends[0] == 0:
+        del axes[0], ends[0]
+    return outputs, axes, ends
 
 
 def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
@@ -235,17 +237,19 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
     return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
 
 
-def _joins_averages(axes: list[_Axis], are_gradients: bool) -> bool:
-    """Whether averages of rows may be of one plane (``_join_planes``), and are faster then.
+def _joins_averages(axes: list[_Axis], are_alike: bool, is_gradient: bool) -> bool:
+    """Whether rows may be averaged as one plane (``_join_planes``), and are faster then.
 
     Where windows have a larger stride or more taps, the bits of a sum would depend on the number
     of planes. Rows of 16 elements and fewer are turned, see choose.cpp. Averages of 512x64x17 by
     2/2 are 9 times faster, by 3/1 4 times, and training by 3/1 4 times.
     """
     size, count, taps, stride, *_ = axes[0]
-    if len(axes) > 1 or count == 1 or not 0 < taps < 16 or stride > 4:
+    if not are_alike or len(axes) > 1 or count == 1 or size > ROW_MOST:
         return False
-    return _is_tiled(axes[0]) or (size > 16 and (taps > stride or not are_gradients))
+    is_short = 0 < taps < 16 and stride <= 4
+    has_rows = size > 16 and (taps > stride or not is_gradient)
+    return is_short and (has_rows or _is_tiled(axes[0]))
 
 
 def _join_planes(
@@ -253,14 +257,15 @@ def _join_planes(
 ) -> tuple[int, int]:
     """Merge all planes into one along the first axis, where windows tile that axis.
 
-    Planes of one row, whose windows overlap, become the rows of one plane: maxima of 64x128x64 by
-    3/1 are 4 times faster.
+    Planes of one row become the rows of one plane, unless their windows tile them: maxima of
+    64x128x64 by 3/1 are 4 times faster.
 
     Returns the number of planes and the winners' numbering. A single window begins where its plane
     does, so its winner's position is its tap: POSITIONS become TAPS. Maxima of many small planes
     are 10 times faster.
     """
-    if len(axes) == 1 and axes[0][1] > 1 and axes[0][2] > 0 and not _is_tiled(axes[0]):
+    size, count, taps, *_ = axes[0]
+    if len(axes) == 1 < count and taps > 0 and size <= ROW_MOST and not _is_tiled(axes[0]):
         axes.insert(0, _ONE_ROW)
         ends.insert(0, 0)
     size, count, taps, stride, padding, dilation = axes[0]
@@ -271,7 +276,8 @@ def _join_planes(
         return planes, numbering
     if is_single and numbering == POSITIONS:
         numbering = TAPS
-    if numbering != TAPS or (is_single and not has_winners and size > SMALL_PLANE):
+    is_whole = is_single and taps == size
+    if numbering != TAPS or (is_whole and not has_winners and size > SMALL_PLANE):
         return planes, numbering
     axes[0] = planes * size, planes * count, taps, stride, 0, 1
     return 1, numbering
