@@ -239,6 +239,14 @@ def _networks() -> Iterator[Workload]:
     yield from _row(group, "average", "8x192x35x35", "3/1", 1, origin="Inception v3, branch")
     yield from _row(group, "average", "8x256x56x56", "2/2", origin="DenseNet, transition")
     yield from _row(group, "max average", "16x128x16000", "4/4", origin="waveforms")
+    series = [
+        *_row(group, "max average", "64x128x128", "3/2", 1, origin="sensor series"),
+        *_row(group, "max average", "64x128x64", "2/2", origin="sensor series"),
+        *_row(group, "average", "64x64x64", "8/8", origin="sensor series"),
+    ]
+    for row in series:
+        yield row
+        yield replace(row, mode="training")
     yield from _row(group, "max", "4x64x8x56x56", "3/2", 1, origin="video, ResNet 3-D stem")
     yield from _row(
         group, "max", "4x64x16x112x112", "1x3x3/1x2x2", "0x1x1", origin="video, I3D pool"

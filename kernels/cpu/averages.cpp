@@ -357,7 +357,8 @@ void average_pooling_grad(const Problem &p, const void *arriving, void *gradient
     const int type = int(p.type);
     const int64_t element = kernels_of(type).sums.element_size;
     expect_all(gradient, p.input_bytes(element));
-    const bool is_turned = are_turned(p, adjoint_of(Windows(p)));
+    const Windows windows(p);
+    const bool is_turned = !windows.are_planes() && are_turned(p, adjoint_of(windows));
     const Problem q = is_turned ? turned_problem(p) : p;
     const Geometry g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
