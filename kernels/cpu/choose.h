@@ -64,9 +64,8 @@ struct BlockPlan {
     int64_t channels;
     int64_t outputs_h;
     int64_t outputs_w;
-    int64_t rows;  // of workspace that are pooled along W at once
-    bool
-        doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two of half the size
+    int64_t rows;    // of workspace that are pooled along W at once
+    bool doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two smaller ones
     bool doubles_w;  // the same along W
     bool reduces_w;  // each window reads its own elements along W, without vectors over windows
     bool reads_ahead = false;  // reads the next rows early, and prefetches results at stride 1
@@ -97,9 +96,8 @@ bool gathers_shares(const Problem &p);
 bool puts_zeros_between(const Axis &axis);
 
 // The operations that a row costs, however short it is. ROWS adds it to the cost that `parallel` is
-// given. Reason: calls of
-// 10,000 to 400,000 elements are 1.14 times faster with it; request and processor not measured
-// separately.
+// given. Reason: calls of 10,000 to 400,000 elements are 1.14 times faster with it; request and
+// processor not measured separately.
 constexpr double ROW_COST = 64;
 
 }  // namespace dmlpool

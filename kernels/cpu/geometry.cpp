@@ -80,6 +80,9 @@ Windows::Windows(const Problem &problem) : p(problem) {
 
 void Windows::keep(int a) {
     kept[a].clear();
+    // The rows of one-dimensional pools: as many as there are planes.
+    if (!seen[a].empty() && seen[a].front().axis.window == 1 && seen[a].front().axis.stride == 1)
+        return;
     for (int64_t o = 0; p.axes[a].outputs <= KEPT_SPANS && o < p.axes[a].outputs; ++o)
         kept[a].push_back(computed(a, o));
 }

@@ -526,6 +526,13 @@ def test_large_inputs_are_read_first() -> None:
     """Rows that are pooled in tiles, and positions of 1 KB, are read before they are combined: the
     same bits as of each plane by itself, and nothing else is read."""
     rows = samples.fenced(samples.normal(3, 500, 2100))
+    arriving = samples.fenced(samples.normal(3, 260, 4200))
+    for made in (Window.pytorch(1, 3, 2), Window.pytorch(1, 5, 4)):
+        sizes = ((4200 - 1) * made.axes[0].stride + made.axes[0].window,)
+        gradients = cpu.average_pooling_grad(arriving, sizes, made, True, None)
+        alone = arriving[-1:, -1:].clone()
+        found = cpu.average_pooling_grad(alone, sizes, made, True, None)
+        assert torch.equal(found, gradients[-1:, -1:])
     positions = samples.normal(4, 256, 47, 47).contiguous(memory_format=torch.channels_last)
     positions = samples.fenced(positions)
     for image, made in ((rows, Window.pytorch(1, 3, 2, 1)), (positions, Window.pytorch(2, 47))):

@@ -46,15 +46,21 @@ DATA_TYPES.update(
 )
 
 KEPT_OUTPUTS = 1 << 16
-"""``Columns::KEPT_MOST`` in kernels/cpu/numbers.h. For rows of more outputs the kernels compute the
-numbers of winners anew for each row, so :func:`_join_tiled_rows` makes no longer rows."""
+"""``Columns::KEPT_NUMBERS`` in kernels/cpu/numbers.h. For rows of more outputs the kernels compute
+the numbers of winners anew for each row, so :func:`_join_tiled_rows` makes no longer rows."""
 SMALL_PLANE = 8
 """Whole planes of at most this many elements are merged into one row where only maxima are asked
 for. That makes maxima of 8x512 planes of 8 elements 2.9 times faster, and would make those of 16
 elements 1.1 times slower (float32, Zen 4). With winners, planes of all sizes are merged."""
 ROW_MOST = 1024
-"""Planes of one row of more elements stay planes: training of 4x128x2048 by 2/2 would be 0.85 times
-as fast, with maxima of 5/5 0.8 times (float32, Zen 4)."""
+"""Longer planes of one row stay planes, unless they are asked for maxima of windows that tile them:
+training of 4x128x2048 by averages 2/2 would be 0.85 times as fast, by maxima 5/5 0.8 (Zen 4)."""
+SHORT_WINDOW, SHORT_STRIDE = 15, 4
+"""The longest window and stride of averages that may be joined: ``LONG_CONVERTED`` and
+``STRIDE_WITHOUT_VECTORS`` in kernels/cpu/choose.cpp, each less 1. From there on the bits of a sum
+depend on how many windows a row has."""
+TURNED_ROW = 16
+"""``TURNED_WIDTH`` in kernels/cpu/choose.cpp: averages of rows up to this long are turned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def planned(
         number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
     wider = _wider(axes, numbering, dtype)
     is_gradient = spatial_sizes is not None
-    # Averages with scales or under a mask tell planes apart.
+    # Averages with scales or under a mask tell planes apart, and channels fill vectors as they are.
     are_alike = dtype.is_floating_point and numbered is None and is_contiguous
     if _joins_averages(axes, are_alike, is_gradient) if counted else not is_gradient:
         planes, numbering = _join_planes(axes, ends, planes, numbering, numbered is not None)
@@ -167,7 +173,7 @@ def _axes_of(
         for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
     ]
     ends = [axis.end_padding for axis in window.axes]
-    while len(axes) > 1 and axes[0] == _ONE_ROW and ends[0] == 0:
+    while len(axes) > 1 and axes[0][:3] == _ONE_ROW[:3] and axes[0][4] == ends[0] == 0:
         del axes[0], ends[0]
     return outputs, axes, ends
 
@@ -240,15 +246,15 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
 def _joins_averages(axes: list[_Axis], are_alike: bool, is_gradient: bool) -> bool:
     """Whether rows may be averaged as one plane (``_join_planes``), and are faster then.
 
-    Where windows have a larger stride or more taps, the bits of a sum would depend on the number
-    of planes. Rows of 16 elements and fewer are turned, see choose.cpp. Averages of 512x64x17 by
-    2/2 are 9 times faster, by 3/1 4 times, and training by 3/1 4 times.
+    Short rows are turned instead, unless windows tile them. Gradients of windows that share no
+    element are copies, which many rows make no faster. Averages of 512x64x17 by 2/2 are 9 times
+    faster, by 3/1 4 times, and training by 3/1 4 times.
     """
     size, count, taps, stride, *_ = axes[0]
     if not are_alike or len(axes) > 1 or count == 1 or size > ROW_MOST:
         return False
-    is_short = 0 < taps < 16 and stride <= 4
-    has_rows = size > 16 and (taps > stride or not is_gradient)
+    is_short = 0 < taps <= SHORT_WINDOW and stride <= SHORT_STRIDE
+    has_rows = size > TURNED_ROW and (taps > stride or not is_gradient)
     return is_short and (has_rows or _is_tiled(axes[0]))
 
 
