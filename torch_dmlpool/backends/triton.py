@@ -6,11 +6,9 @@ graphs capture every call. A launch goes to the tensors' own device and that dev
 stream.
 """
 
-import importlib
 import math
 from collections.abc import Sequence
-from functools import lru_cache, partial
-from types import ModuleType, SimpleNamespace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
@@ -25,14 +24,6 @@ from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.window import Window
-
-
-@lru_cache
-def kernel_named(module: str, name: str) -> Any:
-    """A kernel or a launch function by name, cached: an ``import`` statement would take each call
-    some microseconds.
-    """
-    return getattr(importlib.import_module(f"torch_dmlpool.kernels.{module}"), name)
 
 
 def runs_ptx(tensor: Tensor) -> bool:
@@ -111,45 +102,9 @@ def _compile(
     size_types: tuple[Any, ...],
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
-    kernel = kernel_named(*name.split("."))
-    _make_keys(kernel)
-    # Triton specializes on a tensor's type, and on whether its address is a multiple of 16.
-    arguments: list[Any] = [
-        SimpleNamespace(dtype=kind[0], data_ptr=partial(int, not kind[1]))
-        if isinstance(kind, tuple)
-        else kind()
-        for kind in kinds
-    ]
-    by_name = dict(constants)
     # Fused multiply-adds are asked for: Triton's default is about to change, and 3.9 warns of it.
     options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
-    arguments.append(_stand_in(size_types))
-    compiled = kernel.warmup(*arguments, grid=(1,), **by_name, **options)
-    return compiled, tuple(by_name[each] for each in kernel.arg_names[len(arguments) :])
-
-
-def _make_keys(function: Any, *callers: Any) -> None:
-    """Let Triton make the cache's key of a function after the keys of the functions that it calls.
-    In other orders Triton 3.6 leaves constants out of keys, and another process compiles again.
-    """
-    names = function.fn.__code__.co_names
-    used = [function.__globals__.get(name) for name in names]
-    modules = [vars(each) for each in used if isinstance(each, ModuleType)]
-    used += [module.get(name) for module in modules for name in names]
-    for each in used:  # asking the object itself for the attribute would make its key
-        has_key = "cache_key" in dir(type(each))
-        if has_key and vars(each).get("hash", "") is None and id(each) not in callers:
-            _make_keys(each, *callers, id(each))
-    function.cache_key  # noqa: B018
-
-
-def _stand_in(types: Any) -> Any:
-    """A kernel's ``sizes`` as far as Triton compiles for them. Numbers in a tuple are specialised
-    where they are 1 or a multiple of 16: these are neither.
-    """
-    if isinstance(types, tuple):
-        return tuple(map(_stand_in, types))
-    return {"i32": 2**30 + 1, "i64": 2**40 + 1}[types]
+    return compiled(name, constants, size_types, kinds, options)
 
 
 def _in_turn(
