@@ -2,6 +2,7 @@
 draws beyond_torch.png.
 """
 
+import datetime
 import statistics
 import textwrap
 import time
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as theirs
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import timing
+from torch_dmlpool.bench import conditions
 from torch_dmlpool.nn import functional as ours
 
 BOTH = theirs, ours
@@ -52,7 +55,7 @@ def wrong_integers(pools: ModuleType) -> float:
 
 
 def saved_bytes(pool: Callable[[Tensor], Tensor], images: Tensor) -> int:
-    """What the backward pass keeps beside the input, which the layer before keeps anyway."""
+    """What is kept for the backward pass, the input among it."""
     saved: dict[int, int] = {}
 
     def note(kept: Tensor) -> Tensor:
@@ -61,7 +64,7 @@ def saved_bytes(pool: Callable[[Tensor], Tensor], images: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
         pool(images)
-    return sum(size for address, size in saved.items() if address != images.data_ptr())
+    return sum(saved.values())
 
 
 def milliseconds(pools: ModuleType, images: Tensor) -> float:
@@ -71,6 +74,16 @@ def milliseconds(pools: ModuleType, images: Tensor) -> float:
     pools.max_pool2d(images, 3, 2, 1).sum().backward()
     finish()
     return 1e3 * (time.perf_counter() - start)
+
+
+def circumstances(device: torch.device) -> str:
+    """What the times depend on: the machine, its threads and load, the version and the day."""
+    machine = conditions.described(device)
+    named = machine.get("GPU", machine["processor"])
+    busy = timing.load()
+    warning = "" if busy is None else "\nThe machine was busy, so that the times say little."
+    threads = f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}"
+    return f"{named}, {threads}, {datetime.date.today()}{warning}"
 
 
 def main() -> None:
@@ -84,19 +97,24 @@ def main() -> None:
                 answer = f"{type(error).__name__}: {error}".partition("\n")[0]
             print(textwrap.fill(f"  {name:15}{answer}", 100, subsequent_indent=" " * 17))
     print(
-        "\ngradients of 3-D averages on a GPU under torch.use_deterministic_algorithms(True)\n"
+        "\ngradients of 3-D averages on a GPU under torch.use_deterministic_algorithms(True) "
+        "(not run here)\n"
         "  torch.nn       raises an error\n  torch_dmlpool  always deterministic"
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     images = torch.rand(8, 64, 112, 112, device=device, requires_grad=True)
     rounds = [[milliseconds(pools, images) for pools in BOTH] for _ in range(9)]
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3), layout="constrained")
     windows = [partial(pools.max_pool2d, kernel_size=3, stride=2, padding=1) for pools in BOTH]
     kept = [saved_bytes(pool, images) / 2**20 for pool in windows]
     times = [statistics.median(times) for times in zip(*rounds, strict=True)]
     figure.suptitle(f"MaxPool2d(3, 2, 1) of 8x64x112x112 float32 on {device}")
-    print(f"\n{figure.get_suptitle()}")
-    figures = {"MiB saved for the backward pass": kept, "ms, forward and backward": times}
+    figure.supxlabel(circumstances(images.device), fontsize="small", color="0.4")
+    print(f"\n{figure.get_suptitle()}\n  {figure.get_supxlabel()}")
+    figures = {
+        "MiB kept for the backward pass, input included": kept,
+        "ms, forward and backward": times,
+    }
     for axis, (unit, values) in zip(axes, figures.items(), strict=True):
         print(f"  {unit}: torch.nn {values[0]:.1f}, torch_dmlpool {values[1]:.1f}")
         bars = axis.barh(["torch.nn", "torch_dmlpool"], values, color=["0.7", "C0"])

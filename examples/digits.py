@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
 
-EPOCHS, BATCH, TRAINING_IMAGES = 12, 64, 1437
+EPOCHS, BATCH, TRAINING_IMAGES, DIGITS = 12, 64, 1437, 5
 
 
 def network(pools: ModuleType) -> nn.Sequential:
@@ -39,38 +39,45 @@ def train(model: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
 
 
 def kept(model: nn.Sequential, images: Tensor) -> int:
-    """Bytes that the two pools keep for the backward pass, beside their inputs."""
+    """Bytes that the two pools keep for the backward pass, their inputs among them."""
     features = {at: model[:at](images).detach().requires_grad_() for at in (2, 5)}
     return sum(saved_bytes(model[at], features[at]) for at in features)
 
 
 def draw(model: nn.Sequential, images: Tensor, labels: Tensor) -> None:
-    """One column per digit: the image, a feature map, its maxima, and where the gradient of the
-    maxima went.
+    """One column per digit: a feature map, its maxima, the gradient of the digit's score with
+    respect to the maxima, and the same gradient with respect to the map.
     """
-    chosen = torch.stack([(labels == label).nonzero()[0, 0] for label in range(10)])
+    chosen = torch.stack([(labels == label).nonzero()[0, 0] for label in range(DIGITS)])
     features = model[:2](images[chosen]).detach().requires_grad_()
     pooled = model[2](features)
     pooled.retain_grad()
-    nn.functional.cross_entropy(model[3:](pooled), labels[chosen], reduction="sum").backward()
-    # there is most to see in these
-    maps = torch.arange(10), features.grad.abs().sum((2, 3)).argmax(1)
+    scores = model[3:](pooled)
+    scores[range(DIGITS), labels[chosen]].sum().backward()  # of each image's own digit
+    # Each digit's map is the one whose gradient is greatest.
+    maps = torch.arange(DIGITS), features.grad.abs().sum((2, 3)).argmax(1)
+    gradients = pooled.grad[maps], features.grad[maps]
+    # Every panel of a colour bar has the same limits. Those of gradients are symmetric, so that
+    # zero is white.
+    values = {"cmap": "Greys", "vmin": 0.0, "vmax": features.detach()[maps].max().item()}
+    most = max(each.abs().amax().item() for each in gradients)
+    signed = {"cmap": "RdBu", "vmin": -most, "vmax": most}
     rows = {
-        "image": images[chosen, 0],
-        "a feature map": features.detach()[maps],
-        "its maxima": pooled.detach()[maps],
-        "their gradient": pooled.grad[maps],
-        "where it went": features.grad[maps],
+        "a feature map": (features.detach()[maps], values),
+        "its maxima": (pooled.detach()[maps], values),
+        "the gradient\nof the maxima": (gradients[0], signed),
+        "the gradient\nof the map": (gradients[1], signed),
     }
-    figure, axes = pyplot.subplots(len(rows), 10, figsize=(14, 7.4), layout="constrained")
-    for line, (title, pictures) in zip(axes, rows.items(), strict=True):
+    figure, axes = pyplot.subplots(len(rows), DIGITS, figsize=(9, 7.6), layout="constrained")
+    for line, (title, (pictures, colours)) in zip(axes, rows.items(), strict=True):
         line[0].set_ylabel(title)
         for axis, picture in zip(line, pictures, strict=True):
-            axis.imshow(picture, cmap="RdBu" if picture.min() < 0 else "viridis")
+            drawn = axis.imshow(picture, **colours)
             axis.set(xticks=[], yticks=[])
+        figure.colorbar(drawn, ax=line, shrink=0.9)
     figure.suptitle(
-        "MaxPool2d(2): each window keeps its greatest element, and the gradient goes to that "
-        "element alone"
+        "MaxPool2d(2): each window keeps its greatest element.\n"
+        "The gradient goes to that element alone; white is zero."
     )
     figure.savefig("demo.png", dpi=100)
 
