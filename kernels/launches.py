@@ -309,8 +309,8 @@ def _may_be_tiled(request: Request, with_taps: bool, results: int) -> bool:
 
 
 def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
-    """Columns of a lane and channels of its vectors: registers limit both (docs/kernels.md has them
-    in a table).
+    """Columns of a lane and channels of its vectors: registers limit both
+    (docs/contributing/kernels.md has a table).
     """
     window, stride = axis.window, axis.stride
     columns = 2 if stride < window else 1

@@ -1,6 +1,6 @@
 """Every public argument with every kind of wrong value, which tests/test_refusals.py tries.
 
-A request is refused if it raises; what it raises is kept in docs/refusals.md, which the test
+A request is refused if it raises; what it raises is kept in tests/refusals.md, which the test
 compares word for word. ``python tests/refusals.py`` writes that page anew.
 """
 
@@ -21,7 +21,7 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
 from torch_dmlpool.nn import functional, quantized
 
-PAGE = Path(__file__).parents[1] / "docs" / "refusals.md"
+PAGE = Path(__file__).with_suffix(".md")
 
 
 class Wrong(NamedTuple):
@@ -548,7 +548,7 @@ def refusal(request: Request) -> Refused:
 
 
 def page(refused: dict[Refused, list[str]]) -> str:
-    """docs/refusals.md: one section per argument, one row per wrong value and message."""
+    """tests/refusals.md: one section per argument, one row per wrong value and message."""
     lines = [
         "# All error messages",
         "",

@@ -1,5 +1,5 @@
 """Every public argument with every kind of wrong value: refused in words before any work, as
-docs/refusals.md says."""
+tests/refusals.md says."""
 
 import contextlib
 import functools
@@ -270,8 +270,8 @@ def test_refusals_are_those_of_the_page() -> None:
     """G5, G6, G8, A5, M4, Q3 and Q4: a TypeError or a ValueError which names the argument or what
     it leaves.
 
-    Word for word those of docs/refusals.md, which python tests/refusals.py writes; what is right is
-    accepted.
+    Word for word those of tests/refusals.md, which python tests/refusals.py writes; what is right
+    is accepted.
     """
     for call in refusals.right_requests():
         call()

@@ -1,4 +1,5 @@
-"""docs/on_paper.md: its halos are those that would be exchanged, and its times follow from them."""
+"""docs/contributing/on_paper.md: its halos are those that would be exchanged, and its times follow
+from them."""
 
 import math
 import re
@@ -9,7 +10,7 @@ import pytest
 from torch_dmlpool.distributed import exchange
 from torch_dmlpool.window import Window
 
-PAGE = (Path(__file__).parents[2] / "docs/on_paper.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/contributing/on_paper.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| \d+ \| (\d+) x (\d+) x (\d+) \|(.*)\|$", PAGE, flags=re.MULTILINE)
 SIZE, (AXIS,) = 2048, Window.directml(1, 3, 2, 1, 1).axes
 
