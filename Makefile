@@ -16,7 +16,7 @@ LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 
-.PHONY: help demo test test-all test-onnx-versions fuzz sanitize coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels test-windows test-aarch64 clean
+.PHONY: help demo test test-all test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels test-windows test-aarch64 clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -30,12 +30,20 @@ test: $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's 
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
 	@$(BIN)/python tests/conftest.py
 
-# OTHER may name the Python of an environment with another Triton, whose compiled kernels are tested as well.
 test-all: $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
-	$(if $(OTHER),$(OTHER) -m pytest tests/kernels tests/backends/test_triton.py)
+
+TRITONS := 3.6.0 3.7.0 3.8.0 3.9.0
+
+test-tritons: $(LIBRARY) $(TRITONS:%=.tritons/%)  ## the kernels as each supported Triton interprets, compiles and lays them out; a quarter of an hour each
+	for version in $(TRITONS); do export PYTHONPATH=.tritons/$$version; \
+	  TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels && \
+	  $(PYTEST) -m "not slow" tests/kernels tests/backends/test_triton.py || exit 1; done
+
+.tritons/%: | $(INSTALLED)
+	$(BIN)/python -m pip install --no-deps --target $@ triton==$*
 
 ONNX_RUNTIMES := 1.20.1 1.22.1 1.24.4
 

@@ -147,6 +147,7 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     T: tl.constexpr = BLOCK.positions
+    NEAR: tl.constexpr = T if BLOCK.rows else 1  # how many positions lie side by side
     LOADS: tl.constexpr = BLOCK.loads  # Triton 3.6 reads no tuple inside a loop
     COMPENSATED: tl.constexpr = BLOCK.compensated and TYPE.is_floating()
     k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
@@ -155,7 +156,8 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
     for _ in range(steps):
         terms = ()
         for _ in tl.static_range(LOADS):
-            term = addressing.load_filled(source + k * apart, k < limit, 0, TYPE)
+            at = source + tl.max_contiguous(k * apart, [1, NEAR])
+            term = addressing.load_filled(at, k < limit, 0, TYPE)
             if len(gradients) > 0:
                 if COUNT > 0:
                     shares = counted_by(gradients[0] + k, gradients[2], gradients[3], COUNT)
@@ -186,6 +188,7 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
     T: tl.constexpr = BLOCK.positions
+    NEAR: tl.constexpr = T if BLOCK.rows else 1
     LOADS: tl.constexpr = BLOCK.loads
     k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
     # A thread begins with its first element, so that a window of nothing but the lowest value names
@@ -194,7 +197,8 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     value = tl.full(best.shape, FILL, TYPE)
     for _ in range(steps):
         for _ in tl.static_range(LOADS):
-            v = addressing.load_filled(source + k * apart, k < limit, FILL, TYPE)
+            at = source + tl.max_contiguous(k * apart, [1, NEAR])
+            v = addressing.load_filled(at, k < limit, FILL, TYPE)
             if OP == GREATEST:
                 value = greater(value, v)
             else:
@@ -281,7 +285,8 @@ def fold(
         start, count, tap = window_of(o, length[0], outputs, axis, KIND, ADJOINT)
     base = outer.to(tl.int64) * length[0] * inner[0] + start * inner[0] + (r - q * inner[0])
     apart = (axis[4][0] + tl.zeros((), r.dtype)) * inner[0]  # with the dilation
-    source = tl.expand_dims(x + base, AXIS)
+    NEAR: tl.constexpr = 1 if BLOCK.rows else BLOCK.results
+    source = tl.expand_dims(x + tl.max_contiguous(base, NEAR), AXIS)
     limit = tl.expand_dims(tl.where(live, count, 0), AXIS)
     if OP != SUM:
         result, winner = greatest(source, limit, apart, steps, OP, TYPE, BLOCK)

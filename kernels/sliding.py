@@ -76,7 +76,8 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, SIDE):
     columns = ()
     if SIDE:
         j = tl.arange(0, WIDTH)[None, :]
-        position = first[:, None] + j // EDGE * stride + j % EDGE
+        position = first[:, None] + (j // EDGE * stride + j % EDGE)
+        position = tl.max_contiguous(position, [1, WIDTH])  # said as in ``folding``
         ok = live[:, None] & (position < end[:, None]) & (position >= 0) & (position < axis[0])
         if GAPS:
             ok = ok & (position < first[:, None] + (j // EDGE + 1) * stride)

@@ -22,6 +22,7 @@ pytest.importorskip("triton._C.libtriton")
 
 from torch_dmlpool.kernels.launch import Launch
 from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
 
 from benchmarks import compiler, sass
 from torch_dmlpool import kernels
@@ -255,7 +256,36 @@ def to_machine_code(made: Made, target: str) -> Any:
     binary = compiler.binary(made.request()._replace(warps=2 if hip else 4), TARGETS[target][0])
     assert binary.asm["hsaco" if hip else "cubin"]
     assert not re.search("0xf{12}(?!f{4})", binary.asm.get("ptx", ""))
+    assert not apart(binary.asm["ttgir"])
     return binary
+
+
+LAYOUT = re.compile(
+    r"^(#\w+) = #ttg.blocked<{sizePerThread = \[(.*?)\], "
+    r"threadsPerWarp = \[(.*?)\].*order = \[(\d)",
+    re.MULTILINE,
+)
+ACCESS = re.compile(r"tt.(?:load|store) .*: tensor<(\d+)x(\d+)x!tt.ptr<\w+>, (#\w+)>")
+
+
+def apart(dialect: str) -> list[str]:
+    """The loads and stores of a kernel, its layouts chosen, in which neighbouring threads do not
+    take neighbours along the last axis of a block of two, which lie side by side in memory."""
+    layouts = {
+        name: (*map(numbers_of, rest), int(first)) for name, *rest, first in LAYOUT.findall(dialect)
+    }
+    found = []
+    for access in ACCESS.finditer(dialect):
+        columns = int(access[2])
+        (_, own), (down, beside), first = layouts[access[3]]
+        most = min(columns // own, down * beside) if own < columns else 1
+        if (most > 1 and first != 1) or beside < most:
+            found.append(access[0])
+    return found
+
+
+def numbers_of(text: str) -> list[int]:
+    return [int(each) for each in text.split(", ")]
 
 
 EACH_TYPE = pytest.mark.parametrize(
@@ -324,6 +354,49 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
         else:
             assert re.search(r"ld\.global\S*\.v4\.b32", binary.asm["ptx"]), made
             assert sass.machine_code(binary.asm["cubin"]).spills == 0, made
+
+
+def with_layouts(made: Made) -> str:
+    """A launch as Triton's dialect for GPUs has it, compiled no further."""
+    request, chosen = made.request(), make_backend(compiler.SM_90)
+    options, module = chosen.parse_options(request.options()), compiler.ir_of(request)
+    stages: dict[str, Any] = {}
+    chosen.add_stages(stages, options, request.source().language)
+    for name in ("ttir", "ttgir"):
+        module = stages[name](module, {"target": compiler.SM_90, **options.__dict__})
+    return str(module)
+
+
+BLOCKS: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
+    *(("max", (size, size), window) for size in (16, 15) for window in ((3, 1, 1), (2, 2))),
+    *(("max gradient", (16, 16), window) for window in ((3, 1, 1), (3, 2, 1), (9, 1, 4))),
+    *(("average", (size, size), (3, 2, 1, 1)) for size in (16, 15)),
+    *(("average", (1, size), ((1, size),)) for size in (4, 16, 96, 768, 1500, 2000)),
+    ("max", (1, 2000), ((1, 2000),)),
+    ("max", (9, 90), (70, 1, 35, 35)),
+    ("adaptive", (30, 33), (5, 6)),
+    ("quantized", (14, 14), (14,)),
+]
+"""Families, sizes and windows that reach every block of threads."""
+
+
+def test_neighbouring_threads_touch_neighbouring_memory(launches_of: Collector) -> None:
+    """E7: every kernel's loads and stores, as the Triton at hand lays out blocks."""
+    launches_of.runs_ptx, chosen = True, {}
+    for family, sizes, window in BLOCKS:
+        dtype = torch.int8 if family == "quantized" else torch.float32
+        input = torch.empty((3, 8, *sizes), dtype=dtype, device="meta")
+        for source in (input, samples.channels_last(input)):
+            FAMILIES[family][0](source, Window.directml(2, *window))
+    for made in launches_of.made:
+        given = dict(made.launch.constants)
+        form = given.get("FORM")
+        blocks = form and (form.channels, form.vector, form.store)
+        blocks = blocks, *map(given.get, ("BLOCK", "ROWS", "SIDE"))
+        chosen.setdefault((made.launch.kernel, blocks), made)
+    wrong = {str(made.launch): apart(with_layouts(made)) for made in chosen.values()}
+    assert not {launch: found for launch, found in wrong.items() if found}
+    assert len({made.launch.kernel for made in chosen.values()}) >= 7
 
 
 def test_every_kernel_is_launched(launches_of: Collector) -> None:
