@@ -183,3 +183,50 @@ def test_results_are_fresh(operator: str, device: torch.device) -> None:
             assert result.untyped_storage().data_ptr() != input.untyped_storage().data_ptr()
             result.zero_()
         assert torch.equal(input, before)
+
+
+def composite(name: str, *arguments: Any, **more: Any) -> Callable[..., Any]:
+    return lambda input, mask: getattr(dmlpool, name)(input, *arguments, **more, mask=mask)
+
+
+PAIR = {"return_indices": True}
+COMPOSITES: dict[str, Callable[[Tensor, Tensor | None], Any]] = {
+    "averages": composite("average_pooling", 2, 1, 1, 1),
+    "averages, padding counted": composite("average_pooling", 2, 1, 1, 1, include_padding=True),
+    "averages, divided": composite("average_pooling", 2, 1, 1, 1, divisor_override=3),
+    "norms": composite("lp_pooling", 2, 1, 1, 1, p=3),
+    "maxima": composite("max_pooling", 2, 1, 1, 1),
+    "maxima, indices": composite("max_pooling", 2, 1, 1, 1, **PAIR),
+    "minima": composite("min_pooling", 2, 1, 1, 1),
+    "minima, indices": composite("min_pooling", 2, 1, 1, 1, **PAIR),
+    "global averages": composite("adaptive_average_pooling", 1),
+    "global maxima": composite("adaptive_max_pooling", 1, **PAIR),
+    "global minima": composite("adaptive_min_pooling", 1, **PAIR),
+    "averages of bins": composite("adaptive_average_pooling", 3),
+    "maxima of bins": composite("adaptive_max_pooling", 3, **PAIR),
+    "minima of bins": composite("adaptive_min_pooling", 3, **PAIR),
+}
+FLOATS = torch.float32, torch.bfloat16
+ORDERED = *FLOATS, torch.int16, torch.uint8, torch.uint16, torch.bool
+
+
+@cases.in_pairs(name=list(COMPOSITES), sizes=SIZES, layout=LAYOUTS)
+@pytest.mark.usefixtures("either_backend")
+def test_strides_of_composites(
+    name: str, sizes: tuple[int, ...], layout: str, device: torch.device
+) -> None:
+    """G7: those of results without a mask, whatever layout the mask has; of minima, bools and
+    complex numbers too, where a gradient is recorded or not."""
+    full = torch.rand(sizes, generator=samples.seeded(*sizes), device=device) < 0.7
+    masks = [full, samples.channels_last(full), full[:1, :1], full[:, :1], full[..., :1], None]
+    averaged = (*FLOATS, torch.complex64) if "averages" in name else FLOATS
+    for dtype in ORDERED if "ima" in name else averaged:
+        input = laid_out(sizes, layout, device).to(dtype)
+        for mask in masks:
+            for records in {False, dtype.is_floating_point}:
+                given = input.detach().requires_grad_(records)
+                for result in samples.listed(COMPOSITES[name](given, mask)):
+                    expected = torch.empty(
+                        result.shape, memory_format=suggested(input), device="meta"
+                    )
+                    assert result.stride() == expected.stride(), (dtype, mask is not None, records)

@@ -74,7 +74,8 @@ MASK = Argument(
     "mask",
     "Tensor | None",
     "None",
-    "A bool tensor that broadcasts to the input. Elements where it is False are left out, NaN too.",
+    "A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the spatial "
+    "ones alone. Elements where it is False are left out, NaN too.",
 )
 INPUT = Argument("input", "Tensor", "", "``{batched}``, or unbatched ``{unbatched}``.")
 STAR = Argument("*", "")

@@ -200,8 +200,9 @@ def docstring(
     shapes = "Inputs are ``{batched}`` or, unbatched, ``{unbatched}``."
     if MASK in family.called:
         shapes += (
-            " ``layer(input, mask=mask)`` leaves out the elements where ``mask`` is False, a bool "
-            "tensor that broadcasts to the input."
+            " ``layer(input, mask=mask)`` leaves out the elements where ``mask`` is False: a bool "
+            "tensor with the input's dimensions, where sizes of 1 broadcast, or with the spatial "
+            "ones alone."
         )
     if INPUT not in arguments:
         lines += ["", *wrapped(shapes.format(**words))]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool._private import (
+    _are_functorch_transforms_active,
     _has_storage,
     _is_functional_tensor,
     _is_zerotensor,
@@ -68,8 +69,9 @@ def check_dense(
         layout = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
         raise TypeError(f"{name} must be {wanted} (torch.strided), got {layout}")
     if tensor.dtype not in types:
+        hint = f": write {name}.bool()" if types == (torch.bool,) else ""
         raise TypeError(
-            f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}"
+            f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}{hint}"
         )
 
 
@@ -133,23 +135,28 @@ def check_layout(channels_last: bool, rank: int) -> None:
         raise ArgumentError("channels_last must be False for one spatial dimension, got True")
 
 
-def checked_mask(mask: Tensor | None, input: Tensor) -> Tensor | None:
-    """``mask`` with as many dimensions as ``input``, if there is one; rejected where it does not
-    broadcast to that (rule K1).
+def checked_mask(mask: Tensor | None, input: Tensor, leading: int = 2) -> Tensor | None:
+    """``mask`` with as many dimensions as ``input``, if there is one (rule K1). ``leading`` is how
+    many of the input's dimensions come before the spatial ones.
     """
     if mask is None:
         return None
     check_dense("mask", mask, (torch.bool,))
     check_device("mask", mask, input)
-    added = input.dim() - mask.dim()
-    fits = added >= 0 and all(
-        size == 1 or size == wanted
+    dimensions = input.dim()
+    added = dimensions - mask.dim()
+    has_right_rank = added in (0, leading)
+    if not has_right_rank or any(
+        size != 1 and size != wanted
         for size, wanted in zip(mask.shape, input.shape[added:], strict=True)
-    )
-    if not fits:
+    ):
+        hint = (
+            f": it needs {dimensions} dimensions, where sizes of 1 broadcast, or the "
+            f"{dimensions - leading} spatial ones alone; mask[:, None] adds one for the channels"
+        )
         raise ArgumentError(
             f"mask must broadcast to the input's shape {tuple(input.shape)}, got shape "
-            f"{tuple(mask.shape)}"
+            f"{tuple(mask.shape)}{'' if has_right_rank else hint}"
         )
     return mask[(None,) * added] if added else mask
 
@@ -430,10 +437,15 @@ def empty(
     )
 
 
-def with_exact_strides(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor``, or a clone of it if its strides are not the very ones that :func:`empty` gives,
-    dimensions of size 1 included.
+def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """``tensor`` in a memory format. Where sizes are known it has the strides that :func:`empty`
+    gives, of dimensions of size 1 too. Under vmap, which knows no memory formats, it stays as it
+    is.
     """
+    if not torch.compiler.is_dynamo_compiling() and _are_functorch_transforms_active():
+        return tensor
+    if not all(type(size) is int for size in tensor.shape):
+        return tensor.contiguous(memory_format=memory_format)
     # The dimensions from the innermost to the outermost.
     dims = list(range(tensor.dim()))[::-1]
     if memory_format is not torch.contiguous_format:
@@ -445,6 +457,16 @@ def with_exact_strides(tensor: Tensor, memory_format: torch.memory_format) -> Te
             return tensor.clone(memory_format=memory_format)
         stride *= max(tensor.shape[dim], 1)
     return tensor
+
+
+def laid_out_like(results: Any, input: Tensor) -> Any:
+    """A result, or a pair of them, in the memory format that PyTorch suggests for results computed
+    from ``input`` (rule G7).
+    """
+    memory_format = suggested_memory_format(input)
+    if isinstance(results, Tensor):
+        return laid_out(results, memory_format)
+    return tuple(laid_out(each, memory_format) for each in results)
 
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:

@@ -160,3 +160,12 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
     )
     expected = [oracle.requantized(total, divisor, m, n, 0, "uint8") for total, m, n in quotients]
     assert result.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_winners_where_everything_is_the_lowest(rank: int, layout: str) -> None:
+    """M2: the first element of each window, whatever index ATen gives there."""
+    input = samples.LAYOUTS[layout](torch.full((2, 3, *(4, 5, 3)[:rank]), -math.inf))
+    one = (1,) * rank
+    samples.check_maximum(input, oracle.Pooling((2,) * rank, one, one, one, one))

@@ -12,6 +12,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import torch_dmlpool as dmlpool
@@ -446,6 +447,20 @@ def test_a_report_says_that_the_machine_was_busy(
     assert report.busy == load
     said = "  the machine was busy, so that times say little: 9 processes"
     assert (said in str(report).splitlines()) == (load is not None)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_values_are_not_measured(kind: str, training: bool) -> None:
+    """Every layer is converted, and the report says why it has no times."""
+    where = torch.device("meta") if kind == "meta" else FakeTensorMode()
+    with where:
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2))
+        report = convert(model, example_inputs=(torch.empty(2, 3, 8, 8),), training=training)
+    assert report.replaced == {"1": "MaxPool2d"}
+    assert report.times == report.left == {}
+    assert report.busy is None
+    assert f"no times were measured: {kind} tensors have no values" in str(report)
 
 
 def test_wrong_examples_are_refused() -> None:

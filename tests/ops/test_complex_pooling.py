@@ -50,7 +50,7 @@ def unpooled(values: Tensor) -> Tensor:
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "average_pooling": (lambda x: dmlpool.average_pooling(x, 2, 1, 1, 1), (1, 2, 4, 3)),
     "average_pooling, masked": (
-        lambda x: dmlpool.average_pooling(x, 2, mask=torch.tensor([True, False, True])),
+        lambda x: dmlpool.average_pooling(x, 2, mask=torch.tensor([[True, False, True]])),
         (1, 2, 4, 3),
     ),
     "average_pooling_grad": (

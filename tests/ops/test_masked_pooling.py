@@ -15,18 +15,19 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
 
+operators = torch.ops.dmlpool
 EVERY_TYPE = [*samples.FLOATS, *samples.INTEGERS, torch.bool]
 INPUT = (2, 3)
 SHAPES = {
     "each element": lambda sizes: (*INPUT, *sizes),
     "each sample": lambda sizes: (INPUT[0], 1, *sizes),
-    "each channel": lambda sizes: (INPUT[1], *sizes),
+    "each channel": lambda sizes: (1, INPUT[1], *sizes),
     "one plane": lambda sizes: sizes,
-    "one row": lambda sizes: sizes[-1:],
+    "one row": lambda sizes: (*(1 for _ in sizes[1:]), sizes[-1]),
     "whole planes": lambda sizes: (*INPUT, *(1 for _ in sizes)),
-    "one element": lambda sizes: sizes[:0],
+    "one element": lambda sizes: (1, 1, *(1 for _ in sizes)),
 }
-"""Shapes that broadcast to the input's."""
+"""Shapes that broadcast to the input's: of as many dimensions, or of the spatial ones alone."""
 
 
 def mask_of(name: str, sizes: tuple[int, ...], seed: int = 0) -> Tensor:
@@ -190,7 +191,7 @@ def test_indices_of_every_type(index_dtype: torch.dtype, device: torch.device) -
 
 @cases.in_pairs(case=cases.FEW, name=list(SHAPES))
 def test_every_shape_of_a_mask(case: cases.Case, name: str, device: torch.device) -> None:
-    """K1: it broadcasts to the input as PyTorch's tensors do."""
+    """K1: sizes of 1 broadcast, and spatial dimensions alone are for all samples and channels."""
     input, mask = image(case).to(device), mask_of(name, case.sizes).to(device)
     full = mask.expand(input.shape).clone()
     for pool in (dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.lp_pooling):
@@ -199,6 +200,37 @@ def test_every_shape_of_a_mask(case: cases.Case, name: str, device: torch.device
     outputs = tuple(size // 2 + 1 for size in case.sizes)
     for adaptive in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
         assert torch.equal(adaptive(input, outputs, mask=mask), adaptive(input, outputs, mask=full))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["operator", "by name", "layer", "function", "unbatched"])
+def test_a_mask_of_a_batch_is_never_taken_for_channels(
+    kind: str, rank: int, device: torch.device
+) -> None:
+    """K1: as many dimensions as the input, or the spatial ones alone, even where all sizes are
+    equal; and nothing but bools."""
+    input = torch.ones((3,) * (rank + (1 if kind == "unbatched" else 2)), device=device)
+    window = dmlpool.Window.directml(rank, 2).arguments
+    pools = {
+        "operator": [lambda m, pool=pool: pool(input, m) for pool in POOLS.values()],
+        "by name": [lambda m: operators.masked_max_pooling(input, m, *window)],
+        "layer": [lambda m: getattr(nn, f"AvgPool{rank}d")(2)(input, mask=m)],
+        "function": [lambda m: getattr(nn.functional, f"max_pool{rank}d")(input, 2, mask=m)],
+    }
+    for pool in pools["layer"] + pools["function"] if kind == "unbatched" else pools[kind]:
+        for count in range(7):
+            mask = torch.ones((3,) * count, dtype=torch.bool, device=device)
+            if count in (rank, input.dim()):
+                pool(mask)
+                continue
+            rule = (
+                rf"{input.dim()} dimensions, .* or the {rank} spatial ones alone; mask\[:, None\]"
+            )
+            with pytest.raises(ValueError, match=f"mask must broadcast .*: it needs {rule}"):
+                pool(mask)
+        for dtype in (torch.int64, torch.float32):
+            with pytest.raises(TypeError, match=r"supported are bool: write mask\.bool\(\)"):
+                pool(torch.ones_like(input, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", ["each element", "each sample", "each channel", "one row"])
@@ -349,7 +381,7 @@ def test_recorded_gradients_are_those_of_transforms(
 def test_a_mask_of_ones_is_none(name: str, device: torch.device) -> None:
     """K1: equal maxima, and averages within rounding."""
     input = samples.normal(*INPUT, 7, 8).to(device)
-    mask = torch.ones(8, dtype=torch.bool, device=device)
+    mask = torch.ones(7, 8, dtype=torch.bool, device=device)
     plain = samples.results(lambda x: POOLS[name](x, None), input)
     torch.testing.assert_close(outputs_of(name, input, mask), plain)
 
@@ -358,7 +390,7 @@ def test_a_mask_of_ones_is_none(name: str, device: torch.device) -> None:
 def test_nothing_is_there(name: str, device: torch.device) -> None:
     """K2, K4 and K5: 0, the lowest and the highest value, index -1, no gradient."""
     input = samples.normal(*INPUT, 7, 8).to(device)
-    found = outputs_of(name, input, torch.zeros(8, dtype=torch.bool, device=device))
+    found = outputs_of(name, input, torch.zeros(7, 8, dtype=torch.bool, device=device))
     lowest = -math.inf if "max" in name else math.inf if "min" in name else 0
     assert (found[0] == lowest).all()
     if "indices" in name:
@@ -409,6 +441,7 @@ def test_layers(family: str, rank: int, device: torch.device) -> None:
     assert torch.equal(found, layer(input, mask=full))
     assert torch.equal(found[0], layer(input[0], mask=mask[0]))
     assert torch.equal(layer(input[0], mask=full[0, 0]), layer(input[0], mask=full[0]))
+    assert torch.equal(layer(input, mask=full[0, 0]), layer(input, mask=full[:1, :1]))
     # Another layout adds in another order.
     last = layer(samples.channels_last(input), mask=mask)
     torch.testing.assert_close(found, last)

@@ -50,13 +50,18 @@ def maxima(input: Tensor, window: Window) -> Tensor | None:
 def winners(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
     """ATen's maxima and their positions in planes, or None where its answer may be another.
 
-    ATen takes the last of several NaN in a window (rule M3), and it has no uneven padding.
+    ATen takes the last of several NaN in a window (rule M3), and it has no uneven padding. In
+    volumes in channels_last it gives a window of -inf alone the index of another (rule M2).
     """
     if not (is_plain_cpu(input) and _is_atens(window, input)):
         return None
     values, positions = _pool(input, window)
-    # The maximum of all is NaN where one of them is.
-    return None if math.isnan(values.amax()) else (values, positions)
+    least, most = values.aminmax()
+    if math.isnan(most):  # as it is where one of them is
+        return None
+    if window.rank == 3 and least == -math.inf and operands.is_channels_last(input):
+        return None
+    return values, positions
 
 
 LONGEST_SUM = 3

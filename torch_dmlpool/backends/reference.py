@@ -19,22 +19,6 @@ from torch_dmlpool.backends.reductions import Windows, are_ints, is_known, numbe
 from torch_dmlpool.window import Axis, Window
 
 
-def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` in a memory format. Where sizes are known it has the strides of a new tensor, of
-    dimensions of size 1 too.
-    """
-    if are_ints(*tensor.shape):
-        return operands.with_exact_strides(tensor, memory_format)
-    return tensor.contiguous(memory_format=memory_format)
-
-
-def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` in the memory format that PyTorch suggests for results computed from ``like``
-    (rule G7).
-    """
-    return _laid_out(tensor, operands.suggested_memory_format(like))
-
-
 def _wide(tensor: Tensor) -> Tensor:
     """``tensor`` in the type that sums are computed in: float32 for half precision (rule A4)."""
     return (
@@ -60,7 +44,7 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
         (sums,) = slices.pooled((wide,), windows, reductions.SUM)
     divisor = slices.divisor(windows, input.shape[2:], wide, *counted)
     averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
-    return _laid_out_like(averages.to(input.dtype), input)
+    return operands.laid_out_like(averages.to(input.dtype), input)
 
 
 adaptive_average_pooling = average_pooling
@@ -76,11 +60,11 @@ def average_pooling_grad(
     shares = wide / slices.divisor(windows, spatial_sizes, wide, *counted)
     if slices.covers_all(windows, spatial_sizes):
         sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
-        return _laid_out_like(sums, input_gradient)
+        return operands.laid_out_like(sums, input_gradient)
     if isinstance(windows, Window):
         found = aten.gradients_of_sums(shares, spatial_sizes, windows)
         if found is not None:
-            return _laid_out_like(found.to(input_gradient.dtype), input_gradient)
+            return operands.laid_out_like(found.to(input_gradient.dtype), input_gradient)
     is_plain = aten.is_plain_cpu(shares)
     # Passes are over memory in order, as in slices.pooled.
     moves = is_plain and operands.is_channels_last(shares)
@@ -94,7 +78,7 @@ def average_pooling_grad(
             (added,) = reductions.reduced((shares,), dim, readers, reductions.SUM)
         shares = added
     shares = shares.movedim(-1, 1) if moves else shares
-    return _laid_out_like(shares.to(input_gradient.dtype), input_gradient)
+    return operands.laid_out_like(shares.to(input_gradient.dtype), input_gradient)
 
 
 def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
@@ -115,7 +99,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     _reject_sizes(input, window)
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = slices.pooled((input.to(sum_type),), window, reductions.SUM)
-    return _laid_out_like(requantized(sums, sizes, *arguments), input)
+    return operands.laid_out_like(requantized(sums, sizes, *arguments), input)
 
 
 def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
@@ -213,7 +197,7 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
 def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
     """The elements at positions; where there is none, the lowest value."""
     fill = 0 if input.dtype in SIGNED else reductions.lowest(input.dtype)
-    return _laid_out_like(_elements(input, positions, fill), input)
+    return operands.laid_out_like(_elements(input, positions, fill), input)
 
 
 def _scattered(
@@ -300,10 +284,10 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     _reject_sizes(input, window)
     found = aten.maxima(input, window)
     if found is not None:
-        return _laid_out_like(found, input)
+        return operands.laid_out_like(found, input)
     source = _flipped(_signed(input)) if input.dtype in SIGNED else input
     (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
-    return _laid_out_like(
+    return operands.laid_out_like(
         _flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input
     )
 
@@ -317,9 +301,11 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
         taps = aten.taps_at(positions, sizes, window)
         if taps is None:
             taps = _taps(positions, sizes, window)
-        return _laid_out_like(values, input), _laid_out_like(taps, input)
+        return operands.laid_out_like(values, input), operands.laid_out_like(taps, input)
     positions = _winners(input, window)
-    return _maxima_at(input, positions), _laid_out_like(_taps(positions, sizes, window), input)
+    return _maxima_at(input, positions), operands.laid_out_like(
+        _taps(positions, sizes, window), input
+    )
 
 
 def max_pooling_with_indices(
@@ -336,7 +322,7 @@ def max_pooling_with_indices(
         positions = _winners(input, windows)
         values = _maxima_at(input, positions)
     indices = _numbered(positions, input.shape[2:], *numbering)
-    return _laid_out_like(values, input), _laid_out_like(indices, input)
+    return operands.laid_out_like(values, input), operands.laid_out_like(indices, input)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -350,14 +336,16 @@ def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any
 ) -> Tensor:
     """The indices of taps. ``numbering``: as in :func:`max_pooling_with_indices`."""
-    return _laid_out_like(
+    return operands.laid_out_like(
         _numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps
     )
 
 
 def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     """The element at each window's tap, 0 where the window is empty."""
-    return _laid_out_like(_elements(input, _positions(taps, input.shape[2:], window), 0), taps)
+    return operands.laid_out_like(
+        _elements(input, _positions(taps, input.shape[2:], window), 0), taps
+    )
 
 
 def max_pooling_grad_from_taps(
@@ -375,12 +363,12 @@ def max_pooling_grad_from_taps(
     if found is not None:
         return found.to(input_gradient.dtype)
     gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
-    return _laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
+    return operands.laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
 
 
 def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """The same without taps: the winners are found again in the input."""
-    return _laid_out_like(
+    return operands.laid_out_like(
         _scattered(input_gradient, _winners(input, window), input.shape[2:]), input
     )
 
@@ -399,14 +387,14 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     nothing = torch.full((*flat.shape[:2], plane), -1, dtype=torch.int64, device=flat.device)
     last = nothing.scatter_reduce(-1, flat.clamp(min=0), order.where(flat >= 0, -1), "amax")
     unique = flat.where(last.gather(-1, flat.clamp(min=0)) == order, -1).view(positions.shape)
-    return _laid_out_like(unique.to(operands.position_dtype(plane)), positions)
+    return operands.laid_out_like(unique.to(operands.position_dtype(plane)), positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
     """The element at each position, 0 where there is none. ``bins`` is unused: its gradient reads
     it.
     """
-    return _laid_out_like(
+    return operands.laid_out_like(
         _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
     )
 
@@ -420,7 +408,7 @@ def scatter_positions(
     total = _scattered(
         input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins
     )
-    return _laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
+    return operands.laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -433,8 +421,10 @@ def lowest(dtype: torch.dtype) -> float:
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     # PyTorch's operator would follow the layout of the mask.
-    mask = mask.contiguous(memory_format=operands.suggested_memory_format(input))
-    return where(mask, input, lowest(input.dtype) if fills_lowest else 0)
+    mask = operands.laid_out(mask, operands.suggested_memory_format(input))
+    return operands.laid_out_like(
+        where(mask, input, lowest(input.dtype) if fills_lowest else 0), input
+    )
 
 
 def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:

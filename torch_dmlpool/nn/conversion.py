@@ -67,8 +67,8 @@ class Conversion:
     ``replaced`` and ``left`` are dicts by the names of layers: the class that a replaced layer had,
     and why a pooling layer was left. ``effects`` says what each replacement gains, ``times`` how
     long each layer's calls took, ``functions`` which pooling functions the model's code calls,
-    ``missing`` why a model on a CPU has no compiled kernels to use, and ``busy`` that the machine
-    was too busy to measure well.
+    ``missing`` why a model on a CPU has no compiled kernels to use, ``busy`` that the machine was
+    too busy to measure well, and ``unmeasured`` why nothing could be measured.
     """
 
     model: Module
@@ -89,6 +89,8 @@ class Conversion:
     busy: str | None = None
     """How busy the machine was when the calls were measured. None if it was not, or if nothing was
     measured."""
+    unmeasured: str | None = None
+    """Why calls could not be measured although ``example_inputs`` were given."""
     _before: list[tuple[Module, type[Module], dict[str, Any]]] = field(
         default_factory=list, repr=False
     )
@@ -117,6 +119,8 @@ class Conversion:
             lines.append(f"  plain PyTorch pools here, several times slower: {self.missing}")
         if self.busy is not None:
             lines.append(f"  the machine was busy, so that times say little: {self.busy}")
+        if self.unmeasured is not None:
+            lines.append(f"  no times were measured: {self.unmeasured}")
         if self.functions:
             calls = ", ".join(self.functions)
             lines.append(
@@ -145,7 +149,8 @@ def convert(
         inplace: Whether to change the model itself rather than a deep copy of it.
         example_inputs: A tuple of arguments for the model. With it the model runs once, and each
             pooling layer's calls are measured on its device, here and in torch.nn, in turn. Layers
-            that would be more than 2 % slower stay torch.nn's. The report shows both times.
+            that would be more than 2 % slower stay torch.nn's. The report shows both times. Meta
+            and fake tensors have no values to measure: the report says so.
         training: Whether to measure forward and backward passes, not forward passes alone.
 
     Returns:
@@ -181,13 +186,17 @@ def convert(
     named: dict[Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(module, []).append(name)
-    busy = None if example_inputs is None else timing.load()
-    report = Conversion(model, {}, {}, {}, {}, _functions_called(named), _missing(model), busy)
-    chosen = _chosen(named, report.left)
-    times = {}
+    left: dict[str, str] = {}
+    chosen = _chosen(named, left)
+    times: dict[Module, LayerTimes] = {}
+    busy = unmeasured = None
     if example_inputs is not None:
+        busy = timing.load()
         counterparts = dict.fromkeys(chosen, _counterpart_of)
-        times = measuring.measured(model, counterparts, example_inputs, training)
+        times, unmeasured = measuring.measured(model, counterparts, example_inputs, training)
+        busy = busy if unmeasured is None else None
+    found = _functions_called(named), _missing(model), busy, unmeasured
+    report = Conversion(model, {}, left, {}, {}, *found)
     for module in chosen:
         names = named[module]
         if module in times:

@@ -141,7 +141,7 @@ def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:
     """``mask`` of an ``input`` as it is pooled, which has one dimension more where one was
     ``added``.
     """
-    checked: Any = operands.checked_mask(mask, input)
+    checked: Any = operands.checked_mask(mask, input, 1 if added == 0 else 2)
     return checked if added is None else checked.unsqueeze(added)
 
 

@@ -37,16 +37,23 @@ def measured(
     counterparts: Mapping[Module, Callable[[Module], Module]],
     inputs: tuple[Any, ...],
     training: bool,
-) -> dict[Module, LayerTimes]:
-    """Times of each layer that the model calls for these inputs, and of its counterpart.
+) -> tuple[dict[Module, LayerTimes], str | None]:
+    """Times of each layer that the model calls for these inputs, and of its counterpart; and why
+    there are none, if tensors have no values.
 
     The model runs once, in evaluation mode and without gradients. Calls with the same arguments are
     measured once.
     """
     found: dict[Module, LayerTimes] = {}
     known: dict[str, LayerTimes] = {}
+    reasons: list[str] = []
 
-    def measure(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+    def measure(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        for each in (*args, *kwargs.values(), *results):
+            if isinstance(each, Tensor) and (each.is_meta or _is_fake(each)):
+                reasons.append(f"{'meta' if each.is_meta else 'fake'} tensors have no values")
+                return
         signature = _signature(layer, args, kwargs)
         if signature not in known:
             known[signature] = _times(layer, counterparts[layer](layer), args, kwargs, training)
@@ -60,7 +67,11 @@ def measured(
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return found, reasons[0] if reasons else None
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    return type(tensor).__module__ == "torch._subclasses.fake_tensor"
 
 
 @contextmanager

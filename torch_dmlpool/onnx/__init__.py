@@ -47,9 +47,10 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
         averages and maxima, max unpooling, and quantized averages, which are written as
         DequantizeLinear, AveragePool and QuantizeLinear: runtimes make one kernel of the three.
         Averages, norms and their divisors are computed in float32 for float16 and bfloat16, maxima
-        of other integers than int8 and uint8 in a float type that holds them. And a translation of
-        Python's ``//``, which sizes are computed with: the exporter's own rounds negative quotients
-        towards zero.
+        of other integers than int8 and uint8 in a float type that holds them. And translations of
+        ``torch.where``, which applies masks and lacks types in ONNX Runtime, and of Python's
+        ``//``, which sizes are computed with: the exporter's own rounds negative quotients towards
+        zero.
 
     Raises:
         ImportError: onnxscript is not installed (``pip install torch-dmlpool[onnx]``).
@@ -88,6 +89,7 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
         getattr(torch.ops.dmlpool, name).default: translation(function)
         for name, function in OPERATORS.items()
     }
+    table[torch.ops.aten.where.self] = translation(operators.where)
     return {**table, operator.floordiv: translation(_floor_division)}
 
 

@@ -483,3 +483,15 @@ def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
     last = op.ScatterElements(none, places, numbers, axis=2, reduction="max")
     chosen = op.GatherElements(last, places, axis=2)
     return op.Where(op.Equal(chosen, numbers), places, -1)
+
+
+def where(emit: Emitter, condition: Any, input: Any, other: Any) -> Any:
+    """``torch.where``, by which masks are applied, of types for which ONNX Runtime has no Where
+    too: in a type that holds their numbers.
+    """
+    types = emit.ir.DataType
+    narrow = types.INT8, types.INT16, types.UINT16, types.BFLOAT16
+    dtype = types.FLOAT if input.dtype in narrow else input.dtype
+    dtype = types.INT64 if dtype == types.UINT32 else dtype
+    wide = [emit.cast(each, each.dtype, dtype) for each in (input, other)]
+    return emit.cast(emit.op.Where(condition, *wide), dtype, input.dtype)

@@ -37,9 +37,10 @@ def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering:
     if window is not None:
         return max_pooling.maxima(input, window, *numbering)
     values, positions = bin_maxima(input, output_sizes)
-    return (
-        (values, max_pooling.numbered(positions, input.shape, *numbering)) if numbering else values
-    )
+    if not numbering:
+        return values
+    indices = max_pooling.numbered(positions, input.shape, *numbering)
+    return values, operands.laid_out_like(indices, input)
 
 
 def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:

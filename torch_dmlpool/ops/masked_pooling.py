@@ -231,37 +231,25 @@ def _maxima_with_indices(
     return winners.values, max_pooling.numbered(positions, input.shape, *numbering)
 
 
-def _check(input: Tensor, mask: Tensor, *_: Any) -> None:
-    operands.checked_mask(mask, input)
-
-
-def _check_average(
-    input: Tensor, mask: Tensor, window: Window, _: bool, divisor_override: int | None
-) -> None:
-    operands.check_divisor(divisor_override)
-    _check(input, mask)
-
-
-def _check_with_indices(
-    input: Tensor, mask: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> None:
-    operands.check_index_type(index_dtype, input.shape, per_plane)
-    _check(input, mask)
+def _with_every_dimension(input: Tensor, mask: Tensor, *rest: Any) -> tuple[Any, ...]:
+    return input, operands.checked_mask(mask, input), *rest
 
 
 masked_average_pooling = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
-    _check_average,
+    lambda input, mask, window, include_padding, divisor: operands.check_divisor(divisor),
     Backend.masked_average_pooling,
+    complete=_with_every_dimension,
     differentiable=_averages,
     is_composite=True,
 )
 masked_max_pooling = Operator(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
     [operands.MAX_TYPES, (torch.bool,)],
-    _check,
+    lambda *_: None,
+    complete=_with_every_dimension,
     differentiable=_maxima,
     is_composite=True,
 )
@@ -269,7 +257,10 @@ masked_max_pooling_with_indices = Operator(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
     [operands.MAX_TYPES, (torch.bool,)],
-    _check_with_indices,
+    lambda input, mask, window, dtype, per_plane: operands.check_index_type(
+        dtype, input.shape, per_plane
+    ),
+    complete=_with_every_dimension,
     differentiable=_maxima_with_indices,
     is_composite=True,
 )
@@ -311,7 +302,8 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
     # Both averages are divided by the size of the whole bin, which cancels in their quotient.
     shares = adaptive_pooling.bin_averages(_over_planes(mask, input).to(wide.dtype), sizes)
     averages = adaptive_pooling.bin_averages(wide, sizes)
-    return (averages / torch.where(shares == 0, 1, shares)).to(input.dtype)
+    averages = (averages / torch.where(shares == 0, 1, shares)).to(input.dtype)
+    return operands.laid_out_like(averages, input)
 
 
 def adaptive_maxima(
@@ -331,5 +323,6 @@ def adaptive_maxima(
         input, winners, lambda each, places: max_unpooling.gather_positions(each, places, True)
     )
     if not numbering:
-        return values
-    return values, max_pooling.numbered(positions, input.shape, *numbering)
+        return operands.laid_out_like(values, input)
+    indices = max_pooling.numbered(positions, input.shape, *numbering)
+    return operands.laid_out_like((values, indices), input)

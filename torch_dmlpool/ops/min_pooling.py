@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dmlpool import operands
 from torch_dmlpool.ops import registration
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -29,12 +30,12 @@ def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
-    return _with_values(as_bools, pool(as_bytes(input)))
+    return operands.laid_out_like(_with_values(as_bools, pool(as_bytes(input))), input)
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
-    return _with_values(_back, maxima(pool, _opposite(input)))
+    return operands.laid_out_like(_with_values(_back, maxima(pool, _opposite(input))), input)
 
 
 def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:

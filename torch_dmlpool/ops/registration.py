@@ -208,7 +208,9 @@ class Operator:
         recorder = self.recorder
         if recorder is None:
             assert self.differentiable is not None
-            return self.differentiable(*arguments)
+            results = self.differentiable(*arguments)
+            # What PyTorch's operators return may follow the layout of a mask.
+            return operands.laid_out_like(results, arguments[0]) if self.is_composite else results
         input = arguments[0] if skips_dispatcher else with_ordinary_tangent(arguments[0])
         arguments = (input, recorder, skips_dispatcher, recorder is not self, *arguments[1:])
         if skips_dispatcher:
@@ -223,7 +225,9 @@ class Operator:
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.tensors, arguments, self.types, strict=False):
-            operands.check_pooled(name, tensor, types)
+            # A mask may have the spatial dimensions alone.
+            is_mask = types == (torch.bool,)
+            (operands.check_dense if is_mask else operands.check_pooled)(name, tensor, types)
         at = self.window_at
         if at is not None:
             window = Window.directml(arguments[0].dim() - 2, *arguments[at : at + 6])

@@ -22,8 +22,8 @@ def adaptive_avg_pool1d(
     Args:
         input: ``(N, C, W)``, or unbatched ``(C, W)``.
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, 5)
     >>> adaptive_avg_pool1d(row, 2).flatten()
@@ -44,8 +44,8 @@ def adaptive_avg_pool2d(
     Args:
         input: ``(N, C, H, W)``, or unbatched ``(C, H, W)``.
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, 1, 5)
     >>> adaptive_avg_pool2d(row, (1, 2)).flatten()
@@ -66,8 +66,8 @@ def adaptive_avg_pool3d(
     Args:
         input: ``(N, C, D, H, W)``, or unbatched ``(C, D, H, W)``.
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).view(1, 1, 1, 5)
     >>> adaptive_avg_pool3d(row, (1, 1, 2)).flatten()

@@ -53,8 +53,8 @@ def adaptive_min_pool1d(
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, 5)
     >>> adaptive_min_pool1d(row, 2).flatten()
@@ -104,8 +104,8 @@ def adaptive_min_pool2d(
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, 1, 5)
     >>> adaptive_min_pool2d(row, (1, 2)).flatten()
@@ -155,8 +155,8 @@ def adaptive_min_pool3d(
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, 1, 1, 5)
     >>> adaptive_min_pool3d(row, (1, 1, 2)).flatten()

@@ -37,8 +37,8 @@ def avg_pool1d(
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     As in torch.nn, padding counts by default, also that of ``padding="same"``: at the border
     averages are smaller. ``count_include_pad=False`` averages the elements alone, as TensorFlow
@@ -89,8 +89,8 @@ def avg_pool2d(
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     As in torch.nn, padding counts by default, also that of ``padding="same"``: at the border
     averages are smaller. ``count_include_pad=False`` averages the elements alone, as TensorFlow
@@ -141,8 +141,8 @@ def avg_pool3d(
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         divisor_override: Divide every sum by this instead of the number of elements; not 0.
         dilation: Step from one element of a window to the next.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     As in torch.nn, padding counts by default, also that of ``padding="same"``: at the border
     averages are smaller. ``count_include_pad=False`` averages the elements alone, as TensorFlow

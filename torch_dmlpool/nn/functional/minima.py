@@ -88,8 +88,8 @@ def min_pool1d(
             input or the padding before it.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([3.0, 1.0, 2.0, 5.0]).view(1, 4)
     >>> values, indices = min_pool1d(row, 2, stride=1, return_indices=True)
@@ -185,8 +185,8 @@ def min_pool2d(
             input or the padding before it.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([3.0, 1.0, 2.0, 5.0]).view(1, 1, 4)
     >>> values, indices = min_pool2d(row, (1, 2), stride=1, return_indices=True)
@@ -282,8 +282,8 @@ def min_pool3d(
             input or the padding before it.
         return_indices: Whether to return a pair: the minima, and their int64 positions in their
             channel's plane.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     >>> row = torch.tensor([3.0, 1.0, 2.0, 5.0]).view(1, 1, 1, 4)
     >>> values, indices = min_pool3d(row, (1, 1, 2), stride=1, return_indices=True)

@@ -36,8 +36,8 @@ def lp_pool1d(
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     PyTorch sums ``x ** norm_type``, so for negative elements it differs unless ``norm_type`` is
     even. With ``ceil_mode`` it scales the sum of a window that reaches past the padded input up to
@@ -86,8 +86,8 @@ def lp_pool2d(
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     PyTorch sums ``x ** norm_type``, so for negative elements it differs unless ``norm_type`` is
     even. With ``ceil_mode`` it scales the sum of a window that reaches past the padded input up to
@@ -136,8 +136,8 @@ def lp_pool3d(
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
         dilation: Step from one element of a window to the next.
-        mask: A bool tensor that broadcasts to the input. Elements where it is False are left out,
-            NaN too.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
 
     PyTorch sums ``x ** norm_type``, so for negative elements it differs unless ``norm_type`` is
     even. With ``ceil_mode`` it scales the sum of a window that reaches past the padded input up to

@@ -15,7 +15,8 @@ class AdaptiveAvgPool1d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, ra
     input evenly; 1 is global pooling.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
-    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -38,7 +39,8 @@ class AdaptiveAvgPool2d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, ra
     input evenly; 1 is global pooling.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
-    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -61,7 +63,8 @@ class AdaptiveAvgPool3d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, ra
     input evenly; 1 is global pooling.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
-    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.

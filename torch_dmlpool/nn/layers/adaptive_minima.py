@@ -17,7 +17,8 @@ class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
-    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -61,7 +62,8 @@ class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
-    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
@@ -105,7 +107,8 @@ class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
-    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.

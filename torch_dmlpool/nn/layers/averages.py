@@ -14,7 +14,8 @@ class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1):
     """:class:`torch.nn.AvgPool1d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
-    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -64,7 +65,8 @@ class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2):
     """:class:`torch.nn.AvgPool2d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
-    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -114,7 +116,8 @@ class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3):
     """:class:`torch.nn.AvgPool3d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
-    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and

@@ -17,7 +17,8 @@ class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
     """:class:`torch.nn.MaxPool1d` with any padding.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
-    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -95,7 +96,8 @@ class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
     """:class:`torch.nn.MaxPool2d` with any padding.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
-    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -173,7 +175,8 @@ class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
     """:class:`torch.nn.MaxPool3d` with any padding.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
-    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and

@@ -17,7 +17,8 @@ class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
     """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
-    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -95,7 +96,8 @@ class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
     """Minima over windows, with the arguments of :class:`MaxPool2d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
-    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
@@ -173,7 +175,8 @@ class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
     """Minima over windows, with the arguments of :class:`MaxPool3d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
-    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
         kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and

@@ -14,7 +14,8 @@ class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1):
     """:class:`torch.nn.LPPool1d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
-    elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
 
     Args:
         norm_type: Exponent of the norm, at least 1, or ``math.inf``.
@@ -60,7 +61,8 @@ class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2):
     """:class:`torch.nn.LPPool2d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
-    the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
 
     Args:
         norm_type: Exponent of the norm, at least 1, or ``math.inf``.
@@ -106,7 +108,8 @@ class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3):
     """:class:`torch.nn.LPPool3d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
-    leaves out the elements where ``mask`` is False, a bool tensor that broadcasts to the input.
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
         norm_type: Exponent of the norm, at least 1, or ``math.inf``.
