@@ -73,13 +73,12 @@ lint: $(INSTALLED)  ## style, format and types
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --follow-imports=silent tests/user_code.py
 
-bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure against other pools, alone and on a busy machine, in whole networks; an hour and a half
-	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks --load --row-seconds 1
-	$(BIN)/python -m benchmarks --scaling
-	$(BIN)/python -m benchmarks --models
-	$(BIN)/python -m benchmarks --calls
-	$(BIN)/python -m benchmarks.report
+bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure single calls, calls of real models and whole networks beside PyTorch; an hour and a half
+	$(BIN)/python -m benchmarks rows
+	$(BIN)/python -m benchmarks models --out benchmarks/results/models.json
+	$(BIN)/python -m benchmarks calls
+	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m benchmarks calls --sample 2 --threads 1 --out benchmarks/results/calls_avx2.json
+	$(BIN)/python -m benchmarks report
 
 # The machine's own Python, PyTorch and Triton are used: nothing is installed where there may be no network.
 gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes

@@ -39,10 +39,7 @@ def steps(folder: Path, sanitizer: str | None, prepares: bool) -> list[tuple[str
     tests = f"{pytest} -m 'not slow' {' '.join(TESTS)} --sample {SAMPLE}"
     if importlib.util.find_spec("xdist") is not None:
         tests += f" -n {max(1, min(PROCESSES, (os.cpu_count() or 2) - 1))} --dist worksteal"
-    beside = (
-        "benchmarks --device cuda --rows published,overhead --compile "
-        "--deadline 30 --row-seconds 0.3"
-    )
+    beside = "benchmarks rows published,overhead --device cuda --compile --row-seconds 0.3"
     memcheck = f"{sanitizer} --tool memcheck --error-exitcode 9 {python}"
     found = [
         ("smoke", f"{python} -m benchmarks.gpu_smoke --deadline 30", 35),

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
-from benchmarks import machine, models
+from benchmarks import common, models
 
 WARM_STEPS = 3
 STEPS = 20
@@ -180,7 +180,7 @@ def run(end: float, device: torch.device, small: bool) -> int:
             log.write(json.dumps(found) + "\n")
             log.flush()
 
-        write({"machine": machine.describe(device), "versions": machine.versions()})
+        write(common.conditions(device.type))
         for name, is_compiled, channels_last in rows():
             layout = "channels_last" if channels_last else "contiguous"
             found = {"row": f"{name} {'compiled' if is_compiled else 'eager'} {layout}"}

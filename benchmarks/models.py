@@ -1,24 +1,21 @@
-"""Ten networks of torchvision and timm, as they are and converted to this package: ``python -m
-benchmarks --models``.
+"""Whole networks as they are and with this package's pools: ``python -m benchmarks models``.
 
-The networks are whole, with random weights and the images that they are made for. Both contestants
-of a row are called in turn in one process on one thread, whose processor time is measured. A row's
-figure is the original's median over the converted's; eager rows take the middle one of three
-builds. ``python -m benchmarks.report`` puts the table into the README.
+The networks are torchvision's and timm's and a U-Net, with random weights and the images that they
+are made for. Both contestants of a row take turns, on a CPU on one thread in batches of one, on a
+GPU in larger batches under bfloat16 autocast. A ratio is the original's median over the
+converted's. With ``--quantized`` torchao has quantized the networks, and both are compiled: before
+and after ``integer_pooling``.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
-import datetime
 import importlib
-import importlib.metadata
-import json
-import math
-import statistics
-import time
+import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +23,12 @@ import torch
 from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
-from benchmarks import machine
+from benchmarks import common
+from benchmarks.common import Disagreement
 
 BUILDS = 3
-LEAST_CALLS = 4
+WIDTHS = 32, 64, 128, 256, 512
+GPU_BATCH = 32
 
 
 def torchvision() -> Any:
@@ -54,8 +53,8 @@ _KEPT: list[torch.library.Library] = []
 """The definitions are withdrawn when their library is collected."""
 
 
-def vision(name: str, **rest: Any) -> Callable[[], nn.Module]:
-    return lambda: torchvision().models.get_model(name, weights=None, **rest)
+def vision(name: str, **how: Any) -> Callable[[], nn.Module]:
+    return lambda: torchvision().models.get_model(name, weights=None, **how)
 
 
 def timm(name: str) -> Callable[[], nn.Module]:
@@ -64,6 +63,36 @@ def timm(name: str) -> Callable[[], nn.Module]:
         return importlib.import_module("timm").create_model(name, pretrained=False)
 
     return build
+
+
+class UNet(nn.Module):
+    """Four levels: two convolutions and a max pool each on the way down, a transposed convolution
+    and two convolutions each on the way up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(2)
+        self.down = nn.ModuleList(itertools.starmap(_twice, itertools.pairwise((3, *WIDTHS))))
+        back = list(itertools.pairwise(reversed(WIDTHS)))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(deep, width, 2, 2) for deep, width in back)
+        self.joined = nn.ModuleList(_twice(2 * width, width) for _, width in back)
+
+    def forward(self, input: Tensor) -> Tensor:
+        kept = []
+        for level, layers in enumerate(self.down):
+            input = layers(self.pool(input) if level else input)
+            kept.append(input)
+        for up, joined, beside in zip(self.up, self.joined, kept[-2::-1], strict=True):
+            input = joined(torch.cat([beside, up(input)], 1))
+        return input
+
+
+def _twice(channels: int, width: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs in (channels, width):
+        layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+        layers.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*layers)
 
 
 IMAGE = 1, 3, 224, 224
@@ -78,70 +107,66 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "PoolFormer-S12 (timm)": (timm("poolformer_s12"), IMAGE),
     "ResNet-50-D (timm)": (timm("resnet50d"), IMAGE),
     "Inception-v4 (timm)": (timm("inception_v4"), (1, 3, 299, 299)),
+    "ResNet-50": (vision("resnet50"), IMAGE),
+    "U-Net": (UNet, (1, 3, 256, 256)),
 }
+Way = tuple[str, bool, bool, bool]
+"""A network, compiled or not, training or not, channels_last or not."""
 
 
-def cases(named: str) -> Iterator[tuple[str, bool, bool, bool]]:
-    """Network, compiled or not, training or not, channels_last or not: the quick ones first."""
-    for is_compiled in (False, True):
-        for is_training in (False, True):
-            for name in MODELS:
-                if named.lower() in f"{name} {'compiled' if is_compiled else 'eager'}".lower():
-                    for channels_last in (False, True):
-                        yield name, is_compiled, is_training, channels_last
+def ways(named: str) -> list[Way]:
+    """Those whose text has ``named``; the quick ones first."""
+    flags = (False, True)
+    return [
+        (name, *way)
+        for *way, name in itertools.product(flags, flags, flags, MODELS)
+        if named.lower() in f"{name} {title(*way[:2])}".lower()
+    ]
 
 
-def contestant(
-    model: nn.Module, key: str, is_compiled: bool, is_training: bool
-) -> Callable[[Tensor], Any]:
+def title(is_compiled: bool, is_training: bool) -> str:
+    return f"{'compiled' if is_compiled else 'eager'}, {'training' if is_training else 'forward'}"
+
+
+def contestant(model: nn.Module, key: str, is_compiled: bool, input: Tensor) -> Callable[[], Any]:
+    """A call of the network, in training where the input wants a gradient."""
+
     def forward(input: Tensor) -> Tensor:
-        return model(input)
+        with torch.autocast(input.device.type, torch.bfloat16, enabled=input.is_cuda):
+            return model(input)
 
     if is_compiled:  # code of its own, so that neither is looked up behind the other
         code = forward.__code__.replace(co_name=f"forward_{key}")
-        forward = torch.compile(
-            types.FunctionType(code, globals(), code.co_name, None, forward.__closure__)
-        )
-    if not is_training:
+        copied = types.FunctionType(code, globals(), code.co_name, None, forward.__closure__)
+        forward = torch.compile(copied)
+    leaves = [input, *model.parameters()]
 
-        def inferred(input: Tensor) -> Tensor:
-            with torch.no_grad():
-                return forward(input)
+    def inferred() -> Tensor:
+        with torch.no_grad():
+            return forward(input)
 
-        return inferred
-    parameters = list(model.parameters())
-
-    def trained(input: Tensor) -> Any:
+    def trained() -> Any:
         output = forward(input)
-        return output, *torch.autograd.grad(output, [input, *parameters], torch.ones_like(output))
+        return output, *torch.autograd.grad(output, leaves, torch.ones_like(output))
 
-    return trained
+    return trained if input.requires_grad else inferred
 
 
-def measure(
-    name: str, is_compiled: bool, is_training: bool, channels_last: bool, seconds: float
-) -> dict[str, Any]:
+def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
     """The middle one of several builds, as where a build's objects lie in memory moves a row by 1
     %; one build of compiled networks, which take minutes to compile."""
-    builds = 1 if is_compiled else BUILDS
-    rows = sorted(
-        (
-            _measured(name, is_compiled, is_training, channels_last, seconds / builds)
-            for _ in range(builds)
-        ),
-        key=lambda row: row["ratio"],
-    )
-    return rows[builds // 2]
+    builds = 1 if way[1] else BUILDS
+    found = [_measured(way, seconds / builds, device) for _ in range(builds)]
+    return sorted(found, key=lambda row: row["ratio"])[builds // 2]
 
 
-def _measured(
-    name: str, is_compiled: bool, is_training: bool, channels_last: bool, seconds: float
-) -> dict[str, Any]:
-    """Milliseconds of both contestants, after the networks have been compared."""
-    torch._dynamo.reset()
+def _measured(way: Way, seconds: float, device: str) -> dict[str, Any]:
+    name, is_compiled, is_training, channels_last = way
+    torch.compiler.reset()
     torch.manual_seed(0)
     build, sizes = MODELS[name]
-    model, input = build().train(is_training), torch.randn(sizes)
+    sizes = sizes if device == "cpu" else (GPU_BATCH, *sizes[1:])
+    model, input = build().train(is_training).to(device), torch.randn(sizes, device=device)
     if channels_last:
         layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
         model, input = model.to(memory_format=layout), input.contiguous(memory_format=layout)
@@ -149,28 +174,23 @@ def _measured(
     # Both are copies: a copy of a network may be slower by 1 % than the network itself.
     original, converted = copy.deepcopy(model), dmlpool.nn.convert(model, inplace=False).model
     # Where weights and statistics lie in memory moves a row by 2 %.
-    for kept in (torch.nn.Module.parameters, torch.nn.Module.buffers):
+    for kept in (nn.Module.parameters, nn.Module.buffers):
         for ours, theirs in zip(kept(converted), kept(original), strict=True):
             ours.data = theirs.data
-    compare(original, converted, input)
-    both = {
-        key: contestant(model, key, is_compiled, is_training)
-        for key, model in (("original", original), ("converted", converted))
-    }
-    for call in both.values():
-        call(input)  # compiles, and allocates what the calls after it reuse
-    times = in_turn(both, input, seconds)
-    medians = {key: statistics.median(spent) * 1e3 for key, spent in times.items()}
-    return {
-        "model": name,
-        "sizes": sizes,
-        "compiled": is_compiled,
-        "training": is_training,
-        "channels_last": channels_last,
-        **medians,
-        "ratio": medians["original"] / medians["converted"],
-        "calls": len(times["original"]),
-    }
+    compare(original, converted, input[:2].detach().requires_grad_(is_training))
+    both = {"original": original, "converted": converted}
+    calls = {key: contestant(one, key, is_compiled, input) for key, one in both.items()}
+    peak = {}
+    for key, call in calls.items() if device != "cpu" else ():
+        call()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        peak[key] = torch.cuda.max_memory_allocated()
+    taken = common.in_turn(calls, seconds, device, least=4)
+    medians = {key: each.median * 1e3 for key, each in taken.items()}
+    row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
+    row |= {"channels_last": channels_last, **medians, "peak": peak}
+    return {**row, "ratio": medians["original"] / medians["converted"]}
 
 
 def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
@@ -179,111 +199,119 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
     found = []
     for model in (original, converted):
         torch.manual_seed(1)  # for dropout
-        given = input.detach().double().requires_grad_(input.requires_grad)
-        result = contestant(copy.deepcopy(model).double(), "", False, input.requires_grad)(given)
+        precise = input.detach().double().requires_grad_(input.requires_grad)
+        with torch.autocast(input.device.type, enabled=False):
+            result = contestant(copy.deepcopy(model).double(), "", False, precise)()
         output, *gradients = result if isinstance(result, tuple) else (result,)
-        found.append([output.detach(), *(part.flatten() for part in gradients)])
-    for what, parts in (("outputs", slice(1)), ("gradients", slice(1, None))):
+        found.append({"outputs": [output], "gradients": gradients})
+    for what in found[0]:
         first, second = (
-            torch.cat([torch.zeros(0), *(part.flatten() for part in one[parts])]) for one in found
+            torch.cat([torch.zeros(0, device=input.device), *map(torch.flatten, each[what])])
+            for each in found
         )
-        error = float((first - second).norm())
-        if not error <= 1e-6 * float(first.norm()):
-            raise AssertionError(
-                f"the {what} differ by {error:.1e}, their norm is {first.norm():.1e}"
-            )
+        error = float((first - second).norm().detach())
+        if not error <= 1e-6 * float(first.norm().detach()):
+            raise Disagreement(f"the {what} differ by {error:.1e}")
 
 
-def in_turn(
-    both: dict[str, Callable[[Tensor], Any]], input: Tensor, seconds: float
-) -> dict[str, list[float]]:
-    """Seconds of the thread's processor time for each call."""
-    times: dict[str, list[float]] = {key: [] for key in both}
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or len(times["original"]) < LEAST_CALLS:
-        # Whoever is called second finds a warmer cache: they take turns at that too.
-        for key in sorted(both, reverse=len(times["original"]) % 2 == 1):
-            start = time.thread_time()
-            both[key](input)
-            times[key].append(time.thread_time() - start)
-    return times
+def quantized(name: str, seconds: float) -> dict[str, Any]:
+    """Milliseconds of a network that torchao has quantized, with its own pools and with ours."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    torch.manual_seed(0)
+    build, sizes = MODELS[name]
+    model = build().eval().to(memory_format=torch.channels_last)
+    input = torch.rand(sizes).contiguous(memory_format=torch.channels_last)
+    settings = x86.get_default_x86_inductor_quantization_config()
+    quantizer = x86.X86InductorQuantizer().set_global(settings)
+    prepared = prepare_pt2e(torch.export.export(model, (input,)).module(), quantizer)
+    report: dict[str, str] = {}
+    torch._inductor.config.freezing = True
+    with torch.no_grad():
+        prepared(input)
+        program = torch.export.export(convert_pt2e(prepared), (input,))
+    both = {"original": program, "converted": dmlpool.nn.integer_pooling(program, report)}
+    calls = {key: contestant(one.module(), key, True, input) for key, one in both.items()}
+    first, second = (call() for call in calls.values())
+    taken = common.in_turn(calls, seconds)
+    medians = {key: each.median * 1e3 for key, each in taken.items()}
+    replaced = sum(text.startswith("replaced") for text in report.values())
+    row = {"model": name, "pools": f"{replaced} of {len(report)}", **medians}
+    row["error"] = float((first - second).abs().max() / first.abs().max())
+    return {**row, "ratio": medians["original"] / medians["converted"]}
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """A table of ratios, a line for each network, contiguous and channels_last beside each other;
-    where and when."""
-    found = {
-        (row["model"], row["compiled"], row["training"], row["channels_last"]): row["ratio"]
-        for row in results["rows"]
-    }
-    columns = [(compiled, training) for compiled in (False, True) for training in (False, True)]
-    titles = [
-        f"{'compiled' if c else 'eager'}, {'training' if t else 'forward'}" for c, t in columns
-    ]
-    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(columns)]
+    """A table of ratios, a line for each network; where and when."""
+    rows = results["rows"]
+    where = f"{common.sentence(results['conditions'])}."
+    if rows and "pools" in rows[0]:
+        keys = ("original", "converted", "ratio", "error")
+        lines = [(r["model"], r["pools"], *(f"{r[key]:.3f}" for key in keys)) for r in rows]
+        head = ["network", "pools replaced", "ms before", "ms after", "speed-up", "differs by"]
+        return f"{common.table(head, lines)}\n\n{where}"
+    columns = list(itertools.product((False, True), (False, True)))
 
-    def cell(ratios: Iterable[float | None]) -> str:
-        return " / ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    def cells(chosen: Sequence[dict[str, Any]]) -> Iterable[str]:
+        for column in columns:
+            both = []
+            for last in (False, True):
+                way = (*column, last)
+                found = [
+                    row["ratio"]
+                    for row in chosen
+                    if (row["compiled"], row["training"], row["channels_last"]) == way
+                ]
+                both.append(f"{common.mean(found):.2f}" if found else "-")
+            yield " / ".join(both)
 
-    for name in dict.fromkeys(row["model"] for row in results["rows"]):
-        cells = [
-            cell(found.get((name, *column, last)) for last in (False, True)) for column in columns
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    means = [cell(_mean(found, (*column, last)) for last in (False, True)) for column in columns]
-    lines.append(f"| **geometric mean** | {' | '.join(means)} |")
-    known = results["conditions"]
-    place = f"{known['machine']['processor']}, {known['machine']['cpu_capability']}"
-    threads = "one thread" if known["threads"] == 1 else f"{known['threads']} threads"
-    conditions = (
-        f"Contiguous / channels_last. Batches of one; {place}; {threads}; "
-        f"PyTorch {known['versions']['torch']}, torchvision {known['versions']['torchvision']}, "
-        f"timm {known['versions']['timm']}; {known['date'].partition('T')[0]}."
-    )
-    if any(" - " in line for line in lines):
-        conditions += " A dash: not measured; means are of what was."
-    return "\n".join([*lines, "", conditions])
-
-
-def _mean(found: dict[Any, float], way: tuple[bool, bool, bool]) -> float | None:
-    """The geometric mean of what was run that way."""
-    ratios = [ratio for (_, *run), ratio in found.items() if tuple(run) == way]
-    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
+    names = dict.fromkeys(row["model"] for row in rows)
+    lines = [(name, *cells([row for row in rows if row["model"] == name])) for name in names]
+    lines.append(("**geometric mean**", *cells(rows)))
+    note = "Contiguous / channels_last."
+    if results["conditions"]["device"] == "cpu":
+        note += " Batches of one."
+    if any(" - " in f" {cell} " for line in lines for cell in line):
+        note += " A dash: not measured; means are of what was."
+    return common.table(["", *(title(*way) for way in columns)], lines) + f"\n\n{note} {where}"
 
 
-def _versions() -> dict[str, str]:
-    torchvision()
-    return {name: importlib.metadata.version(name) for name in ("torchvision", "timm")}
-
-
-def run(named: str, seconds: float, path: Path) -> int:
-    """Measure the networks whose name contains ``named``, print each row as it comes, and write
-    JSON after each: a run takes long."""
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks models", description=__doc__)
+    parser.add_argument("name", nargs="?", default="", help='such as "ResNet" or "eager, forward"')
+    parser.add_argument("--row-seconds", type=float, default=1.0)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--quantized", action="store_true")
+    parser.add_argument("--out", type=Path, help="written after each row, as a run takes long")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if options.quantized:
+        named = [name for name in MODELS if options.name.lower() in name.lower()]
+        tasks = [(name, lambda name=name: quantized(name, options.row_seconds)) for name in named]
+    else:
+        tasks = [
+            (
+                f"{way[0]} {title(*way[1:3])}",
+                lambda way=way: measure(way, options.row_seconds, options.device),
+            )
+            for way in ways(options.name)
+        ]
+    wrong = 0
     rows: list[dict[str, Any]] = []
-    conditions = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(torch.device("cpu")),
-        "threads": 1,
-        "versions": machine.versions() | _versions(),
-        "seconds": seconds,
-    }
-    results = {"conditions": conditions, "rows": rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for case in cases(named):
-        row = measure(*case, seconds=seconds)
-        rows.append(row)
-        way = (
-            f"{'compiled' if row['compiled'] else 'eager':8} "
-            f"{'training' if row['training'] else 'forward':8}"
-        )
-        layout = "channels_last" if row["channels_last"] else ""
-        print(
-            f"{row['model']:24} {way} {layout:13} {row['original']:8.3f} ms "
-            f"{row['converted']:8.3f} ms "
-            f"{row['ratio']:5.2f}x",
-            flush=True,
-        )
-        path.write_text(json.dumps(results, indent=1) + "\n")
-    print(markdown(results))
-    return 0
+    packages = ["torchao"] if options.quantized else ["torchvision", "timm"]
+    known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
+    for name, task in tasks:
+        try:
+            rows.append(task())
+        except Disagreement as reason:
+            wrong += 1
+            print(f"WRONG RESULT: {name}: {reason}", flush=True)
+            continue
+        before, after, ratio = (rows[-1][key] for key in ("original", "converted", "ratio"))
+        print(f"{name:40} {before:9.3f} ms {after:9.3f} ms {ratio:6.3f}x", flush=True)
+        if options.out:
+            common.save(options.out, {"conditions": known, "rows": rows})
+    print(markdown({"conditions": known, "rows": rows}))
+    return min(wrong, 1)

@@ -1,84 +1,83 @@
-"""From measurements to documentation: docs/benchmarks.md with its pictures, and the README's table
-of models.
+"""From measurements to docs/benchmarks.md, its pictures and the README's table of networks:
+``python -m benchmarks report``. With ``--rows GROUP`` it prints the rows of a group instead.
 
-``python -m benchmarks.report`` reads every JSON file in benchmarks/results, takes the newest of
-each kind (device, threads, alone or beside busy processes, rows or curves; not the quick ones), and
-writes all of them. The models' and the real calls' are in files of their own, models.json,
-calls.json and calls_avx2.json.
+Everything is made of the files in benchmarks/results.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import re
-import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks import calls, goals, gpu_report, models, plots, tables
-from benchmarks.results import Results
-from benchmarks.workloads import GROUPS
+from benchmarks import calls, common, gpu_report, models
+from benchmarks.rows import ATEN, GROUPS, MODES, OURS, PEERS, PLAIN, Result
 
-IMAGES = "images"
+CPU, GPU_BESIDE, GPU, MODELS, CALLS, CALLS_AVX2 = (
+    common.RESULTS / f"{name}.json"
+    for name in ("cpu", "gpu_beside", "gpu_rows", "models", "calls", "calls_avx2")
+)
+IMAGES = common.ROOT / "docs" / "images"
+PICTURES = {
+    "amd-epyc-family-25-model-17-2-threads-ratios.png": "Each row's ratio to each peer, and means",
+    "amd-epyc-family-25-model-17-2-threads-bandwidth.png": "Each row's share of a copy's bandwidth",
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
+"""Told apart by those who see few colours, too."""
+SHOWN = ("core", "overhead", "networks", "quantized")
+"""Groups whose rows the page has; of the others it has the means."""
+MAIN = [
+    f"{mode}, {layout}, float32"
+    for layout in ("contiguous", "channels_last")
+    for mode in ("forward", "forward + backward")
+]
 
-ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
-MODELS = RESULTS / "models.json"
-CALLS = RESULTS / "calls.json"
-CALLS_AVX2 = RESULTS / "calls_avx2.json"
-"""The same with ``ATEN_CPU_CAPABILITY=avx2``."""
-
-FINDINGS = """---
+INTRODUCTION = """---
 search:
   boost: 0.3  # its rows name every argument
 ---
 # Benchmarks
 
-The findings come first, then how they were measured, then every row. A row is one pooling call. A ratio is the time of a
-peer, such as ATen (PyTorch's own operators), divided by the time of this package ("ours"): above 1x ours is faster. "Window
-3/2" is a window of size 3 with stride 2.
+A row is one pooling call. A ratio is the time of a peer, such as ATen (PyTorch's own operators), divided by the time of this
+package ("ours"): above 1x ours is faster. "Window 3/2" is a window of size 3 with stride 2.
 
-## Findings
+## Findings on a CPU
+
+Geometric means of ratios, with the number of rows in brackets. Rows for which ATen takes less than 50 µs are left out:
 """
-
 METHOD = """## How it is measured
 
-`make bench` measures, and writes this page and its pictures. `python -m benchmarks` writes the figures into
-`benchmarks/results`, with `--load` beside one busy process per core, and with `--scaling` for curves.
-`python -m benchmarks.report` makes this page of them.
+`make bench` measures on a CPU and writes this page and its pictures. It calls these commands:
+
+| command | what it measures |
+| --- | --- |
+| `python -m benchmarks rows` | the rows of `benchmarks/rows.txt`; `rows core` those of a group, `rows all --compile` beside torch.compile too |
+| `python -m benchmarks calls` | the calls of real models; with `ATEN_CPU_CAPABILITY=avx2` by AVX2 |
+| `python -m benchmarks models` | whole networks |
+| `python -m benchmarks report` | nothing: it makes this page of the files in `benchmarks/results`; `report --rows published` prints every row of a group |
 
 Each row is measured in one process. First the results of all contestants are compared: maxima, indices and quantized
-averages must be equal, and other averages and gradients equal except for rounding. Then each contestant is called once per
-round, in a random order, on fresh random tensors. Times are medians with quartiles. Ratios below 1x are in bold. Where ATen
-takes less than 50 µs, the table has the difference in place of the ratio: how many µs longer ours takes.
+averages must be equal, and other averages and gradients equal except for rounding. Then their calls take turns, on random
+tensors that take turns too. Times are medians. Ratios below 1x are in bold. Where ATen takes less than 50 µs, the table has
+the difference in place of the ratio: how many µs longer ours takes.
 
 | column | meaning |
 | --- | --- |
 | of copy | our bandwidth divided by that of copying the input; each input is counted as read once and each result as written once |
 | kept | bytes that the forward pass keeps for the backward pass beside its input and output |
 | peak | the most bytes that PyTorch's allocator had handed out at once in both passes: results, temporary memory and what is kept |
-| oneDNN | PyTorch's operators on tensors in oneDNN's own format; the conversion is not timed |
-| float32 detour | conversion to float32 (or dequantization), ATen's pool, and conversion back |
-| ATen by axis | ATen's pool along one axis after the other |
-| our layer | the layer of `torch_dmlpool.nn`, whose call takes longer than the operator's |
-| our integers | `quantized_linear_average_pooling` in place of the function of quantized tensors |
 
-ATen's quantized pool works on PyTorch's quantized tensors; making them is not timed. JAX takes all threads, because it cannot
-be told how many to use. ONNX Runtime's threads sleep between calls, so that they do not take time from the contestant that
-is measured next.
-
-A peer that is not installed is left out, and each section ends with a list of these. `make bench` does not install JAX
-(`pip install jax`).
-
-Exponents of curves are fitted by least squares to the logarithms of all points, with standard errors. A cost grows "faster
-than log k" if its power of log k is above 1 by more than two standard errors. Windows one below a power of two are among the
-points, because they need the most additions.
+Columns without a peer's name are ratios to ATen. Where ATen has no pool of a data type, its time is that of a conversion to
+float32, its pool, and a conversion back. Its quantized pool works on PyTorch's quantized tensors; making them is not timed.
+ONNX Runtime's threads sleep between calls, so that they do not take time from the contestant that is measured next.
 """
+CALLS_INTRODUCTION = """## Calls of real models on a CPU
 
-CALLS_INTRODUCTION = """## Calls of real models
-
-`python -m benchmarks --calls` measures the pooling calls of 104 public models (torchvision, timm, MONAI,
+`python -m benchmarks calls` measures the pooling calls of 104 public models (torchvision, timm, MONAI,
 segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo). It takes every second of the different calls in a
 forward pass, and calls `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own
 samples, of which there are one or two. A ratio is ATen's time divided by ours. "Mean" is the geometric mean of the ratios and
@@ -89,225 +88,204 @@ five times as long. Means and sums have the first measurement, the list below an
 A row of 4 MB and more may come out twice as slow for one side by chance, in training above all: the C library hands freed
 memory back to the system, and the next call of either side has to wait for new pages.
 """
-AVX2_INTRODUCTION = """With AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2`), for ATen and for this package:
+AVX2_INTRODUCTION = """With AVX2 in place of AVX-512, for ATen and for this package:
 """
 
 
-AIMS = (
-    "What development aims at, and what was found. Means leave out rows of less than 50 µs and the group of extreme windows.\n"
-    "The findings above include that group."
-)
+def measured(path: Path) -> tuple[dict[str, Any], list[Result]]:
+    """Conditions and rows of a file; none where there is no file."""
+    if not path.exists():
+        return {}, []
+    data = common.load(path)
+    return data["conditions"], [row for row in map(Result.of, data["rows"]) if row is not None]
 
 
-def newest(results: Iterable[Results]) -> list[Results]:
-    """The latest of each kind of run; quick runs are no measurements."""
-    kinds: dict[tuple[object, ...], Results] = {}
-    for result in sorted(
-        (one for one in results if not one.conditions["quick"]),
-        key=lambda one: one.conditions["date"],
-    ):
-        known = result.conditions
-        machine = known["machine"]
-        place = machine.get("gpu") or machine["processor"]
-        kind = (
-            known["device"],
-            place,
-            known["threads"],
-            bool(known["busy_processes"]),
-            bool(result.curves),
-        )
-        kinds[kind] = result
-    return [kinds[kind] for kind in sorted(kinds, key=str)]
-
-
-def documentation(results: Sequence[Results]) -> str:
-    """The whole of docs/benchmarks.md but the calls of real models."""
-    parts = [FINDINGS, *findings(results), METHOD]
+def means(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
+    """Geometric means by mode, layout and type, of two rows and more."""
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
-        parts += _section(result)
-    if not results:
-        parts.append("Nothing has been measured yet.\n")
-    return "\n".join(parts)
+        for peer in PEERS:
+            ratio = result.ratio(peer)
+            if ratio is not None and not result.is_small and peer not in (OURS, "copy", PLAIN):
+                ratios[result.row.kind][peer].append(ratio)
+    chosen = [kind for kind in (kinds or ratios) if any(len(r) > 1 for r in ratios[kind].values())]
+    peers = [peer for peer in PEERS if any(len(ratios[kind][peer]) > 1 for kind in chosen)]
+
+    def cell(found: list[float]) -> str:
+        return f"{common.times(common.mean(found))} ({len(found)})" if len(found) > 1 else ""
+
+    lines = [(kind, *(cell(ratios[kind][peer]) for peer in peers)) for kind in chosen]
+    return common.table(("pooling alone, eager", *peers), lines) + "\n"
 
 
-MAIN = [
-    f"{mode}, {layout}, float32"
-    for layout in ("contiguous", "channels_last")
-    for mode in ("forward", "forward + backward")
-]
-
-
-def findings(results: Sequence[Results]) -> list[str]:
-    """The means of each undisturbed run of rows, its slower rows and its chart; whole networks."""
-    parts = []
-    for result in results:
-        known = result.conditions
-        if known["busy_processes"] or not result.rows:
-            continue
-        means = result.geometric_means()
-        kinds = [kind for kind in MAIN if kind in means]
-        peers = list(dict.fromkeys(peer for kind in kinds for peer in means[kind]))
-        lines = [_line(("pooling alone, eager", *peers)), _line(["---", *["---:"] * len(peers)])]
-        for kind in kinds:
-            cells = [means[kind].get(peer) for peer in peers]
-            shown = [f"{tables.times(cell[0])} ({cell[1]})" if cell else "" for cell in cells]
-            lines.append(_line((kind, *shown)))
-        parts += [
-            "Geometric means of ratios, with the number of rows in brackets. Rows for which ATen takes "
-            "less than 50 µs are left out:\n",
-            "\n".join(lines) + "\n",
-            _items([line for line in tables.summary(result) if not line.startswith("Geometric")]),
-        ]
-        parts += [
-            f"![{picture.caption}]({IMAGES}/{picture.file})\n"
-            for picture in plots.pictures(result)[:1]
-        ]
-        parts.append(f"*{tables.conditions(result)}*\n")
-    if MODELS.exists():
-        parts += [
-            "Whole networks of torchvision and timm, with `torch.nn`'s pools and after `convert`:\n",
-            models.markdown(json.loads(MODELS.read_text(encoding="utf-8"))) + "\n",
-        ]
-    if CALLS.exists():
-        parts.append(
-            "The pooling calls of 104 public models are [at the end](#calls-of-real-models).\n"
-        )
-    return parts
-
-
-def calls_section() -> str:
-    """The end of docs/benchmarks.md: the calls of real models, where they have been measured."""
-    if not CALLS.exists():
-        return ""
-    tables = [
-        calls.markdown(json.loads(path.read_text(encoding="utf-8")))
-        for path in (CALLS, CALLS_AVX2)
-        if path.exists()
-    ]
-    return f"\n{CALLS_INTRODUCTION}\n" + f"\n{AVX2_INTRODUCTION}\n".join(tables)
-
-
-def gpu_section() -> str:
-    """What was measured on a GPU, where something was."""
-    if not gpu_report.RESULTS.exists():
-        return ""
-    return "\n" + gpu_report.markdown(json.loads(gpu_report.RESULTS.read_text(encoding="utf-8")))
-
-
-def _section(results: Results) -> list[str]:
-    known = results.conditions
-    title = known["machine"].get("gpu") or f"CPU, {tables.count(known['threads'], 'thread')}"
-    if known["busy_processes"]:
-        title += (
-            f", beside {tables.count(known['busy_processes'], 'busy process', 'busy processes')}"
-        )
-    if results.curves:
-        title += ": scaling"
-    parts = [f"## {title}\n"]
-    conditions = f"*{tables.conditions(results)}*\n"
-    if results.rows:
-        parts += ["### Summary\n", *_goals(results), _items(tables.summary(results)), conditions]
-    for picture in plots.pictures(results):
-        parts += [
-            f"![{picture.caption}]({IMAGES}/{picture.file})\n",
-            f"*{picture.caption}. {conditions[1:]}",
-        ]
-    if results.curves:
-        parts += [
-            _items([line for curve in results.curves for line in tables.growth(curve)]),
-            conditions,
-        ]
-    for group, part in tables.by_group(results):
-        parts += [f"### {group}: {GROUPS[group]}\n", markdown(part), conditions]
-    absent = [f"- {name} took no part: {reason}." for name, reason in known["absent"].items()]
-    absent += [f"- {line}" for line in tables.failures(results)]
-    if absent:
-        parts += ["### Who was left out\n", "\n".join(absent) + "\n"]
-    return parts
-
-
-def _goals(results: Results) -> list[str]:
-    """What is aimed at, as a table."""
-    found = goals.goals(results)
-    if not found:
-        return []
-    lines = [f"{AIMS}\n", _line(("rows", "aim", "found", "")), _line(["---"] * 4)]
-    lines += [
-        _line((goal.what, goal.aim, goal.found, "reached" if goal.met else "**missed**"))
-        for goal in found
-    ]
-    return ["\n".join(lines) + "\n"]
-
-
-def _items(lines: Sequence[str]) -> str:
-    """A list; lines that start with spaces belong to the item above."""
-    return (
-        "\n".join(f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in lines)
-        + "\n"
-    )
-
-
-def markdown(results: Results) -> str:
-    """One table; columns in which nobody was measured are absent."""
-    lines = [
-        _line(tables.header(results)),
-        _line(["---", *["---:"] * (len(tables.header(results)) - 1)]),
-    ]
-    for row in results.rows:
-        cells = tables.cells(results, row)
-        for number, peer in enumerate(results.peers, tables.FIRST_PEER):
-            if tables.is_behind(row, peer):
-                cells[number] = f"**{cells[number]}**"
-        lines.append(_line(cells))
+def behind(results: Sequence[Result]) -> str:
+    """The rows in which ATen is faster, the worst first, and the largest difference of small
+    rows."""
+    slower = [(ratio, one) for one in results if (ratio := one.ratio(ATEN)) and not one.is_small]
+    slower = sorted((pair for pair in slower if pair[0] < 1), key=lambda pair: pair[0])
+    lines = [f"- Rows slower than ATen: {len(slower) or 'none'}"]
+    for ratio, one in slower:
+        ours, theirs = one.seconds[OURS], one.seconds[ATEN]
+        close = "; the quartiles overlap" if ours.lower <= theirs.upper else ""
+        lines.append(f"  - {one.row.name}: {common.times(ratio)}{close}")
+    small = [one for one in results if one.is_small and ATEN in one.seconds]
+    if small:
+        worst = max(small, key=lambda one: one.seconds[OURS].median - one.seconds[ATEN].median)
+        lines.append(f"- Rows under 50 µs: at most {worst.compared(ATEN)} ({worst.row.name})")
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def with_models(page: str, table: str) -> str:
-    """``page`` with ``table`` between its marks."""
-    filled, count = re.subn(
-        r"(<!-- models -->\n).*?(<!-- /models -->)",
-        lambda marks: f"{marks[1]}{table}\n{marks[2]}",
-        page,
-        flags=re.DOTALL,
-    )
-    if count != 1:
-        raise ValueError(
-            "the README must have <!-- models --> and <!-- /models --> once, each at the start of "
-            "a line"
-        )
-    return filled
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.report", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument(
-        "files", type=Path, nargs="*", help="JSON files (default: all in benchmarks/results)"
-    )
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "benchmarks.md")
-    options = parser.parse_args(arguments)
-    results = [
-        Results.load(path)
-        for path in options.files
-        or sorted({*RESULTS.glob("*.json")} - {MODELS, CALLS, CALLS_AVX2, gpu_report.RESULTS})
+def rows_of(results: Sequence[Result], group: str) -> str:
+    """A line for each pool of a group, and a column for each mode, layout and peer."""
+    pools: dict[str, dict[tuple[str, bool, str], Result]] = defaultdict(dict)
+    for result in results:
+        row = result.row
+        if group in row.groups:
+            pools[row.pool][row.mode, row.channels_last, row.mask] = result
+    ways = [
+        way
+        for way in itertools.product(MODES, (False, True), ("", "sample", "element"))
+        if any(way in found for found in pools.values())
     ]
-    options.docs.parent.mkdir(parents=True, exist_ok=True)
-    chosen = newest(results)
-    drawn = plots.draw(chosen, options.docs.parent / IMAGES)
-    page = documentation(chosen) + gpu_section() + calls_section()
-    options.docs.write_text(page, encoding="utf-8")
-    if MODELS.exists():
-        readme = ROOT / "README.md"
-        table = models.markdown(json.loads(MODELS.read_text(encoding="utf-8")))
-        readme.write_text(with_models(readme.read_text(encoding="utf-8"), table), encoding="utf-8")
-    print(f"Written: {options.docs} and {tables.count(len(drawn), 'picture')}")
+    peers = [ATEN, *(peer for peer in PEERS if peer not in (OURS, ATEN, "copy"))]
+    columns = [
+        (way, peer)
+        for way, peer in itertools.product(ways, peers)
+        if any(way in found and peer in found[way].seconds for found in pools.values())
+    ]
+    trained = [way for way in ways if any(way in one and one[way].memory for one in pools.values())]
+    lines = []
+    for pool, found in pools.items():
+        first = next(found[way] for way in ways if way in found)
+        cells = [duration(first.seconds[OURS].median)]
+        cells.append("" if first.of_copy is None else f"{first.of_copy:.0%}")
+        for way, peer in columns:
+            text = found[way].compared(peer) if way in found else ""
+            ratio = found[way].ratio(peer) if way in found else None
+            bold = ratio is not None and ratio < 1 and not found[way].is_small and peer != PLAIN
+            cells.append(f"**{text}**" if bold else text)
+        for place in (0, 1) if trained else ():
+            used = next((found[way].memory for way in trained if way in found), None)
+            cells.append(" / ".join(size(each[place]) for each in used.values()) if used else "")
+        lines.append((pool, *cells))
+    head = ["pool", "ours", "of copy", *(heading(*column) for column in columns)]
+    head += ["kept: ours / ATen", "peak: ours / ATen"] if trained else []
+    return common.table(head, lines) + "\n"
+
+
+def heading(way: tuple[str, bool, str], peer: str) -> str:
+    mode, channels_last, mask = way
+    words = [MODES[mode] or "forward", *["channels_last"] * channels_last]
+    words += [f"mask of each {mask}"] * bool(mask)
+    return ", ".join(words) + (f": {peer}" if peer != ATEN else "")
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def size(amount: int) -> str:
+    if amount < 1000:
+        return f"{amount} B"
+    return f"{amount / 1e3:.1f} kB" if amount < 1e6 else f"{amount / 1e6:.1f} MB"
+
+
+def page() -> str:
+    """The whole of docs/benchmarks.md."""
+    known, results = measured(CPU)
+    where = f"*{common.sentence(known)}.*\n"
+    pictures = [f"![{caption}](images/{file})\n" for file, caption in PICTURES.items()]
+    parts = [INTRODUCTION, means(results, MAIN), behind(results), pictures[0], where]
+    parts += ["Whole networks, with `torch.nn`'s pools and after `convert`:\n", networks() + "\n"]
+    parts.append(
+        "The pooling calls of 104 public models are [at the end](#calls-of-real-models-on-a-cpu), "
+        "findings on a GPU [before them](#gpu).\n"
+    )
+    parts += [METHOD, f"## CPU, {common.count(known['threads'], 'thread')}\n"]
+    parts += [means(results), pictures[1], where]
+    for number, group in enumerate(SHOWN):
+        unshown = [one for one in results if not set(one.row.groups) & set(SHOWN[:number])]
+        parts += [f"### {group}: {GROUPS[group]}\n", rows_of(unshown, group)]
+    parts.append(gpu_report.markdown(common.load(GPU)))
+    known, results = measured(GPU_BESIDE)
+    if results:
+        parts.append("### Beside torch.compile on a GPU\n")
+        parts += [rows_of(results, group) for group in ("overhead", "published")]
+        command = "python -m benchmarks rows overhead,published --device cuda --compile"
+        parts.append(f"*`{command}`: {common.sentence(known)}.*\n")
+    parts += [CALLS_INTRODUCTION, calls.markdown(common.load(CALLS))]
+    parts += [AVX2_INTRODUCTION, calls.markdown(common.load(CALLS_AVX2), lists=False)]
+    return "\n".join(parts)
+
+
+def networks() -> str:
+    return models.markdown(common.load(MODELS))
+
+
+def draw(results: Sequence[Result], folder: Path) -> None:
+    """The pictures of rows: ratios to each peer, and shares of a copy's bandwidth."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    large = [result for result in results if not result.is_small]
+    ratios, bandwidth = Figure(figsize=(9, 4), layout="constrained"), None
+    axes = ratios.subplots()
+    kinds = list(dict.fromkeys(result.row.kind.rpartition(", ")[0] for result in large))
+    peers = [p for p in PEERS if p not in (OURS, "copy") and any(r.ratio(p) for r in large)]
+    for place, peer in enumerate(peers):
+        for number, kind in enumerate(kinds):
+            chosen = [one for one in large if one.row.kind.startswith(f"{kind}, ")]
+            found = [ratio for one in chosen if (ratio := one.ratio(peer)) is not None]
+            height = [place + 0.6 * (number / max(1, len(kinds) - 1) - 0.5)] * len(found)
+            colour, label = COLOURS[number % len(COLOURS)], kind if place == 0 else None
+            axes.plot(found, height, ".", color=colour, alpha=0.7, label=label)
+        mean = common.mean(ratio for one in large if (ratio := one.ratio(peer)) is not None)
+        axes.plot([mean, mean], [place - 0.4, place + 0.4], color="black", linewidth=2)
+        axes.annotate(f" {mean:.2f}x", (mean, place + 0.36), fontsize=8)
+    axes.set_yticks(range(len(peers)), peers)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.set_xlabel("the peer's time over ours (right of the line ours is faster)")
+    ratios.legend(loc="outside lower center", ncols=4, fontsize=8)
+
+    kinds = list(dict.fromkeys(one.row.kind for one in large if one.of_copy is not None))
+    bandwidth = Figure(figsize=(9, 1 + 0.25 * len(kinds)), layout="constrained")
+    shares = bandwidth.subplots()
+    for place, kind in enumerate(kinds):
+        found = [one.of_copy for one in large if one.row.kind == kind and one.of_copy is not None]
+        shares.plot(found, [place] * len(found), ".", color=COLOURS[0], alpha=0.7)
+    shares.set_yticks(range(len(kinds)), kinds, fontsize=8)
+    shares.set_xlim(left=0)
+    shares.set_xlabel(
+        "our bytes a second over a copy's (each input read once, each result written)"
+    )
+    for file, figure, plot in zip(PICTURES, (ratios, bandwidth), (axes, shares), strict=True):
+        plot.invert_yaxis()
+        plot.axvline(1, color="grey", linewidth=1)
+        FigureCanvasAgg(figure)
+        figure.savefig(folder / file, dpi=100, metadata={"Software": None})
+
+
+def with_models(text: str, table: str) -> str:
+    """``text`` with ``table`` between its marks."""
+    marked = re.compile(r"(?<=<!-- models -->\n).*?(?=<!-- /models -->)", flags=re.DOTALL)
+    if len(marked.findall(text)) != 1:
+        raise ValueError("the README must have <!-- models --> and <!-- /models --> once")
+    return marked.sub(lambda _: f"{table}\n", text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
+    parser.add_argument("--rows", choices=GROUPS, help="print this group's rows, write nothing")
+    options = parser.parse_args(arguments)
+    _, results = measured(CPU)
+    if options.rows:
+        print(rows_of(results, options.rows))
+        return 0
+    draw(results, IMAGES)
+    readme, docs = common.ROOT / "README.md", common.ROOT / "docs" / "benchmarks.md"
+    text = with_models(readme.read_text(encoding="utf-8"), networks())
+    readme.write_text(text, encoding="utf-8")
+    docs.write_text(page(), encoding="utf-8")
+    print(f"Written: {docs}, {readme} and {len(PICTURES)} pictures")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,6 @@
 """`make bench` and `make gpu`: contestants compute the same, runs write what the documentation
 shows, limits hold."""
 
-import functools
 import importlib
 import importlib.util
 import itertools
@@ -18,31 +17,14 @@ import cases
 import pytest
 import torch
 
-pytest.importorskip("rich")
-
 import torch_dmlpool as dmlpool
-from benchmarks import __main__ as benchmark
-from benchmarks import (
-    calls,
-    gpu,
-    gpu_report,
-    harness,
-    load,
-    masks,
-    models,
-    peers,
-    report,
-    small_calls,
-)
-from benchmarks.bound import Bound
-from benchmarks.results import Results
-from benchmarks.workloads import select
+from benchmarks import calls, common, gpu, gpu_report, models, overhead, report, rows
+from torch_dmlpool.timing import Times
 
-SETTINGS = harness.Settings(torch.device("cpu"), rounds=1, row_seconds=0.0)
-PRESENT, _ = peers.present("cpu", with_optional=False)
+NAMES = [name for name in rows.PEERS if name != rows.INDUCTOR]
 
 
-def reduced(row):
+def reduced(row: rows.Workload) -> rows.Workload:
     """The same window over one sample, few channels, and the smallest spatial sizes that keep what
     is special."""
     spatial = tuple(
@@ -54,102 +36,100 @@ def reduced(row):
     return replace(row, sizes=(min(row.sizes[0], 2), min(row.sizes[1], 3), *spatial))
 
 
-REDUCED = list(dict.fromkeys(map(reduced, select("all"))))
+REDUCED = list(dict.fromkeys(map(reduced, rows.select("all"))))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Any:
+    """Benchmarks choose the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @cases.each("row", REDUCED, REDUCED[::40])
-def test_everyone_agrees_or_says_why_not(row) -> None:
+def test_everyone_agrees_or_says_why_not(row: rows.Workload) -> None:
     """ATen's results, exactly for maxima and indices; a peer may be absent, never wrong or
     broken."""
-    calls, skipped = harness.bind(list(PRESENT), harness.problem(row, SETTINGS))
-    # ATen knows no scales of channels, and on a CPU no 3-D averages of 16 bits.
-    without_aten = row.per_channel or (
-        row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2
-    )
-    reference = peers.DETOUR if without_aten else peers.ATEN
-    assert {peers.OURS, reference, peers.COPY} <= {peer.name for peer in calls}
+    found, skipped = rows.contestants(rows.problem(row, "cpu"), NAMES)
+    assert {rows.OURS, rows.ATEN, rows.COPY} <= set(found)
+    assert (rows.PLAIN in found) == bool(row.mask)
     assert not [reason for reason in skipped.values() if reason.startswith(("wrong:", "failed:"))]
 
 
 @pytest.mark.parametrize(
     ("family", "change", "finding"),
     [
-        ("max", lambda parts: (parts[0] + 1e-6, *parts[1:]), "values differ by up to 1"),
-        ("average", lambda parts: (parts[0].double(),), "values are torch.float64 of"),
+        ("max", lambda values: values + 1e-6, "values differ by up to 1"),
+        ("average", lambda values: values.double(), "values are torch.float64 of"),
     ],
 )
-def test_a_wrong_peer_is_left_out(family: str, change, finding: str) -> None:
-    def bind(problem):
-        aten = peers.torch_calls(peers.aten_pool(problem.workload), problem)
-        return [
-            Bound(call.run, lambda returned, call=call: change(call.collect(returned)))
-            for call in aten
-        ]
+def test_a_wrong_peer_is_left_out(
+    family: str, change: Any, finding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a wrong result of ours is an error."""
+    row = next(row for row in REDUCED if (row.family, row.mode) == (family, "forward"))
 
-    row = next(
-        row
-        for row in REDUCED
-        if row.family == family and row.mode == "forward" and row.sizes[0] == 2
-    )
-    aten, wrong = (
-        next(peer for peer in PRESENT if peer.name == peers.ATEN),
-        peers.Peer("changed", lambda: "1", bind),
-    )
-    calls, skipped = harness.bind([aten, wrong], harness.problem(row, SETTINGS))
-    assert list(calls) == [aten]
+    def wrong(problem: rows.Problem) -> list[Any]:
+        pool = rows.aten(problem)
+        return rows.bound(lambda input: change(pool(input)), problem)
+
+    monkeypatch.setitem(rows.PEERS, "changed", wrong)
+    found, skipped = rows.contestants(rows.problem(row, "cpu"), [rows.ATEN, "changed"])
+    assert list(found) == [rows.ATEN]
     assert skipped["changed"].startswith(f"wrong: {finding}")
-    with pytest.raises(harness.Disagreement, match="our values"):
-        harness.bind([aten, replace(wrong, name=peers.OURS)], harness.problem(row, SETTINGS))
+    monkeypatch.setitem(rows.PEERS, rows.OURS, wrong)
+    with pytest.raises(common.Disagreement, match="our values"):
+        rows.contestants(rows.problem(row, "cpu"), NAMES)
 
 
-@pytest.mark.slow
-def test_a_run_writes_json_and_a_table(tmp_path: Path, python: Callable[..., Any]) -> None:
-    """The command itself, beside busy processes, then the documentation made of what it wrote."""
+def test_rows_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run writes becomes lines of a table, with the bytes that training keeps."""
     path = tmp_path / "run.json"
-    options = [
-        "--rows",
-        "1x1x4x4 window 2/2",
-        "--rounds",
-        "2",
-        "--row-seconds",
-        "0",
-        "--threads",
-        "1",
-        "--load",
-    ]
-    completed = python("-m", "benchmarks", *options, "--out", path, cwd=report.ROOT)
-    names = [row.name for row in select("1x1x4x4 window 2/2")]
-    assert all(name in completed.stdout for name in names)
-    data = json.loads(path.read_text(encoding="utf-8"))
-    assert [row["name"] for row in data["rows"]] == names
-    assert (data["conditions"]["threads"], data["conditions"]["busy_processes"]) == (
-        1,
-        load.cores(),
+    asked = ["1x1x4x4 window 2/2,1x64x56x56 window 3/2 forward mask", "--row-seconds", "0"]
+    assert (
+        rows.main(["max 1x1x4x4 window 2/2", *asked[1:], "--threads", "1", "--out", str(path)]) == 0
     )
-    for row in data["rows"]:
-        assert {"ours", "copy", "ATen"} <= set(row["seconds"])
-        assert all(
-            0 < times["lower"] <= times["median"] <= times["upper"]
-            for times in row["seconds"].values()
-        )
-    training = next(row for row in data["rows"] if row["kept"] and row["name"].startswith("max"))
-    assert training["kept"]["ours"]["extra"] == 4  # M6: one byte for each of four results
-    text = report.documentation(report.newest([Results.load(path)]))
-    assert f"## CPU, 1 thread, beside {load.cores()} busy process" in text
-    assert all(f"| {name} |" in text for name in names)
+    names = [row.name for row in rows.select("max 1x1x4x4 window 2/2")]
+    assert all(name in capsys.readouterr().out for name in names[:1])
+    known, results = report.measured(path)
+    assert [result.row.name for result in results] == names
+    assert known["threads"] == 1
+    for result in results:
+        assert {rows.OURS, rows.COPY, rows.ATEN} <= set(result.seconds)
+        assert all(0 < each.lower <= each.median <= each.upper for each in result.seconds.values())
+    (training,) = (result for result in results if result.memory)
+    assert training.memory[rows.OURS][0] == 4  # M6: one byte for each of four results
+    assert "| max 1x1x4x4 window 2/2 | " in report.rows_of(results, "overhead")
 
 
-def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
-    """``python -m benchmarks.report`` has been run since the models were: for the README, and for
-    the page of benchmarks, which begins with what was found."""
-    table = models.markdown(json.loads(report.MODELS.read_text(encoding="utf-8")))
-    page = (report.ROOT / "README.md").read_text(encoding="utf-8")
-    assert report.with_models(page, table) == page
-    found, _, _ = (
-        (report.ROOT / "docs/benchmarks.md").read_text(encoding="utf-8").partition("## How")
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_pages_have_what_was_measured(page: str) -> None:
+    """``python -m benchmarks report`` has been run since, and the page is not longer than what is
+    read."""
+    text = (common.ROOT / page).read_text(encoding="utf-8")
+    if page == "README.md":
+        assert report.with_models(text, report.networks()) == text
+    else:
+        assert report.page() == text
+        assert len(text.splitlines()) <= 350
+
+
+def result(name: str, aten: float, ours: float) -> rows.Result:
+    (row,) = (row for row in rows.WORKLOADS if row.name == name)
+    seconds = {rows.ATEN: Times(aten, aten, aten), rows.OURS: Times(ours, ours, ours)}
+    return rows.Result(row, seconds, {}, {})
+
+
+def test_a_mean_has_two_rows_at_least() -> None:
+    """Rows of less than 50 us have differences, not ratios."""
+    large, other = "max 8x512x28x28 window 2/2", "max 8x512x14x14 window 2/2"
+    one = [result(large, 2e-4, 1e-4), result(other, 1e-5, 2e-5)]
+    assert "2.00x" not in report.means(one)
+    assert "| forward, contiguous, float32 | 4.00x (2) |" in report.means(
+        [one[0], result(other, 8e-4, 1e-4)]
     )
-    assert table in found
-    assert "| forward, contiguous, float32 | " in found
+    assert "at most +10.0 µs" in report.behind(one)
 
 
 @pytest.mark.slow
@@ -158,11 +138,10 @@ def test_the_table_of_models_in_the_readme_is_the_one_measured() -> None:
 @pytest.mark.parametrize("name", models.MODELS)
 def test_each_network_has_pools_to_convert(name: str) -> None:
     """In the versions that are installed; beside PyTorch for CPUs torchvision has no operators."""
-    build, sizes = models.MODELS[name]
-    report = dmlpool.nn.convert(build())
-    assert report.replaced
-    assert not report.left
-    assert len(sizes) in (4, 5)
+    build, _ = models.MODELS[name]
+    found = dmlpool.nn.convert(build())
+    assert found.replaced
+    assert not found.left
 
 
 def test_whole_networks_are_measured_in_every_way(
@@ -171,34 +150,25 @@ def test_whole_networks_are_measured_in_every_way(
     """Each way is a row with a ratio, the table has a line for each network, and converted networks
     give what the originals give."""
     layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5), torch.nn.MaxPool2d(2)
-    small = {
-        "small": (lambda: torch.nn.Sequential(*layers), (1, 3, 12, 12)),
-        "other": (lambda: torch.nn.Sequential(*layers), (1, 3, 12, 12)),
-    }
-    monkeypatch.setattr(models, "MODELS", small)
-    monkeypatch.setattr(models, "_versions", lambda: {"torchvision": "0", "timm": "0"})
+    small = {"small": (lambda: torch.nn.Sequential(*layers), (1, 3, 12, 12))}
+    monkeypatch.setattr(models, "MODELS", {**small, "other": small["small"]})
     path = tmp_path / "models.json"
-    assert len(list(models.cases(""))) == 2 * len(list(models.cases("eager"))) == 16
-    assert models.run("small eager", 0.0, path) == 0
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert [(row["training"], row["channels_last"]) for row in results["rows"]] == [
-        (False, False),
-        (False, True),
-        (True, False),
-        (True, True),
-    ]
+    assert len(models.ways("")) == 2 * len(models.ways("eager")) == 16
+    assert models.main(["small eager", "--row-seconds", "0", "--out", str(path)]) == 0
+    results = common.load(path)
+    found = [(row["training"], row["channels_last"]) for row in results["rows"]]
+    assert found == list(itertools.product((False, True), (False, True)))
     assert all(row["ratio"] == row["original"] / row["converted"] > 0 for row in results["rows"])
     table = models.markdown(results)
     assert table in capsys.readouterr().out
-    first = results["rows"][0]["ratio"]
-    assert f"| small | {first:.2f} / " in table
+    assert f"| small | {results['rows'][0]['ratio']:.2f} / " in table
     assert "| - / - | - / - |" in table  # nothing was compiled
 
 
 def test_a_converted_network_that_differs_is_no_row() -> None:
     pool, image = torch.nn.MaxPool2d(2), torch.randn(1, 2, 4, 4)
     models.compare(pool, dmlpool.nn.MaxPool2d(2), image)
-    with pytest.raises(AssertionError, match="the outputs differ by"):
+    with pytest.raises(common.Disagreement, match="the outputs differ by"):
         models.compare(pool, torch.nn.Sequential(pool, torch.nn.Sigmoid()), image)
 
     class Passing(torch.nn.Module):
@@ -208,30 +178,22 @@ def test_a_converted_network_that_differs_is_no_row() -> None:
             averages = torch.nn.functional.avg_pool2d(input, 2)
             return averages + (pool(input) - averages).detach()
 
-    image.requires_grad_()
-    with pytest.raises(AssertionError, match="the gradients differ by"):
-        models.compare(pool, Passing(), image)
+    with pytest.raises(common.Disagreement, match="the gradients differ by"):
+        models.compare(pool, Passing(), image.requires_grad_())
 
 
-def test_masked_pools_are_measured_beside_plain_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torchao's and Inductor's
+def test_quantized_networks_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every pool, stride, mask and mode is a row with a ratio, and a wrong result is no ratio."""
-    monkeypatch.setattr(masks, "SHAPES", ((2, 3, 9, 8),))
-    path = tmp_path / "masks.json"
-    assert masks.run("", 0.0, path) == 0
-    results = json.loads(path.read_text(encoding="utf-8"))
-    assert len(results["rows"]) == len(list(masks.rows(""))) == 16
-    assert all(row["ratio"] == row["masked"] / row["plain"] > 0 for row in results["rows"])
-    table = masks.markdown(results)
-    assert table in capsys.readouterr().out
-    for row in results["rows"]:
-        [line] = [line for line in table.splitlines() if f"{row['mask']} | {row['mode']}" in line]
-        assert f"{row['ratio']:.2f}x" in line
-    pool = masks.POOLS["maximum"]
-    monkeypatch.setitem(masks.POOLS, "maximum", lambda *given, **rest: pool(*given, **rest) + 1)
-    assert masks.run("maximum 3/2", 0.0, None) == 1
-    assert "WRONG RESULT: maximum 3/2 2x3x9x8" in capsys.readouterr().out
+    pytest.importorskip("torchao")
+    layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    layers += torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.AvgPool2d(2)
+    small = {"small": (lambda: torch.nn.Sequential(*layers), (1, 3, 16, 16))}
+    monkeypatch.setattr(models, "MODELS", small)
+    assert models.main(["--quantized", "--row-seconds", "0"]) == 0
+    assert "| small | " in capsys.readouterr().out
 
 
 def test_calls_of_real_models_are_measured_and_shown(
@@ -239,79 +201,68 @@ def test_calls_of_real_models_are_measured_and_shown(
 ) -> None:
     """In every layout and mode, beside ATen: the table names each way and each row behind."""
     path, words = tmp_path / "calls.json", "max_pool3d 1x128x8x8x8 batch=1"
-    asked = calls.rows(words, 1, 1)
+    asked = calls.rows(words, 1, [1])
     assert {row.column for row in asked} == {
         f"{mode} {layout} batch=1 threads=1" for mode in calls.MODES for layout in calls.LAYOUTS
     }
-    assert calls.run(words, 1, 1, 0.0, path) == 0
-    printed, results = capsys.readouterr().out, json.loads(path.read_text(encoding="utf-8"))
-    page = calls.markdown(results)
+    arguments = [words, "--threads", "1", "--row-seconds", "0", "--out", str(path)]
+    assert calls.main(arguments) == 0
+    printed, results = capsys.readouterr().out, common.load(path)
+    assert calls.markdown(results) in printed
     for summary in results["summaries"]:
         assert summary["rows"] + summary["small"] == len(asked) // 4
         mode, layout, *_ = summary["column"].split()
-        assert f"| {mode} | {layout} | 1 | 1 | {summary['rows']} |" in page
-        assert summary["column"] in printed
-        assert all(name in page and name in printed for _, name, *_ in summary["behind"])
+        assert f"| {mode} | {layout} | 1 | 1 | {summary['rows']} |" in printed
+        assert all(name in printed for _, name, *_ in summary["behind"])
 
 
 def test_a_call_of_a_real_model_must_give_what_aten_gives(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool = calls.OURS.max_pool2d
-    monkeypatch.setattr(calls.OURS, "max_pool2d", lambda *given, **rest: pool(*given, **rest) + 1)
-    assert calls.run("max_pool2d forward contiguous batch=1", 80, 1, 0.0, None) == 1
+    monkeypatch.setattr(calls.OURS, "max_pool2d", lambda *given, **how: pool(*given, **how) + 1)
+    asked = ["max_pool2d contiguous batch=1", "--sample", "70", "--threads", "1"]
+    assert calls.main([*asked, "--row-seconds", "0"]) == 1
     assert "WRONG RESULT: max_pool2d" in capsys.readouterr().out
-    assert calls.run("max_pool2d median", 1, 1, 0.0, None) == 2
-    assert "No call's name has all of these words: max_pool2d median" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        calls.main(["max_pool2d median"])
+    assert "no call's name has all of these words: max_pool2d median" in capsys.readouterr().err
 
 
-def test_calls_below_50_microseconds_have_differences_in_place_of_ratios() -> None:
-    row = calls.rows("", 60, 1)[0]
-    times = [(row, 100e-6, 50e-6), (row, 100e-6, 200e-6), (row, 10e-6, 13e-6), (row, 20e-6, 18e-6)]
-    (summary,) = calls.summaries(times, {})
-    assert (summary["rows"], summary["mean"], len(summary["behind"])) == (2, pytest.approx(1), 1)
-    assert (summary["over"], summary["most_over"]) == (pytest.approx(0.5), pytest.approx(3))
-
-
-def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Means keep the first measurement; the list of rows behind has the second."""
+def test_a_call_behind_aten_is_listed_as_measured_again() -> None:
+    """Means keep the first measurement. Calls below 50 us have differences in place of ratios."""
     first = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
-    times = [(row, *both) for row, both in zip(calls.rows("", 40, 1), first, strict=False)]
-    second = iter([(49e-6, 78.4e-6), (100e-6, 100e-6), (10e-6, 16e-6)])
-    asked = []
-    monkeypatch.setattr(calls, "measure", lambda *given: asked.append(given) or next(second))
-    (summary,) = calls.summaries(times, calls.measure_again(times, 0.1))
-    assert asked == [(times[at][0], 0.5, 5 * calls.ROUNDS) for at in (0, 1, 3)]
+    measured = [(row, *both) for row, both in zip(calls.rows("", 40, [1]), first, strict=False)]
+    assert [calls.is_behind(*both) for both in first] == [True, True, False, True]
+    second = [(49e-6, 78.4e-6), (100e-6, 100e-6), (10e-6, 16e-6)]
+    again = [(measured[at][0], *both) for at, both in zip((0, 1, 3), second, strict=True)]
+    summary = calls.summary(measured, again)
     assert summary["mean"] == pytest.approx((0.5 * 0.8 * 2) ** (1 / 3))
-    assert summary["behind"] == [(pytest.approx(0.625), times[0][0].name, 49e-6, 78.4e-6)]
+    assert summary["behind"] == [(pytest.approx(0.625), measured[0][0].name, 49e-6, 78.4e-6)]
     assert (summary["over"], summary["most_over"]) == (pytest.approx(10), pytest.approx(6))
 
 
-def test_the_steps_of_a_small_call_are_measured_beside_an_empty_function(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_mechanisms_are_switched_off_one_by_one_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a line of the table, beside what noise makes of a ratio, and all are on again after
+    it."""
+    masks: list[int] = []
+    monkeypatch.setattr(calls, "switch", lambda: masks.append)
+    monkeypatch.setattr(calls, "mechanisms", lambda: {"tiles": 1, "pages": 2})
+    asked = calls.rows("max_pool2d forward contiguous batch=1", 100, [1])
+    table = calls.ablate(asked, 0.0, [["tiles", "pages"]])
+    for name in ("nothing", "tiles", "pages", "all", "tiles + pages"):
+        assert f"| {name} | " in table
+    assert (set(masks), masks[-1]) == ({0, 1, 2, 3}, 0)
+
+
+def test_a_small_call_is_measured_beside_an_empty_function(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(
-        small_calls,
-        "microseconds",
-        functools.partial(small_calls.microseconds, repetitions=1, rounds=1),
-    )
-    before = torch.get_num_threads()
-    try:
-        small_calls.main()
-    finally:
-        torch.set_num_threads(before)
-    lines = capsys.readouterr().out.splitlines()
-    for name in ("empty Function", *(f"{call}, ours" for call in small_calls.CALLS)):
-        (line,) = (line for line in lines if line.startswith(f"{name}  "))
-        forward, recorded, both = map(float, line.split()[-3:])
-        assert min(forward, recorded, both) > 0
-    assert len(lines) == 3 + 3 + 2 * len(small_calls.CALLS) + len(small_calls.steps())
-
-
-def test_the_calls_in_the_documentation_are_those_measured() -> None:
-    """``python -m benchmarks.report`` has been run since."""
-    page = (report.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page.endswith(report.calls_section())
+    assert overhead.main(["--row-seconds", "0"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("empty Function", *(f"{call}, ours" for call in overhead.CALLS)):
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"| {name} | "))
+        assert all(float(cell) > 0 for cell in line.split(" | ")[1:4])
 
 
 PARENT = """
@@ -344,12 +295,6 @@ def test_a_limit_ends_all_processes_of_a_step(
         "checked", [sys.executable, "-c", "raise SystemExit(3)"], 20, dict(os.environ), tmp_path
     )
     assert failed["exit_status"] == 3
-
-
-def test_no_row_is_begun_after_the_deadline() -> None:
-    tasks: list[tuple[str, Callable[[], str]]] = [("first", lambda: "measured")]
-    assert benchmark.measure_all(tasks, None)[0] == ["measured"]
-    assert benchmark.measure_all(tasks, -1.0)[0] == [None]
 
 
 @pytest.mark.slow
