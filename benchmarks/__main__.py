@@ -1,11 +1,7 @@
 """``python -m benchmarks NAME``: each name is a file of this folder and answers one question."""
 
 import importlib
-import os
 import sys
-
-# PyTorch's profiler, which counts allocations, would say on stderr when it starts and stops.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 QUESTIONS = {
     "rows": "how fast is each pooling call beside ATen, ONNX Runtime and Inductor?",

@@ -23,6 +23,7 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from benchmarks import common
 from torch_dmlpool import backends
+from torch_dmlpool.timing import Call
 from torch_dmlpool.window import Window
 
 SIZES = (1, 8, 4, 4)
@@ -76,12 +77,7 @@ class Driver:
         return torch.device("cpu")
 
 
-def microseconds(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Medians of calls that take turns."""
-    return {name: each.median * 1e6 for name, each in common.in_turn(calls, seconds).items()}
-
-
-def frames(call: Callable[[], Any]) -> int:
+def frames(call: Call) -> int:
     """How many functions of this package a call enters."""
     folder, entered = str(Path(dmlpool.__file__).parent), 0
 
@@ -98,21 +94,8 @@ def frames(call: Callable[[], Any]) -> int:
     return entered
 
 
-def phases(pool: Callable[[Tensor], Tensor]) -> dict[str, Callable[[], Any]]:
-    """The call without a gradient, with the graph recorded, and with the gradient too."""
-    input = torch.zeros(SIZES)
-    leaf = input.clone().requires_grad_()
-    arriving = torch.zeros_like(pool(input))
-    return {
-        "forward": lambda: pool(input),
-        "recorded": lambda: pool(leaf),
-        "with gradient": lambda: torch.autograd.grad(pool(leaf), leaf, arriving),
-    }
-
-
 def on_cpu(seconds: float) -> str:
-    """The table of small calls on the CPU, on one thread."""
-    torch.set_num_threads(1)
+    """The table of small calls on the CPU."""
     pools: dict[str, Callable[[Tensor], Tensor]] = {
         "empty Function": lambda image: Empty.apply(image, False),
         "empty Function that saves a tensor": lambda image: Empty.apply(image, True),
@@ -120,18 +103,26 @@ def on_cpu(seconds: float) -> str:
     for name, how in CALLS.items():
         for who, module in (("ATen", torch.nn.functional), ("ours", dmlpool.nn.functional)):
             pools[f"{name}, {who}"] = functools.partial(getattr(module, name), **how)
-    called = {name: phases(pool) for name, pool in pools.items()}
-    names = ["forward", "recorded", "with gradient"]
-    taken = {
-        phase: microseconds({name: calls[phase] for name, calls in called.items()}, seconds)
-        for phase in names
+    input, leaf = torch.zeros(SIZES), torch.zeros(SIZES).requires_grad_()
+
+    def trained(pool: Callable[[Tensor], Tensor], arriving: Tensor) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(pool(leaf), leaf, arriving)
+
+    phases: dict[str, dict[str, Call]] = {
+        "forward": {name: functools.partial(pool, input) for name, pool in pools.items()},
+        "recorded": {name: functools.partial(pool, leaf) for name, pool in pools.items()},
+        "with gradient": {
+            name: trained(pool, torch.zeros_like(pool(input))) for name, pool in pools.items()
+        },
     }
+    columns = [common.in_turn(calls, seconds) for calls in phases.values()]
     lines = []
-    for name, calls in called.items():
-        entered = f"{frames(calls['forward'])} / {frames(calls['with gradient'])}"
-        lines.append([name, *(f"{taken[phase][name]:.1f}" for phase in names), entered])
-    head = [f"µs of a call on {'x'.join(map(str, SIZES))}", *names, "functions: forward / gradient"]
-    return f"{common.table(head, lines)}\n\n*{common.sentence(common.conditions())}.*"
+    for name in pools:
+        entered = [str(frames(phases[phase][name])) for phase in ("forward", "with gradient")]
+        taken = [f"{times[name].median * 1e6:.1f}" for times in columns]
+        lines.append([name, *taken, " / ".join(entered)])
+    head = [f"µs of a call on {'x'.join(map(str, SIZES))}", *phases]
+    return common.table([*head, "functions: forward / with gradient"], lines)
 
 
 def on_triton(seconds: float) -> str:
@@ -140,34 +131,34 @@ def on_triton(seconds: float) -> str:
 
     from torch_dmlpool.backends import triton as backend
 
-    torch.set_num_threads(1)
     triton.runtime.driver.set_active(Driver())
     backend.launch = lambda how, *arguments: backend._run(how, arguments, 0)
-    input, window = torch.zeros(2, 8, 32, 32), Window.directml(2, 3, 2, 1, 1)
-    output, taps = backend.max_pooling_with_taps(input, window)
-    sizes, counted = (32, 32), (False, None)
-    gradient = backend.max_pooling_grad_from_taps
-    calls: dict[str, Callable[[], Any]] = {
-        "average_pooling_grad": lambda: backend.average_pooling_grad(
-            output, sizes, window, *counted
-        ),
-        "max_pooling_with_taps": lambda: backend.max_pooling_with_taps(input, window),
-        "max_pooling_grad": lambda: gradient(output, taps, sizes, window, False),
-        "adaptive_average_pooling": lambda: backend.adaptive_average_pooling(input, (1, 1)),
-        "torch.empty": lambda: torch.empty(2, 8, 16, 16),
-    }
-    others = {"whole": Window.directml(2, 32), "31/1": Window.directml(2, 31, 1, 15, 15)}
-    for name, each in {"3/2": window, **others}.items():
-        calls[f"average_pooling, {name}"] = functools.partial(
-            backend.average_pooling, input, each, *counted
-        )
-        calls[f"max_pooling, {name}"] = functools.partial(backend.max_pooling, input, each)
     backends.serving = lambda _: backend.BACKEND
-    for layer in (dmlpool.nn.AvgPool2d(3, 2, 1), dmlpool.nn.MaxPool2d(3, 2, 1)):
-        calls[f"nn.{type(layer).__name__}"] = functools.partial(layer, input)
-    lines = [(name, f"{taken:.1f}") for name, taken in microseconds(calls, seconds).items()]
-    where = common.sentence(common.conditions(packages=["triton"]))
-    return f"{common.table(['host, without the driver', 'µs'], lines)}\n\n*{where}.*"
+    input, stem, uncounted = (
+        torch.zeros(2, 8, 32, 32),
+        Window.directml(2, 3, 2, 1, 1),
+        (False, None),
+    )
+    output, taps = backend.max_pooling_with_taps(input, stem)
+    gradients = {
+        "max": functools.partial(backend.max_pooling_grad_from_taps, output, taps),
+        "average": functools.partial(backend.average_pooling_grad, output),
+    }
+    calls: dict[str, Call] = {
+        "torch.empty": lambda: torch.empty(2, 8, 16, 16),
+        "max with taps, 3/2": lambda: backend.max_pooling_with_taps(input, stem),
+        "gradient of max, 3/2": lambda: gradients["max"]((32, 32), stem, False),
+        "gradient of average, 3/2": lambda: gradients["average"]((32, 32), stem, *uncounted),
+        "layer AvgPool2d, 3/2": functools.partial(dmlpool.nn.AvgPool2d(3, 2, 1), input),
+    }
+    windows = {"3/2": stem, "whole": Window.directml(2, 32)}
+    for name, window in {**windows, "31/1": Window.directml(2, 31, 1, 15, 15)}.items():
+        average = functools.partial(backend.average_pooling, input, window, *uncounted)
+        calls[f"average, {name}"] = average
+        calls[f"max, {name}"] = functools.partial(backend.max_pooling, input, window)
+    taken = common.in_turn(calls, seconds)
+    lines = [(name, f"{times.median * 1e6:.1f}") for name, times in taken.items()]
+    return common.table([f"host, Triton {triton.__version__} without the driver", "µs"], lines)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -175,5 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--triton", action="store_true", help="calls to the Triton backend")
     parser.add_argument("--row-seconds", type=float, default=2.0, help="of a column")
     options = parser.parse_args(arguments)
-    print((on_triton if options.triton else on_cpu)(options.row_seconds))
+    torch.set_num_threads(1)
+    table = (on_triton if options.triton else on_cpu)(options.row_seconds)
+    print(f"{table}\n\n*{common.sentence(common.conditions())}.*")
     return 0

@@ -69,7 +69,6 @@ the difference in place of the ratio: how many µs longer ours takes.
 | --- | --- |
 | of copy | our bandwidth divided by that of copying the input; each input is counted as read once and each result as written once |
 | kept | bytes that the forward pass keeps for the backward pass beside its input and output |
-| peak | the most bytes that PyTorch's allocator had handed out at once in both passes: results, temporary memory and what is kept |
 
 Columns without a peer's name are ratios to ATen. Where ATen has no pool of a data type, its time is that of a conversion to
 float32, its pool, and a conversion back. Its quantized pool works on PyTorch's quantized tensors; making them is not timed.
@@ -153,7 +152,7 @@ def rows_of(results: Sequence[Result], group: str) -> str:
         for way, peer in itertools.product(ways, peers)
         if any(way in found and peer in found[way].seconds for found in pools.values())
     ]
-    trained = [way for way in ways if any(way in one and one[way].memory for one in pools.values())]
+    trained = [way for way in ways if any(way in one and one[way].kept for one in pools.values())]
     lines = []
     for pool, found in pools.items():
         first = next(found[way] for way in ways if way in found)
@@ -164,12 +163,11 @@ def rows_of(results: Sequence[Result], group: str) -> str:
             ratio = found[way].ratio(peer) if way in found else None
             bold = ratio is not None and ratio < 1 and not found[way].is_small and peer != PLAIN
             cells.append(f"**{text}**" if bold else text)
-        for place in (0, 1) if trained else ():
-            used = next((found[way].memory for way in trained if way in found), None)
-            cells.append(" / ".join(size(each[place]) for each in used.values()) if used else "")
+        kept = next((found[way].kept for way in trained if way in found), {})
+        cells += [" / ".join(map(size, kept.values()))] * bool(trained)
         lines.append((pool, *cells))
     head = ["pool", "ours", "of copy", *(heading(*column) for column in columns)]
-    head += ["kept: ours / ATen", "peak: ours / ATen"] if trained else []
+    head += ["kept: ours / ATen"] if trained else []
     return common.table(head, lines) + "\n"
 
 

@@ -51,7 +51,7 @@ GROUPS = {
     "large": "windows of 2 to 31 over tensors that no cache of a GPU holds; in no other list",
 }
 TABLE = Path(__file__).with_suffix(".txt")
-COLUMNS = "seconds", "skipped", "memory"
+COLUMNS = "seconds", "skipped", "kept"
 
 
 @dataclass(frozen=True)
@@ -202,22 +202,18 @@ def select(wanted: str) -> list[Workload]:
     Raises:
         ValueError: An entry names nothing.
     """
-    found: set[str] = set()
-    for entry in wanted.split(","):
-        text = entry.strip().casefold()
-        if text in GROUPS:
-            rows = [row for row in WORKLOADS if text in row.groups]
-        else:
-            rows = [row for row in WORKLOADS if row.groups != ("large",)]
-            named = [row for row in rows if text in f"{row.name} {row.origin}".casefold()]
-            rows = rows if text == "all" else named
-        if not rows or not text:
-            raise ValueError(f"no row is named {entry!r}; groups are all, {', '.join(GROUPS)}")
-        found |= {row.name for row in rows}
-    return [row for row in WORKLOADS if row.name in found]
+    found: set[Workload] = set()
+    for text in (entry.strip().casefold() for entry in wanted.split(",")):
+        usual = [row for row in WORKLOADS if row.groups != ("large",)]
+        named = [row for row in usual if text in f"{row.name} {row.origin}".casefold()]
+        grouped = [row for row in WORKLOADS if text in row.groups]
+        rows = usual if text == "all" else grouped or (named if text else [])
+        if not rows:
+            raise ValueError(f"no row is named {text!r}; groups are all, {', '.join(GROUPS)}")
+        found.update(rows)
+    return [row for row in WORKLOADS if row in found]
 
 
-# ------------------------------------------------------------------------------------ contestants
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
@@ -337,14 +333,12 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
     row = problem.row
     if row.mode in ("training", "recorded") or row.mask:
         raise Absent("inference alone, without masks")
-    is_quantized = row.mode == "quantized"
-    if row.channels_last and not is_quantized:
+    if row.channels_last and row.mode != "quantized":
         raise Absent("takes N, C, … order alone")
     if row.dtype in ("bfloat16", "int64", "int32", "int16"):
         raise Absent(f"no {row.dtype}, or none from NumPy")
     try:
-        runtime = importlib.import_module("onnxruntime")
-        model = onnx_model(row)
+        runtime, model = importlib.import_module("onnxruntime"), onnx_model(row)
     except ImportError as reason:
         raise Absent(f"not installed: {reason}") from None
     options = runtime.SessionOptions()
@@ -431,11 +425,9 @@ def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]) 
         what = "gradients" if is_gradient else ("values", "indices")[part]
         if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
             raise Disagreement(f"{what} are {got.dtype} of {tuple(got.shape)}")
-        roundings = 0
-        if row.mode != "quantized" and (row.family == "average" or is_gradient):
-            is_half = row.torch_dtype.itemsize == 2
-            roundings = (16 if is_gradient else 4) if is_half else max(64, math.prod(row.window))
-        allowed = roundings * (torch.finfo(row.torch_dtype).eps if roundings else 0.0)
+        is_exact = row.mode == "quantized" or (row.family == "max" and not is_gradient)
+        roundings = 16 if row.torch_dtype.itemsize == 2 else max(64, math.prod(row.window))
+        allowed = 0.0 if is_exact else roundings * torch.finfo(row.torch_dtype).eps
         if not torch.allclose(wanted, got, rtol=allowed, atol=allowed):
             error = (wanted.double() - got.double()).abs().max().item()
             raise Disagreement(f"{what} differ by up to {error:.3g}")
@@ -473,22 +465,21 @@ def contestants(
     return calls, skipped
 
 
-# --------------------------------------------------------------------------------------- results
 @dataclass(frozen=True)
 class Result:
-    """What a row's contestants took, and bytes that training kept and allocated."""
+    """What a row's contestants took, and the bytes that training kept."""
 
     row: Workload
     seconds: dict[str, Times]
     skipped: dict[str, str]
-    memory: dict[str, tuple[int, int]]
+    kept: dict[str, int]
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Result | None:
         """A line of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
-        return row and cls(row, seconds, data["skipped"], data["memory"])
+        return row and cls(row, seconds, data["skipped"], data["kept"])
 
     @property
     def is_small(self) -> bool:
@@ -517,9 +508,8 @@ class Result:
         return f"{longer:+.1f} µs" if self.is_small else common.times(ratio)
 
 
-def memory(pool: Pool, input: Tensor, gradient: Tensor) -> tuple[int, int]:
-    """Bytes that a forward pass keeps beside its input and output, and the most that PyTorch's
-    allocator had handed out at once in both passes."""
+def kept(pool: Pool, input: Tensor) -> int:
+    """Bytes that a forward pass keeps for its backward beside its input and output."""
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -529,35 +519,19 @@ def memory(pool: Pool, input: Tensor, gradient: Tensor) -> tuple[int, int]:
     leaf = input.detach().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         values = pool(leaf)
-    kept = sum(storages.values())
-    kept -= sum(storages.get(one.untyped_storage().data_ptr(), 0) for one in (leaf, values))
-    if input.is_cuda:
-        torch.cuda.reset_peak_memory_stats(input.device)
-        before = torch.cuda.memory_allocated(input.device)
-        train(pool, leaf, gradient)
-        return kept, torch.cuda.max_memory_allocated(input.device) - before
-    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
-        found = train(pool, leaf, gradient)
-    del found  # after the profile, in which they count
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return kept, max(itertools.accumulate(changes), default=0)
+    for each in (leaf, values):
+        storages.pop(each.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
 
 
 def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> Result:
     """One row of the table."""
     tensors = problem(row, device)
     calls, skipped = contestants(tensors, names)
-    used: dict[str, tuple[int, int]] = {}
-    if row.mode == "training" and not row.mask:
-        pools = {OURS: ours(tensors), ATEN: aten(tensors)}
-        used = {
-            name: memory(pool, tensors.inputs[0], tensors.gradients[0])
-            for name, pool in pools.items()
-            if name in calls
-        }
+    pools = {OURS: ours, ATEN: aten} if row.mode == "training" and not row.mask else {}
+    bytes_kept = {name: kept(make(tensors), tensors.inputs[0]) for name, make in pools.items()}
     failed = {who: why for who, why in skipped.items() if why.startswith(("wrong", "failed"))}
-    return Result(row, common.in_turn(calls, seconds, device), failed, used)
+    return Result(row, common.in_turn(calls, seconds, device), failed, bytes_kept)
 
 
 def main(arguments: Sequence[str]) -> int:

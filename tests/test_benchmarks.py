@@ -98,8 +98,8 @@ def test_rows_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtu
     for result in results:
         assert {rows.OURS, rows.COPY, rows.ATEN} <= set(result.seconds)
         assert all(0 < each.lower <= each.median <= each.upper for each in result.seconds.values())
-    (training,) = (result for result in results if result.memory)
-    assert training.memory[rows.OURS][0] == 4  # M6: one byte for each of four results
+    (training,) = (result for result in results if result.kept)
+    assert training.kept[rows.OURS] == 4  # M6: one byte for each of four results
     assert "| max 1x1x4x4 window 2/2 | " in report.rows_of(results, "overhead")
 
 

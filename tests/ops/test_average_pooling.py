@@ -147,7 +147,11 @@ def test_an_element_stays_in_its_windows(
 
 
 def worst_error(
-    average: Callable[[Tensor, int], Tensor], window: int, dtype: torch.dtype, layout: str = "contiguous") -> float:
+    average: Callable[[Tensor, int], Tensor],
+    window: int,
+    dtype: torch.dtype,
+    layout: str = "contiguous",
+) -> float:
     """The largest error of averages with stride 1, in roundings of the mean magnitude, or of the
     result where that is of half precision.
 
