@@ -8,13 +8,13 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.decompositions import decompositions
 
 operators = torch.ops.dmlpool
-TABLE = decompositions()
+TABLE, SLICES = decompositions(), decompositions(pools="slices")
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=samples.name_of)
@@ -24,7 +24,7 @@ def test_wide_unsigned_integers_are_taken_apart(dtype: torch.dtype) -> None:
     input = samples.ties(2, 3, *case.sizes, dtype=dtype)
     arguments = samples.spelled_out(case.pooling)
     expected = oracle.maximum(samples.to_numpy(input), case.pooling)
-    samples.assert_same(TABLE[operators.max_pooling.default](input, *arguments), expected.values)
+    samples.assert_same(SLICES[operators.max_pooling.default](input, *arguments), expected.values)
     values, indices = TABLE[operators.max_pooling_with_indices.default](
         input, *arguments, torch.int64, False
     )
@@ -44,7 +44,7 @@ class Program(torch.nn.Module):
 
 
 def taken_apart(
-    function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence[int] = ()
+    function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence[int] = (), table: Any = TABLE
 ) -> Callable[..., Any]:
     """The function exported without an operator of this package; of the first input these
     dimensions stay open."""
@@ -52,10 +52,89 @@ def taken_apart(
     program = torch.export.export(
         Program(function), inputs, dynamic_shapes=(shapes,) if dynamic else None
     )
-    apart = program.run_decompositions(TABLE)
+    apart = program.run_decompositions(table)
     assert "dmlpool" in program.graph_module.code
     assert "dmlpool" not in apart.graph_module.code
     return apart.module()
+
+
+ATENS: dict[int, list[nn.Module]] = {
+    1: [nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(3, 2, 1), nn.AdaptiveAvgPool1d(5)],
+    2: [
+        nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.MaxPool2d((3, 1), 1, (1, 0), 2),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        nn.AvgPool2d(2, divisor_override=-3),
+        nn.LPPool2d(2, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.AdaptiveAvgPool2d((5, 3)),
+        nn.AdaptiveMaxPool2d(5),
+    ],
+    3: [nn.MaxPool3d(2), nn.AvgPool3d(2, 1, 1), nn.AdaptiveAvgPool3d(4), nn.AdaptiveMaxPool3d(4)],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_pools_that_aten_has_are_atens(dynamic: bool) -> None:
+    """N5: the pools of torch.nn's own layers in the same order; with slices there are none."""
+    sizes: dict[int, tuple[int, ...]] = {1: (13,), 2: (14, 13), 3: (7, 6, 9)}
+    inputs = tuple(samples.normal(2, 3, *sizes[rank]) for rank in ATENS)
+    places = [0, 2, 3, 4]
+    shapes = tuple(dict.fromkeys(places[: 1 + rank], torch.export.Dim.AUTO) for rank in ATENS)
+    theirs = nn.ModuleList(layer for layers in ATENS.values() for layer in layers)
+    ours = dmlpool.nn.convert(theirs, inplace=False).model
+
+    def apart(layers: Any, table: Any) -> tuple[list[Any], Any]:
+        def function(*inputs: Tensor) -> list[Any]:
+            ranks = [rank for rank, group in ATENS.items() for _ in group]
+            return [layer(inputs[rank - 1]) for layer, rank in zip(layers, ranks, strict=True)]
+
+        program = torch.export.export(
+            Program(function), inputs, dynamic_shapes=(shapes,) if dynamic else None
+        ).run_decompositions({**torch.export.default_decompositions(), **table})
+        pools = [
+            (str(node.target), node.args[1])
+            for node in program.graph.nodes
+            if "pool" in str(node.target) or "mean" in str(node.target)
+        ]
+        return pools, program.module()(*inputs)
+
+    expected = apart(theirs, {})
+    assert len(expected[0]) == len(theirs)
+    pools, results = apart(ours, TABLE)
+    assert pools == expected[0]
+    torch.testing.assert_close(results, expected[1])
+    if not dynamic:
+        pools, results = apart(ours, SLICES)
+        assert not pools
+        torch.testing.assert_close(results, expected[1])
+
+
+def test_another_word_for_pools_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"""pools must be "aten" or "slices", got 'ATen'"""):
+        decompositions(pools="ATen")  # type: ignore[arg-type]
+
+
+def but_for_aten(input: Tensor) -> tuple[Any, ...]:
+    """Pools that ATen has not, or of which it gives other indices."""
+    indices = dmlpool.max_pooling(input, 2, 1, 1, 1, 3, return_indices=True)
+    uneven = dmlpool.average_pooling(input, 3, 2, (1, 0), (2, 1))
+    return *indices, uneven, dmlpool.average_pooling(input, 2, dilations=(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=samples.name_of)
+def test_pools_that_aten_has_not_become_slices(dtype: torch.dtype) -> None:
+    """Empty windows have the index -1, and no pool is left that fails where the program runs."""
+    input = samples.ties(2, 3, 2, 9, dtype=dtype)
+    volume = samples.ties(1, 2, 4, 4, 4, dtype=dtype)
+    functions: list[Any] = [lambda x: dmlpool.max_pooling(x, 2, return_indices=True)]
+    if dtype.is_floating_point:
+        functions += [lambda x: dmlpool.average_pooling(x, 2)]
+        apart = taken_apart(but_for_aten, input)
+        torch.testing.assert_close(apart(input), but_for_aten(input))
+    for function in functions:
+        torch.testing.assert_close(taken_apart(function, volume)(volume), function(volume))
 
 
 def everywhere(input: Tensor) -> tuple[Any, ...]:
@@ -99,10 +178,13 @@ def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
     ],
     ids=["static", "dynamic", "static image sizes"],
 )
-def test_a_program_taken_apart(function: Callable[[Tensor], Any], dynamic: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("table", [TABLE, SLICES], ids=["aten", "slices"])
+def test_a_program_taken_apart(
+    function: Callable[[Tensor], Any], dynamic: tuple[int, ...], table: Any
+) -> None:
     """No operator of this package is left, and sizes may stay dynamic."""
     input = samples.normal(2, 3, 9, 8)
-    apart = taken_apart(function, input, dynamic=dynamic)
+    apart = taken_apart(function, input, dynamic=dynamic, table=table)
     sizes = [size + 4 * (dimension in dynamic) for dimension, size in enumerate(input.shape)]
     for image in (input, samples.normal(*sizes)):
         for result, expected in zip(apart(image), function(image), strict=True):

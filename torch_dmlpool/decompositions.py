@@ -1,13 +1,16 @@
 """Decompositions of the operators into ATen's, for programs that run without this package."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from torch_dmlpool import operands
 from torch_dmlpool._private import OpOverload
-from torch_dmlpool.backends import reference
+from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.ops import registration
 from torch_dmlpool.window import AXIS_NAMES, Window
@@ -20,43 +23,57 @@ _DYNAMIC = (
     "quantized_linear_average_pooling",
     "quantized_linear_average_pooling_of_numbers",
 )
-"""Operators that are decomposed even where image sizes are dynamic. Batch sizes may be dynamic for
+"""Operators that slices compute even where image sizes are dynamic. Batch sizes may be dynamic for
 all operators."""
 
 
-def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+def decompositions(
+    *, pools: Literal["aten", "slices"] = "aten"
+) -> dict[OpOverload, Callable[..., Any]]:
     """The table with which ``ExportedProgram.run_decompositions`` replaces the pooling operators by
     ATen's.
 
+    Args:
+        pools: ``"aten"`` makes ATen's pools wherever their windows are the same, and slices and
+            maxima elsewhere. ``"slices"`` makes slices and maxima everywhere, for runtimes that
+            have only a plain loop for a pool.
+
     Returns:
-        A decomposition for each operator. Results are the operators' own: averages within the
-        error bound of rule E6, all others equal. With dynamic image sizes averages, maxima, maxima
-        with indices, p-norms and quantized averages are decomposed; the others stay operators.
+        A decomposition for each operator. Results are the operators' own, with two exceptions:
+        ATen's averages have ATen's rounding, those of slices the error bound of rule E6; and of
+        several NaN in a window ATen's indices name the last. With dynamic image sizes averages,
+        maxima, maxima with indices, p-norms and quantized averages are decomposed, adaptive
+        averages and maxima too where they become ATen's; the others stay operators.
 
     Raises:
-        ValueError: While a program is decomposed: a window that depends on dynamic sizes, unless
-            it covers the whole dimension without padding.
+        ValueError: ``pools`` is another value. While a program is decomposed: a window that depends
+            on dynamic sizes, unless it covers the whole dimension without padding.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
         >>> from torch_dmlpool.decompositions import decompositions
-        >>> layer = dmlpool.nn.MaxPool2d(3, 2, padding="same").eval()
+        >>> layer = dmlpool.nn.MaxPool2d(3, 2, padding=1).eval()
         >>> program = torch.export.export(layer, (torch.ones(1, 3, 8, 8),))
         >>> program = program.run_decompositions(decompositions())
-        >>> [node.name for node in program.graph.nodes if "dmlpool" in str(node.target)]
-        []
+        >>> [node.name for node in program.graph.nodes if "pool" in str(node.target)]
+        ['max_pool2d_with_indices']
     """
+    if pools not in ("aten", "slices"):
+        raise ValueError(f'pools must be "aten" or "slices", got {pools!r}')
+    atens = _ATENS if pools == "aten" else {}
     return {
         operator.overload: operator.composed
         if operator.is_composite
-        else functools.partial(_decomposed, operator)
+        else functools.partial(_decomposed, operator, atens.get(operator.name))
         for operator in registration.OPERATORS
     }
 
 
-def _decomposed(operator: registration.Operator, *arguments: Any, **_: str) -> Any:
-    """The results of the reference backend for a call of ``operator``. NotImplemented, which keeps
-    the call, if image sizes are dynamic and the operator is not one of ``_DYNAMIC``.
+def _decomposed(
+    operator: registration.Operator, atens: Callable[..., Any] | None, *arguments: Any, **_: str
+) -> Any:
+    """The results of ATen's pool for a call of ``operator``, or else of the reference backend.
+    NotImplemented, which keeps the call, if image sizes are dynamic and neither computes them.
     """
     # The reference reads the bits of elements, and the bits of a lazily negated view lack the
     # negation.
@@ -71,13 +88,21 @@ def _decomposed(operator: registration.Operator, *arguments: Any, **_: str) -> A
         for size in argument.shape[2:]
     ]
     sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
+    before, given = operator.window_at, arguments
+    if before is not None:
+        window = Window.directml(given[0].dim() - 2, *given[before : before + 6])
+        arguments = (*given[:before], window, *given[before + 6 :])
+    # ATen rejects empty planes, and integers in most of its pools.
+    known = [size for size in given[0].shape[1:] if type(size) is int]
+    if atens is not None and given[0].is_floating_point() and 0 not in known:
+        results = atens(*arguments)
+        if results is not None:
+            return results
     if operator.name not in _DYNAMIC and not are_ints(*sizes):
         return NotImplemented
-    before = operator.window_at
     if before is not None:
-        window = Window.directml(arguments[0].dim() - 2, *arguments[before : before + 6])
         for axis, size, dimension in zip(
-            window.axes, arguments[0].shape[2:], AXIS_NAMES[window.rank], strict=True
+            window.axes, given[0].shape[2:], AXIS_NAMES[window.rank], strict=True
         ):
             if type(axis.window) is not int and not covers(axis, size):
                 raise ValueError(
@@ -85,5 +110,97 @@ def _decomposed(operator: registration.Operator, *arguments: Any, **_: str) -> A
                     "can be decomposed "
                     "if it is a number, or if it covers the whole dimension without padding"
                 )
-        arguments = (*arguments[:before], window, *arguments[before + 6 :])
     return operator.computed_by(reference.BACKEND)(*arguments)
+
+
+def _called(name: str, input: Tensor, *arguments: Any) -> Any:
+    """The results of ATen's pool of that name, for two or three dimensions; rows are pooled as
+    images of height 1, as torch.nn does.
+    """
+    rank = input.dim() - 2
+    images = input.unsqueeze(-2) if rank == 1 else input
+    results = getattr(torch.ops.aten, name.format(max(rank, 2))).default(images, *arguments)
+    each = [results] if isinstance(results, Tensor) else results
+    each = [operands.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
+    return each[0] if isinstance(results, Tensor) else each
+
+
+def _averages(
+    input: Tensor, window: Window, include_padding: bool, divisor: int | None
+) -> Tensor | None:
+    rank = window.rank
+    pairs = zip(window.axes, input.shape[2:], strict=True)
+    if divisor is None and all(covers(axis, size) for axis, size in pairs):
+        mean = torch.ops.aten.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
+        return operands.laid_out_like(mean, input)
+    arguments = window.as_pytorch()
+    # ATen has no averages of volumes in half precision on a CPU.
+    if arguments is None or (rank == 3 and input.dtype.itemsize == 2):
+        return None
+    sizes, strides, padding, dilations, ceil_mode = (
+        aten.as_image(arguments) if rank == 1 else arguments
+    )
+    if any(dilation != 1 for dilation in dilations):
+        return None
+    return _called(
+        "avg_pool{}d", input, sizes, strides, padding, ceil_mode, include_padding, divisor
+    )
+
+
+def _winners(input: Tensor, window: Window) -> Any:
+    """Maxima and their positions in planes, where every window has an element."""
+    for axis, size in zip(window.axes, input.shape[2:], strict=True):
+        may_be_empty = axis.dilation != 1 and axis.start_padding > 0
+        if may_be_empty and (type(size) is not int or axis.empty_windows(size)):
+            return None
+    return _all_maxima(input, window)
+
+
+def _all_maxima(input: Tensor, window: Window) -> Any:
+    """The same with -inf for a window without an element, whose position is any."""
+    arguments = window.as_pytorch()
+    if arguments is None:
+        return None
+    arguments = aten.as_image(arguments) if window.rank == 1 else arguments
+    return _called("max_pool{}d_with_indices", input, *arguments)
+
+
+def _maxima(input: Tensor, window: Window) -> Tensor | None:
+    found = _all_maxima(input, window)
+    return None if found is None else found[0]
+
+
+def _maxima_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
+    found = _winners(input, window)
+    if found is None:
+        return None
+    return found[0], reference.taps_of(found[1], input.shape[2:], window)
+
+
+def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
+    found = _winners(input, window)
+    if found is None:
+        return None
+    return found[0], reference.numbered(found[1], input.shape[2:], *numbering)
+
+
+def _bins(name: str, input: Tensor, output_sizes: Sequence[int]) -> Any:
+    return _called(name, input, [1, *output_sizes] if len(output_sizes) == 1 else output_sizes)
+
+
+def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:
+    if not are_ints(*output_sizes):
+        return None
+    values, positions = _bins("adaptive_max_pool{}d", input, output_sizes)
+    return values, positions.to(operands.position_dtype(math.prod(input.shape[2:])))
+
+
+_ATENS: dict[str, Callable[..., Any]] = {
+    "average_pooling": _averages,
+    "max_pooling": _maxima,
+    "max_pooling_with_taps": _maxima_with_taps,
+    "max_pooling_with_indices": _maxima_with_indices,
+    "adaptive_average_pooling": functools.partial(_bins, "_adaptive_avg_pool{}d"),
+    "adaptive_max_pooling": _bin_maxima,
+}
+"""By the operator's name what makes ATen's pool of it, or returns None."""

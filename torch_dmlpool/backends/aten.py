@@ -12,14 +12,14 @@ taps positions, by tables:
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool._private import _len_torch_dispatch_stack
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Window
 
 LARGEST_TABLE = 2**16
 """The most entries of a table: one for each place from a window's first tap to its last, or one for
@@ -146,30 +146,22 @@ _GRADIENT_3D = torch.ops.aten.max_pool3d_with_indices_backward.default
 
 def _is_atens(window: Window, tensor: Tensor) -> bool:
     """Whether ATen's max pooling takes this window and tensor, and no window is empty."""
-    return tensor.is_floating_point() and 0 not in tensor.shape and _has_atens_form(window)
+    return tensor.is_floating_point() and 0 not in tensor.shape and _arguments(window) is not None
 
 
 @functools.lru_cache(maxsize=256)
-def _has_atens_form(window: Window) -> bool:
-    return all(
-        axis.dilation == 1
-        and axis.start_padding == axis.end_padding
-        and 2 * axis.start_padding <= axis.window
-        for axis in window.axes
-    )
+def _arguments(window: Window) -> Any:
+    """The window as the arguments of ATen's max pooling, or None. Nobody writes into the lists."""
+    arguments = window.as_pytorch()
+    if arguments is None or any(axis.dilation != 1 for axis in window.axes):
+        return None
+    return as_image(arguments) if window.rank == 1 else arguments
 
 
-@functools.lru_cache(maxsize=256)
-def _arguments(window: Window) -> tuple[list[int], list[int], list[int], list[int], bool]:
-    """The window as the arguments of ATen's max pooling. Nobody writes into these lists."""
-    axes: list[Axis | None] = [*([None] if window.rank == 1 else []), *window.axes]
-    return (
-        [axis.window if axis else 1 for axis in axes],
-        [axis.stride if axis else 1 for axis in axes],
-        [axis.start_padding if axis else 0 for axis in axes],
-        [1] * len(axes),
-        window.axes[0].ceil_mode,
-    )
+def as_image(arguments: Any) -> Any:
+    """The arguments of a window for rows that are pooled as images of height 1."""
+    window, strides, padding, dilations, *flags = arguments
+    return [1, *window], [1, *strides], [0, *padding], [1, *dilations], *flags
 
 
 def gradient_from_taps(

@@ -245,7 +245,7 @@ def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[
         yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * later)
 
 
-def _taps(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
+def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
     taps, step, rest = torch.zeros_like(positions), 1, positions
     for axis, size, first in _axes(window, sizes, positions):
@@ -266,7 +266,7 @@ def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     return positions.where(inside, -1)
 
 
-def _numbered(
+def numbered(
     positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """Positions in planes as indices in the whole tensor where wanted; -1 stays."""
@@ -300,11 +300,11 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
         values, positions = found
         taps = aten.taps_at(positions, sizes, window)
         if taps is None:
-            taps = _taps(positions, sizes, window)
+            taps = taps_of(positions, sizes, window)
         return operands.laid_out_like(values, input), operands.laid_out_like(taps, input)
     positions = _winners(input, window)
     return _maxima_at(input, positions), operands.laid_out_like(
-        _taps(positions, sizes, window), input
+        taps_of(positions, sizes, window), input
     )
 
 
@@ -321,7 +321,7 @@ def max_pooling_with_indices(
     else:
         positions = _winners(input, windows)
         values = _maxima_at(input, positions)
-    indices = _numbered(positions, input.shape[2:], *numbering)
+    indices = numbered(positions, input.shape[2:], *numbering)
     return operands.laid_out_like(values, input), operands.laid_out_like(indices, input)
 
 
@@ -337,7 +337,7 @@ def max_pooling_indices(
 ) -> Tensor:
     """The indices of taps. ``numbering``: as in :func:`max_pooling_with_indices`."""
     return operands.laid_out_like(
-        _numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps
+        numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps
     )
 
 
