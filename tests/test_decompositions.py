@@ -77,7 +77,7 @@ ATENS: dict[int, list[nn.Module]] = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_pools_that_aten_has_are_atens(dynamic: bool) -> None:
-    """N5: the pools of torch.nn's own layers in the same order; with slices there are none."""
+    """The pools of torch.nn's own layers in the same order; with slices there are none."""
     sizes: dict[int, tuple[int, ...]] = {1: (13,), 2: (14, 13), 3: (7, 6, 9)}
     inputs = tuple(samples.normal(2, 3, *sizes[rank]) for rank in ATENS)
     places = [0, 2, 3, 4]

@@ -16,6 +16,7 @@ from torch_dmlpool.ops import registration
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 __all__ = ["decompositions"]
+_ATEN = torch.ops.aten
 _DYNAMIC = (
     "average_pooling",
     "max_pooling",
@@ -113,13 +114,13 @@ def _decomposed(
     return operator.computed_by(reference.BACKEND)(*arguments)
 
 
-def _called(name: str, input: Tensor, *arguments: Any) -> Any:
-    """The results of ATen's pool of that name, for two or three dimensions; rows are pooled as
-    images of height 1, as torch.nn does.
+def _called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:
+    """The results of ATen's pool for two or for three dimensions; rows are pooled as images of
+    height 1, as torch.nn does.
     """
     rank = input.dim() - 2
     images = input.unsqueeze(-2) if rank == 1 else input
-    results = getattr(torch.ops.aten, name.format(max(rank, 2))).default(images, *arguments)
+    results = pools[rank == 3](images, *arguments)
     each = [results] if isinstance(results, Tensor) else results
     each = [operands.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
     return each[0] if isinstance(results, Tensor) else each
@@ -131,7 +132,7 @@ def _averages(
     rank = window.rank
     pairs = zip(window.axes, input.shape[2:], strict=True)
     if divisor is None and all(covers(axis, size) for axis, size in pairs):
-        mean = torch.ops.aten.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
+        mean = _ATEN.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
         return operands.laid_out_like(mean, input)
     arguments = window.as_pytorch()
     # ATen has no averages of volumes in half precision on a CPU.
@@ -143,7 +144,14 @@ def _averages(
     if any(dilation != 1 for dilation in dilations):
         return None
     return _called(
-        "avg_pool{}d", input, sizes, strides, padding, ceil_mode, include_padding, divisor
+        (_ATEN.avg_pool2d.default, _ATEN.avg_pool3d.default),
+        input,
+        sizes,
+        strides,
+        padding,
+        ceil_mode,
+        include_padding,
+        divisor,
     )
 
 
@@ -162,7 +170,8 @@ def _all_maxima(input: Tensor, window: Window) -> Any:
     if arguments is None:
         return None
     arguments = aten.as_image(arguments) if window.rank == 1 else arguments
-    return _called("max_pool{}d_with_indices", input, *arguments)
+    pools = _ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.default
+    return _called(pools, input, *arguments)
 
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
@@ -184,14 +193,20 @@ def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
     return found[0], reference.numbered(found[1], input.shape[2:], *numbering)
 
 
-def _bins(name: str, input: Tensor, output_sizes: Sequence[int]) -> Any:
-    return _called(name, input, [1, *output_sizes] if len(output_sizes) == 1 else output_sizes)
+def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int]) -> Any:
+    return _called(pools, input, [1, *output_sizes] if len(output_sizes) == 1 else output_sizes)
+
+
+def _bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Any:
+    pools = _ATEN._adaptive_avg_pool2d.default, _ATEN._adaptive_avg_pool3d.default
+    return _bins(pools, input, output_sizes)
 
 
 def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:
     if not are_ints(*output_sizes):
         return None
-    values, positions = _bins("adaptive_max_pool{}d", input, output_sizes)
+    pools = _ATEN.adaptive_max_pool2d.default, _ATEN.adaptive_max_pool3d.default
+    values, positions = _bins(pools, input, output_sizes)
     return values, positions.to(operands.position_dtype(math.prod(input.shape[2:])))
 
 
@@ -200,7 +215,7 @@ _ATENS: dict[str, Callable[..., Any]] = {
     "max_pooling": _maxima,
     "max_pooling_with_taps": _maxima_with_taps,
     "max_pooling_with_indices": _maxima_with_indices,
-    "adaptive_average_pooling": functools.partial(_bins, "_adaptive_avg_pool{}d"),
+    "adaptive_average_pooling": _bin_averages,
     "adaptive_max_pooling": _bin_maxima,
 }
 """By the operator's name what makes ATen's pool of it, or returns None."""
