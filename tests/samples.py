@@ -50,6 +50,12 @@ def ties(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
     return values
 
 
+def any_bytes(bools: Tensor) -> Tensor:
+    """``bools`` whose True are 1 to 255, as in views of images; PyTorch reads each as True."""
+    drawn = torch.randint(1, 256, bools.shape, generator=seeded(*bools.shape), dtype=torch.uint8)
+    return (bools.to(torch.uint8) * drawn).view(torch.bool)
+
+
 def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """No two elements alike, and none nearer than numerical differentiation steps: max is smooth
     there."""
@@ -168,8 +174,10 @@ layout's result."""
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """The values, exactly; bfloat16, which numpy lacks, as float32."""
+    """The values, exactly; bfloat16, which numpy lacks, as float32, and bools as 0 and 1."""
     tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bool:
+        return tensor.to(torch.uint8).numpy().view(bool)
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 

@@ -21,6 +21,7 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.window import (
     ArgumentError,
+    Window,
     check_spatial_sizes,
     entries,
     integer,
@@ -255,6 +256,15 @@ def check_taps(taps: int, name: str = "window_size") -> None:
     if is_sure(taps > 2**31):
         raise ArgumentError(
             f"{name} must be at most {2**31} taps in all where winners are numbered, got {taps}"
+        )
+
+
+def check_counted(window: Window, include_padding: bool) -> None:
+    """Reject quantized averages that count so many taps that no integer divides by them exactly."""
+    if include_padding and is_sure(window.taps >= 2**63):
+        raise ArgumentError(
+            f"window_size must be less than {2**63} taps in all where quantized averages count "
+            f"padding, got {window.taps}"
         )
 
 

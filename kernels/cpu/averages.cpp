@@ -33,7 +33,7 @@ struct Divide final : Finish {
           sum(sum),
           divide(divide) {
         if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0)
-            divisor = double(g.divisor_of_all);
+            divisor = g.divisor_of_all;
         if (!is_uniform && g.p.channels == 1)
             for (const TapCount &count : g.counts[2])
                 columns.push_back(double(count.counted));
@@ -43,20 +43,20 @@ struct Divide final : Finish {
         const char *const from = static_cast<const char *>(sums);
         char *const out = static_cast<char *>(to);
         if (is_uniform)
-            return divide(sums, count, double(g.divisor_of_all), nullptr, to);
-        const int64_t rows = g.rows_divisor(d, h);
+            return divide(sums, count, g.divisor_of_all, nullptr, to);
+        const double rows = g.rows_divisor(d, h);
         if (!columns.empty())
-            return divide(sums, count, double(rows), columns.data() + i, to);
+            return divide(sums, count, rows, columns.data() + i, to);
         if (g.p.channels > 1)
             return g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
-                divide(from + at * sum, n, double(rows * g.known_count(2, output).counted), nullptr,
+                divide(from + at * sum, n, rows * double(g.known_count(2, output).counted), nullptr,
                        out + at * result_size);
             });
         g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
             double block[BLOCK_OUTPUTS];
             for (int64_t k = 0; k < n; ++k)
                 block[k] = double(counts[k].counted);
-            divide(from + at * sum, n, double(rows), block, out + at * result_size);
+            divide(from + at * sum, n, rows, block, out + at * result_size);
         });
     }
 };
@@ -187,7 +187,7 @@ struct AverageGradient {
     // Writes the sums of the values, shares or arriving elements, of the windows that read each
     // element, divided by `divisor`.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
-                     int64_t divisor, char *to) const {
+                     double divisor, char *to) const {
         const Geometry adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
         if (strategy == AUTOMATIC && gathers_shares(windows.p))
@@ -265,7 +265,7 @@ struct AverageGradient {
             }
         };
         const auto divisor_of = [&](int64_t d, int64_t h, int64_t o) {
-            return double(g.is_uniform ? g.divisor_of_all : g.divisor(d, h, o));
+            return g.is_uniform ? g.divisor_of_all : g.divisor(d, h, o);
         };
         const char *const floats = p.channels > 1 && p.type == 0 ? arriving : nullptr;
         DisjointGradient<decltype(make_shares), decltype(divisor_of)>{

@@ -8,7 +8,7 @@
 //     | 1 0 1 1 | 1 1 0 1 |         ->   | 2 2 3 3 2 2 . . |  ->  | 4 4 . . |  ->  | 4 4 |
 //
 // If there is padding, or if the length of rows is no multiple of the stride, the plane is copied
-// with zeros around it. Windows of more taps are pooled as sums of the mask's bytes.
+// with zeros around it. Windows of more taps are pooled as sums of the mask's bools.
 
 #include <algorithm>
 #include <cstdint>
@@ -38,7 +38,7 @@ struct Counted final : Finish {
         N *const out = static_cast<N *>(to);
         if (is_uniform)
             return add(from, count, 0, out);
-        const int64_t counted = g.rows_divisor(d, h);
+        const int64_t counted = int64_t(g.rows_divisor(d, h));
         const int64_t read = g.known_count(0, d).read * g.known_count(1, h).read;
         if (g.p.channels > 1)
             return g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
@@ -135,13 +135,15 @@ struct FlatCounting {
     // written to `to` or to `other`.
     const uint8_t *count(const uint8_t *from, int64_t length, uint8_t *to, uint8_t *other) const {
         const int64_t steps[3] = {height * row, row, channels};
+        bool are_bools = true;  // until they are counted, if only as windows of one tap
         for (int a = 2; a >= 0; --a) {
             const Axis &axis = p.axes[a];
-            if (axis.window == 1)
+            if (axis.window == 1 && !(are_bools && a == 0))
                 continue;
             const int64_t step = axis.dilation * steps[a];
             length -= (axis.window - 1) * step;
-            add_taps(from, axis.window, step, length, to);
+            (are_bools ? add_taps<true> : add_taps<false>)(from, axis.window, step, length, to);
+            are_bools = false;
             from = to;
             std::swap(to, other);
         }
@@ -151,13 +153,18 @@ struct FlatCounting {
         return to;
     }
     // Adds `taps` elements, `step` apart, from each of `count` elements on.
+    template <bool are_bools>
     static void add_taps(const uint8_t *from, int64_t taps, int64_t step, int64_t count,
                          uint8_t *to) {
         const auto add = [=](auto number, int64_t i) {
             using V = Vector<uint8_t, decltype(number)::value>;
-            V sum = read<V>(from + i);
+            const auto tap = [=](int64_t t) {
+                const V bytes = read<V>(from + i + t * step);
+                return are_bools ? truth_of(bytes) : bytes;
+            };
+            V sum = tap(0);
             for (int64_t t = 1; t < taps; ++t)
-                sum += read<V>(from + i + t * step);
+                sum += tap(t);
             write(sum, to + i);
         };
         int64_t i = 0;
@@ -196,14 +203,14 @@ struct FlatCounting {
 void masked_divisors(const Problem &p, const void *mask, void *divisors) {
     const Geometry g(p, true);
     if (p.bytes != 1)
-        return pool(byte_sums(), Counted<int32_t, int32_t>(g), mask, divisors, g);
+        return pool(bool_sums(), Counted<int32_t, int32_t>(g), mask, divisors, g);
     const Counted<uint8_t, uint8_t> finish(g);
     const FlatCounting flat{p, finish, static_cast<const uint8_t *>(mask),
                             static_cast<uint8_t *>(divisors)};
     if (flat.can_compute())
         flat.run();
     else
-        pool(byte_sums(), Counted<int32_t, uint8_t>(g), mask, divisors, g);
+        pool(bool_sums(), Counted<int32_t, uint8_t>(g), mask, divisors, g);
 }
 
 }  // namespace dmlpool

@@ -22,9 +22,10 @@ struct TapCount {
 
 // What windows read, and how many taps of each an average counts.
 struct Geometry : Windows {
-    bool are_read;                    // whether the caller asks for TapCount::read
-    bool is_uniform = true;           // whether all windows have the same counts
-    int64_t divisor_of_all = 0;       // if they have
+    bool are_read;           // whether the caller asks for TapCount::read
+    bool is_uniform = true;  // whether all windows have the same counts
+    // If they have. Divisors are doubles, as three axes may count 2^93 taps.
+    double divisor_of_all = 0;
     std::vector<TapCount> counts[3];  // along each axis, if they have not; else empty
 
     Geometry(const Problem &problem, bool are_read) : Windows(problem), are_read(are_read) {
@@ -37,7 +38,7 @@ struct Geometry : Windows {
                 counts[a].push_back(count_of(a, o));
     }
     // The windows of another geometry seen from the input, which all divide by the same number.
-    Geometry(Windows &&adjoint, int64_t divisor)
+    Geometry(Windows &&adjoint, double divisor)
         : Windows(std::move(adjoint)), are_read(false), divisor_of_all(divisor) {}
 
     // The counts of output o along axis a: computed, and below it, as kept or computed.
@@ -84,11 +85,11 @@ struct Geometry : Windows {
     }
 
     // The taps that a row of outputs counts along D and H, and that an output counts in all.
-    int64_t rows_divisor(int64_t d, int64_t h) const {
-        return known_count(0, d).counted * known_count(1, h).counted;
+    double rows_divisor(int64_t d, int64_t h) const {
+        return double(known_count(0, d).counted) * double(known_count(1, h).counted);
     }
-    int64_t divisor(int64_t d, int64_t h, int64_t w) const {
-        return rows_divisor(d, h) * known_count(2, w).counted;
+    double divisor(int64_t d, int64_t h, int64_t w) const {
+        return rows_divisor(d, h) * double(known_count(2, w).counted);
     }
     // The divisor of the window that counts the most taps.
     double largest_divisor() const {
@@ -134,7 +135,7 @@ struct Geometry : Windows {
 // The gradient of averages as sums over the windows that read an element, all divided by `divisor`.
 // Small windows with a stride along W become windows with stride 1 over rows of outputs with zeros
 // inserted between them.
-Geometry adjoint_sums(const Windows &windows, int64_t divisor) {
+Geometry adjoint_sums(const Windows &windows, double divisor) {
     Geometry result(adjoint_of(windows), divisor);
     for (int a = 0; a < 3; ++a) {
         const Axis &axis = windows.p.axes[a];

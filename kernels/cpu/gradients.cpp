@@ -201,7 +201,7 @@ struct Scatter {
             return [first = part.first, size = part.size, sums, from](int64_t i, int64_t place) {
                 const int64_t at = place - first;
                 if (uint64_t(at) < uint64_t(size))
-                    sums[at] += from[i];
+                    sums[at] += read<L>(from + i);
             };
         };
         const T *const from = reinterpret_cast<const T *>(arriving) + row;

@@ -18,7 +18,7 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 1;
+constexpr int64_t VERSION = 2;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED };
 
@@ -137,7 +137,8 @@ int64_t dmlpool_calls_forced() {
     return calls_forced();
 }
 
-// The operators. operators.h says what each of them reads and writes.
+// The operators. operators.h says what each of them reads and writes. Any byte of a bool but 0 is
+// True.
 
 int32_t dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {
     return code_of([=] { max_pooling(*p, input, output, winners); });

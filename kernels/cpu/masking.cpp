@@ -1,4 +1,4 @@
-// Pooling under a mask: elements where the mask is false do not count. A mask has bytes of 0 and 1.
+// Pooling under a mask: elements where the mask is false do not count.
 //
 //     mask      | 1 0 1 0 0 |
 //     input     | a b c d e |   0 where the mask is false   ->  masked    | a 0 c 0 0 |
@@ -202,8 +202,10 @@ void masked_average_pooling(const Problem &p, const Masking &m, const void *inpu
         run(double());
     else if (p.type == 2)
         run(Half());
-    else
+    else if (p.type == 3)
         run(BFloat16());
+    else
+        reject("averages of type", p.type);
 }
 
 }  // namespace dmlpool

@@ -34,6 +34,8 @@ struct Winners final : Finish {
             VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.value(winners[i]);
+        if (has_values && by.are_bools)
+            make_bools(out, count);
         const int64_t least = numbers.none();
         int64_t found[Numbers::PART];
         for (int64_t at = 0, n; at < count; at += n) {
@@ -97,6 +99,8 @@ struct ChannelWinners final : WindowOperations {
             if (times.reads_first)
                 read_all_but_last(taps, count, offset, channels * element_size);
             compare(taps, count, channels, offset / element_size, which, values);
+            if (has_values && op.are_bools)
+                make_bools(values, channels);
         }
     }
     // Compares two vectors of channels at a time. The last vectors may overlap those before.
@@ -158,7 +162,7 @@ void max_pooling(const Problem &p, const void *input, void *output, void *winner
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>>(op), Values<S>(op), input, output, Windows(p));
+        pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, Windows(p));
     };
     if (winners != nullptr) {
         const Numbers numbers(p, winners);

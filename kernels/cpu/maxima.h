@@ -19,6 +19,14 @@ constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
+// Makes 1 of every byte of a bool that is True. Their keys do not keep which byte it was.
+template <class S>
+void make_bools(S *bytes, int64_t count) {
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i)
+        bytes[i] = bytes[i] != 0;
+}
+
 // The Op of maxima without winners (see reductions.h). Float32 and float64 are compared as they
 // are, others by keys. The keys of NaNs of half precision are the greatest.
 template <class S>
@@ -98,8 +106,10 @@ struct Max {
 template <class S>
 struct Values final : Finish {
     const Max<S> op;
+    const bool are_bools;
 
-    explicit Values(const Max<S> &op) : Finish(sizeof(S), true, op.is_plain()), op(op) {}
+    Values(const Max<S> &op, bool are_bools)
+        : Finish(sizeof(S), true, op.is_plain()), op(op), are_bools(are_bools) {}
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
                     void *to) const override {
         const Max<S> by = op;
@@ -108,6 +118,8 @@ struct Values final : Finish {
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.store(from[i]);
+        if (are_bools)
+            make_bools(out, count);
     }
 };
 
@@ -135,11 +147,16 @@ struct Winner {
     S negative = LOWEST<S>;   // elements whose bits are less than this have a key LOWEST - element
     S infinity = HIGHEST<S>;  // elements whose bits without the sign are greater are NaNs
     S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
+    bool are_bools = false;
 
     explicit Winner(const DataType &type) {
         if (type.infinity) {
             negative = 0;
             infinity = S(type.infinity);
+        } else if (type.is_bool) {  // the key of 0 is -1, and that of every other byte the highest
+            are_bools = true;
+            infinity = 0;
+            flip = -1;
         } else if (type.is_unsigned) {
             flip = LOWEST<S>;
         }
@@ -194,7 +211,7 @@ struct Winner {
         return result;
     }
     // The key of the lowest element of the type.
-    S lowest() const { return negative == 0 ? S(-infinity) : LOWEST<S>; }
+    S lowest() const { return negative == 0 ? S(-infinity) : are_bools ? S(-1) : LOWEST<S>; }
     // The element of a winner. It is the lowest one for a window that reads no element.
     S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest())); }
     // The number of a winner's tap, or -1 for a window that reads no element.

@@ -66,8 +66,9 @@ void average_pooling_grad(const Problem &p, const void *arriving, void *gradient
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q);
 
-// Masks have bytes of 0 and 1. `masked` copies the input and writes `Masking::fill` where the mask
-// is 0.
+// Masks are bools, and any byte of a bool but 0 is True. So it is where bools are pooled, whose
+// maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the
+// mask is false.
 void masked(const Masking &m, const void *input, const void *mask, void *output);
 // `masked_divisors` writes what the sum of each window over a mask is divided by, as integers of
 // Problem::bytes, 1 or 4. `masked_average_pooling` reads divisors that lie as the mask does.

@@ -221,7 +221,7 @@ struct Requantize final : Finish {
         // scales of their own, and not to windows of one channel.
         const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
-        const int64_t rows_counted = g.rows_divisor(d, h);
+        const int64_t rows_counted = int64_t(g.rows_divisor(d, h));
         const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads,
                                int64_t counts, Columns columns) {
             const auto run = [&](auto sum) {
@@ -263,8 +263,8 @@ struct Requantize final : Finish {
 
 }  // namespace
 
-const RowOperations &byte_sums() {
-    static const Rows<Sum<int32_t, uint8_t>> operations({});
+const RowOperations &bool_sums() {
+    static const Rows<Sum<int32_t, Bool>> operations({});
     return operations;
 }
 

@@ -318,7 +318,8 @@ struct Rows final : RowOperations {
             else
                 made = by.template load<n>(reinterpret_cast<const T *>(begin) + at, 0).part[0];
             if constexpr (Op::has_numbers)
-                made -= lane + IntegerOf<L>(at);
+                // lanes that are thrown away hold anything
+                made = difference<L, n>(made, lane + IntegerOf<L>(at));
             return made;
         };
         for (int64_t done = 0; done < outputs; done += n) {

@@ -7,8 +7,8 @@ namespace dmlpool {
 
 // Sums of a float data type; `type` is its number in backends/plans.py.
 const RowOperations &float_sums(int type);
-// Sums of uint8 elements, in int32.
-const RowOperations &byte_sums();
+// Sums of bools, in int32.
+const RowOperations &bool_sums();
 
 namespace {
 
@@ -44,11 +44,11 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
         if (columns) {
             VECTORIZE
             for (int64_t i = 0; i < count; ++i)
-                store(i, from[i] / (by * L(columns[i])));
+                store(i, read<L>(from + i) / (by * L(columns[i])));
         } else {
             VECTORIZE
             for (int64_t i = 0; i < count; ++i)
-                store(i, quotient(from[i], by, inverse));
+                store(i, quotient(read<L>(from + i), by, inverse));
         }
     };
 #ifdef HAS_HALVES

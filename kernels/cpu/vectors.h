@@ -148,12 +148,24 @@ struct Half {
 struct BFloat16 {
     uint16_t bits;
 };
+// Any byte but 0 is True, as in PyTorch, whose views of other types as bools have such bytes.
+struct Bool {
+    uint8_t byte;
+};
+template <class V>
+inline V truth_of(V bytes) {
+    const V one = V{} + uint8_t(1);
+    return bytes < one ? bytes : one;
+}
 
 // Converts an element to the type in which it is added: half precision to float, others to
 // themselves. It computes with bits, as compilers do not vectorize casts of _Float16.
 template <class T>
 inline T widen(T value) {
     return value;
+}
+inline uint8_t widen(Bool value) {
+    return truth_of(value.byte);
 }
 inline float widen(BFloat16 value) {
     return bits_as<float>(uint32_t(value.bits) << 16);
@@ -191,8 +203,9 @@ struct DataType {
     int bytes;
     int64_t infinity;  // its bits, 0 for integers
     bool is_unsigned;
+    bool is_bool = false;
 };
-// float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64.
+// float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, bool.
 constexpr DataType TYPES[] = {
     {4, 0x7f800000, false}, {8, 0x7ff0000000000000, false},
     {2, 0x7c00, false},     {2, 0x7f80, false},
@@ -200,6 +213,7 @@ constexpr DataType TYPES[] = {
     {4, 0, false},          {8, 0, false},
     {1, 0, true},           {2, 0, true},
     {4, 0, true},           {8, 0, true},
+    {1, 0, true, true},
 };
 
 // The processor's own conversions. `Halves` is a vector of half the processor's width. `widened`
@@ -309,9 +323,11 @@ inline Vector<To, n> converted(const Vector<From, n> &from) {
 template <class L, int64_t n, class T>
 inline Vector<L, n> load(const T *from) {
     if constexpr (n == 1)
-        return L(widen(*from));
+        return L(widen(read<T>(from)));
     else if constexpr (std::is_same_v<T, L>)
         return read<Vector<L, n>>(from);
+    else if constexpr (std::is_same_v<T, Bool>)
+        return converted<L, n, uint8_t>(truth_of(read<Vector<uint8_t, n>>(from)));
     else if constexpr (std::is_same_v<T, BFloat16>)
         return Vector<L, n>(
             __builtin_convertvector(read<Vector<uint16_t, n>>(from), Vector<uint32_t, n>) << 16);
@@ -326,7 +342,7 @@ inline Vector<L, n> load(const T *from) {
 #endif
         Vector<L, n> values = {};
         for (int64_t i = 0; i < n; ++i)
-            values[i] = widen(from[i]);
+            values[i] = widen(read<T>(from + i));
         return values;
     } else
         return converted<L, n, T>(read<Vector<T, n>>(from));

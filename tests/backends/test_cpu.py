@@ -105,7 +105,7 @@ def problem(**changes: int) -> tuple[Any, int]:
 @pytest.mark.parametrize(
     ("function", "changes", "reason"),
     [
-        ("max_pooling", {"type": 12}, "no data type 12"),
+        ("max_pooling", {"type": 13}, "no data type 13"),
         ("max_pooling", {"type": -1}, "no data type -1"),
         ("max_pooling", {"bytes": 3}, "no integer has this many bytes: 3"),
         ("max_pooling_indices", {"type": 99}, "no data type 99"),
@@ -117,7 +117,7 @@ def problem(**changes: int) -> tuple[Any, int]:
         ("unique_positions", {"type": 7, "bytes": 2}, "no position has this many bytes: 2"),
         ("gather_positions", {"bytes": 1}, "no position has this many bytes: 1"),
         ("scatter_positions", {"bytes": 0}, "no position has this many bytes: 0"),
-        ("scatter_positions", {"type": 12, "bytes": 8}, "no data type 12"),
+        ("scatter_positions", {"type": 13, "bytes": 8}, "no data type 13"),
         ("average_pooling", {"type": 6}, "no averages of type 6"),
         ("average_pooling_grad", {"type": 4}, "no averages of type 4"),
         ("quantized_average_pooling", {"type": 0}, "no quantized averages of type 0"),

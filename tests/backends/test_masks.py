@@ -28,7 +28,7 @@ SHARES += [lambda shape: (1, *shape[1:]), lambda shape: (1, 1, *shape[2:])]
 
 def mask_for(input: Tensor, share: int) -> Tensor:
     shape = SHARES[share](tuple(input.shape))
-    return torch.rand(shape, generator=samples.seeded(*shape)) < 0.4
+    return samples.any_bytes(torch.rand(shape, generator=samples.seeded(*shape)) < 0.4)
 
 
 def added(input: Tensor, window: Window) -> Tensor:

@@ -36,16 +36,16 @@ def mask_of(name: str, sizes: tuple[int, ...], seed: int = 0) -> Tensor:
     mask = torch.rand(shape, generator=samples.seeded(*shape, 5, seed=seed)) < 0.5
     if name == "each element":
         mask[0, 0] = False
-    return mask
+    return samples.any_bytes(mask)
 
 
 def whole(mask: Tensor, input: Tensor) -> np.ndarray:
-    return mask.expand(input.shape).cpu().numpy()
+    return samples.to_numpy(mask.expand(input.shape))
 
 
 def image(case: cases.Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     if dtype is torch.bool:
-        return samples.ties(*INPUT, *case.sizes, seed=seed) > 0
+        return samples.any_bytes(samples.ties(*INPUT, *case.sizes, seed=seed) > 0)
     return samples.ties(*INPUT, *case.sizes, dtype=dtype, seed=seed)
 
 

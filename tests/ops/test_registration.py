@@ -137,3 +137,48 @@ def test_autograd_calls_backward_at_once(pool: Any) -> None:
     either = {Derivative.backward.__code__, KnownDerivative.backward.__code__}
     assert either.intersection(functions)
     assert BackwardCFunction.apply.__code__ not in functions
+
+
+MASK = samples.any_bytes(torch.rand(2, 3, 9, 9, generator=samples.seeded(9)) < 0.7)
+TRAINED = {
+    "max": lambda leaf: dmlpool.max_pooling(leaf, 3, 2),
+    "min": lambda leaf: dmlpool.min_pooling(leaf, 2),
+    "max with indices": lambda leaf: dmlpool.max_pooling(leaf, 3, 2, return_indices=True)[0],
+    "adaptive max": lambda leaf: dmlpool.adaptive_max_pooling(leaf, 4),
+    "max under a mask": lambda leaf: dmlpool.max_pooling(leaf, 3, 2, mask=MASK),
+    "average under a mask": lambda leaf: dmlpool.average_pooling(leaf, 3, 2, mask=MASK),
+    "norm under a mask": lambda leaf: dmlpool.lp_pooling(leaf, 3, 2, mask=MASK),
+    "max unpooling": lambda leaf: dmlpool.max_unpooling(
+        *dmlpool.max_pooling(leaf, 3, 3, return_indices=True), leaf.shape
+    ),
+}
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "repeated": lambda saved: saved.repeat(8, 1, 1, 1),
+    "one sample": lambda saved: saved[:1],
+    "one row": lambda saved: saved[:, :, :1],
+    "of another type": lambda saved: saved.to(
+        torch.float64 if saved.is_floating_point() else torch.int16
+    ),
+    "of another device": lambda saved: saved.to("meta"),
+    "laid out otherwise": samples.channels_last,
+    "transposed": lambda saved: saved.mT.contiguous().mT,
+}
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", TRAINED)
+def test_saved_tensors_that_a_hook_changes_are_rejected(
+    name: str, change: str, is_last: bool
+) -> None:
+    """Kernels read no other shape, type or device than what was saved; strides may differ."""
+    leaf = samples.ties(2, 3, 9, 9)
+    leaf = (samples.channels_last(leaf) if is_last else leaf).requires_grad_()
+    expected = torch.autograd.grad(TRAINED[name](leaf).sum(), leaf)[0]
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, CHANGES[change]):
+        values = TRAINED[name](leaf)
+    if change in ("laid out otherwise", "transposed"):
+        assert torch.equal(torch.autograd.grad(values.sum(), leaf)[0], expected)
+    else:
+        with pytest.raises(RuntimeError):
+            torch.autograd.grad(values.sum(), leaf)

@@ -47,8 +47,14 @@ def _filled_from_numbers(
     output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor
 ) -> Tensor:
     """The ``output`` of a function of the library that gets ``numbers`` (taps or positions) before
-    it. The plan was made for the numbers.
+    it. The plan was made for the numbers, so that it is checked that the source fits them.
     """
+    sizes = plan.sizes if output.shape == plan.output_sizes else plan.output_sizes
+    if source.shape != sizes or not (source.is_cpu and numbers.is_cpu):
+        raise RuntimeError(
+            f"winners' numbers of sizes {tuple(numbers.shape)} on {numbers.device} fit a tensor of "
+            f"sizes {tuple(sizes)}, but that has sizes {tuple(source.shape)} on {source.device}"
+        )
     if plan.is_empty:
         return output.zero_()
     source = source.contiguous(memory_format=plan.memory_format)
@@ -161,7 +167,7 @@ def _with_winners(
         )
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
-            values = values.clamp(min=torch.iinfo(input.dtype).min)
+            values = values.clamp(min=reference.lowest(input.dtype))
         return values.to(input.dtype), winners
     values = input if only_winners else _new(plan.output_sizes, plan.output_strides, input.dtype)
     winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
@@ -400,6 +406,8 @@ def _masking(
     """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``, and the
     strides of the result.
     """
+    if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
+        raise RuntimeError(f"a mask of {batch} samples and channels does not fit shape {shape}")
     samples, channels, plane = *shape[:2], math.prod(shape[2:])
     of_sample, of_channel = (batch[0] > 1) * batch[1] * plane, int(batch[1] > 1)
     sizes, steps = (samples, channels, plane), (of_sample, of_channel * plane, 1)
@@ -439,4 +447,5 @@ BACKEND = Backend(
     recorded_adaptive_average_pooling=recorded_adaptive_average_pooling,
     recorded_max_pooling=recorded_max_pooling,
     quantized_tensors=QUANTIZED_TENSORS,
+    takes_bools=True,
 )

@@ -57,3 +57,5 @@ class Backend(NamedTuple):
     recorded_max_pooling: Function | None = None
     quantized_tensors: tuple[torch.dtype, ...] = ()
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""
+    takes_bools: bool = False
+    """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""

@@ -34,6 +34,7 @@ DATA_TYPES = {
             torch.uint16,
             torch.uint32,
             torch.uint64,
+            torch.bool,
         )
     )
 }
@@ -112,6 +113,8 @@ def planned(
     is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
+    if spatial_sizes is not None and isinstance(window, Window):
+        _check_arriving(shape, dtype, window, outputs, None if counted else numbered)
     if counted or is_contiguous:
         _join_rows(axes, ends)
     samples, channels = shape[:2]
@@ -152,6 +155,28 @@ def planned(
         strides_of(output_sizes, memory_format),
         problem,
     )
+
+
+def _check_arriving(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    window: Window,
+    outputs: Sequence[int],
+    numbered: tuple[torch.dtype | None, int] | None,
+) -> None:
+    """Reject what arrives at windows, or their taps, where it has other sizes or another type than
+    the windows' results. Backward operators get here what a hook of saved tensors may have changed.
+    """
+    if shape[2:] != tuple(outputs):
+        raise RuntimeError(
+            f"the windows have results of sizes {tuple(outputs)}, but their gradient or their taps "
+            f"have shape {shape}"
+        )
+    if numbered is not None:
+        given = numbered[0] if numbered[1] == TAPS else dtype
+        if given is not operands.tap_dtype(window.taps):
+            wanted = operands.name_of(operands.tap_dtype(window.taps))
+            raise RuntimeError(f"taps must have data type {wanted}, got {operands.name_of(given)}")
 
 
 _Axis = tuple[int, int, int, int, int, int]

@@ -115,11 +115,13 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
 
     types = (torch.float64, sums.dtype, torch.float64, torch.float64)
     scale, zero, step, output_zero = (vector(*pair) for pair in zip(parameters, types, strict=True))
-    divisor = slices.divisor(window, sizes, scale, include_padding)
+    # Integers, as a float64 would round divisors above 2^53.
+    like = torch.empty((), dtype=torch.int64, device=sums.device)
+    divisor = slices.divisor(window, sizes, like, include_padding)
     if not isinstance(divisor, Tensor):
-        divisor = torch.full((1,), divisor, dtype=torch.float64, device=sums.device)
+        divisor = torch.full((1,), divisor, dtype=torch.int64, device=sums.device)
     sums = sums - slices.counts(window, sizes, sums, include_padding=False) * zero
-    real = sums.to(torch.float64) * scale / (divisor * step)
+    real = sums.to(torch.float64) * scale / (divisor.to(torch.float64) * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
     if not is_known(window.taps <= 2**20):
         real = _on_its_side_of_a_half(real, sums.to(torch.int64), divisor, scale, step)
@@ -147,7 +149,7 @@ def _on_its_side_of_a_half(
     # Both wrap around alike, and where the quotient is near a half their difference is small.
     product = shifted(sums * first, 1 + exponent.clamp(min=0))
     odd = 2 * whole.clamp(-512, 512).to(torch.int64) + 1
-    half = shifted(odd * divisor.to(torch.int64) * second, (-exponent).clamp(min=0))
+    half = shifted(odd * divisor * second, (-exponent).clamp(min=0))
     return torch.where(near, whole + 0.5 + 0.25 * (product - half).sign(), real)
 
 

@@ -269,7 +269,8 @@ def _kept_divisor(
 
 def _counted(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Any:
     if isinstance(windows, Window) and count_alike(windows, sizes, include_padding):
-        return windows.taps
+        taps = windows.taps
+        return taps if taps < 2**63 else float(taps)  # as no tensor takes a longer int
     if covers_all(windows, sizes):
         return math.prod(sizes)
     return counts(windows, sizes, like, include_padding).clamp(min=1)

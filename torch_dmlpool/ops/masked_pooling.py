@@ -25,7 +25,7 @@ from torch_dmlpool.ops import (
     max_unpooling,
     registration,
 )
-from torch_dmlpool.ops.min_pooling import as_bools, as_bytes
+from torch_dmlpool.ops.min_pooling import as_bools, as_pooled
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
@@ -46,12 +46,12 @@ class _Kept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
-        ctx.save_for_backward(mask)
+        registration.save(ctx, mask)
         return backends.serving(input.device.type).masked(input, mask, fills_lowest)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (mask,) = ctx.saved_tensors
+        (mask,) = registration.saved(ctx)
         return kept(gradient, mask), None, None
 
 
@@ -76,13 +76,13 @@ class _Averages(torch.autograd.Function):
     ) -> Tensor:
         pool = masked_average_pooling.implementation(input)
         averages, divisors = pool(input, mask, window, include_padding)
-        ctx.save_for_backward(mask, divisors)
+        registration.save(ctx, mask, divisors)
         ctx.request = input.shape[2:], window
         return averages
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mask, divisors = ctx.saved_tensors
+        mask, divisors = registration.saved(ctx)
         shares = _wide(gradient) / divisors.to(_wide(gradient).dtype)
         added = average_pooling.average_pooling_grad(shares, *ctx.request, False, 1)
         return kept(added.to(gradient.dtype), mask), None, None, None
@@ -137,7 +137,7 @@ def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
     # differentiated later even if nobody asks for derivatives now.
     is_chosen_again = _is_chosen_again(input)
     values, places = pool(kept(input.detach() if is_chosen_again else input, mask, True))
-    any_there, first_there = pool(as_bytes(_over_planes(mask, input)))
+    any_there, first_there = pool(as_pooled(_over_planes(mask, input)))
     places = torch.where(reference.is_lowest(values), first_there, places)
     return _Winners(values, places, as_bools(any_there))
 
@@ -168,16 +168,16 @@ class _Maxima(torch.autograd.Function):
         pool = max_pooling.max_pooling_with_taps
         values, taps = pool(kept(input, mask, True), window)
         if _may_tie_with_nothing(input, values):
-            _, first_there = pool(as_bytes(_over_planes(mask, input)), window)
+            _, first_there = pool(as_pooled(_over_planes(mask, input)), window)
             taps = torch.where(reference.is_lowest(values), first_there, taps)
         ctx.mark_non_differentiable(taps)
-        ctx.save_for_backward(mask, taps)
+        registration.save(ctx, mask, taps)
         ctx.request = input.shape[2:], window, operands.is_channels_last(input)
         return values, taps
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        mask, taps = ctx.saved_tensors
+        mask, taps = registration.saved(ctx)
         added = max_pooling.max_pooling_grad_from_taps(gradient, taps, *ctx.request)
         return kept(added, mask), None, None
 
@@ -206,7 +206,7 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
     True for windows that have an element.
     """
     if registration.may_skip_dispatcher(input, mask) and registration.records_gradient(input):
-        there = as_bytes(_over_planes(mask, input))
+        there = as_pooled(_over_planes(mask, input))
         values, taps = _Maxima.apply(input, mask, window)
         return values, taps, lambda: max_pooling.max_pooling(there, window) != 0
     winners = _winners(input, mask, lambda each: max_pooling.max_pooling_with_taps(each, window))

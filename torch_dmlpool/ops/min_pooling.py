@@ -10,27 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import backends, operands
 from torch_dmlpool.ops import registration
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Signed types with the same bits, for the types that have few operators in PyTorch."""
 
 
-def as_bytes(bools: Tensor) -> Tensor:
-    """``bools`` as uint8. They share memory, except where a program is traced."""
-    return (
-        bools.view(torch.uint8)
-        if registration.may_skip_dispatcher(bools)
-        else bools.to(torch.uint8)
+def as_pooled(bools: Tensor) -> Tensor:
+    """``bools`` as maxima take them: as they are where the kernels read bools, else as uint8. Any
+    byte of a bool but 0 is True, so that a view would not do.
+    """
+    are_taken = (
+        registration.may_skip_dispatcher(bools) and backends.serving(bools.device.type).takes_bools
     )
+    return bools if are_taken else bools.to(torch.uint8)
 
 
 def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
-    return operands.laid_out_like(_with_values(as_bools, pool(as_bytes(input))), input)
+    return operands.laid_out_like(_with_values(as_bools, pool(as_pooled(input))), input)
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
@@ -49,7 +50,7 @@ def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
 
 
 def as_bools(values: Tensor) -> Tensor:
-    """The inverse of :func:`as_bytes`."""
+    """The inverse of :func:`as_pooled`."""
     return (
         values.view(torch.bool)
         if registration.may_skip_dispatcher(values)

@@ -24,6 +24,7 @@ def quantized_linear_average_pooling(
     """The average of every window of ``input``, requantized; operands are checked already but for
     tensors' values.
     """
+    operands.check_counted(window, include_padding)
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
     if not registration.may_skip_dispatcher(input, *tensors):
         numbers = tuple(
@@ -63,6 +64,12 @@ def of_quantized_tensor(
     output_dtype, empty = made
     pool = _pooling.implementation(input)
     return pool(input, *parameters, window, include_padding, output_dtype, empty=empty)
+
+
+def _check(input: Tensor, *arguments: Any) -> list[int]:
+    *_, window, include_padding, _ = arguments
+    operands.check_counted(window, include_padding)
+    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
@@ -115,7 +122,7 @@ _pooling = registration.Operator(
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
-    lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
+    _check,
     Backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
@@ -135,7 +142,7 @@ _pooling_of_numbers = registration.Operator(
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
-    lambda input, *arguments: [*input.shape[:2], *arguments[4].output_sizes(input.shape[2:])],
+    _check,
     Backend.quantized_linear_average_pooling,
     complete=_complete_numbers,
     dtypes=lambda input, *arguments: (arguments[-1],),

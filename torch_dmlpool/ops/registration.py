@@ -362,7 +362,7 @@ class Derivative:
                 ctx.mark_non_differentiable(*chosen)
         adjoint, adjoint_rest = linear.adjoint(input, *chosen, *linear_rest)  # type: ignore[misc]
         if chosen:
-            ctx.save_for_backward(*chosen)
+            save(ctx, *chosen)
         ctx.set_materialize_grads(False)
         shards = None if skips_dispatcher else shards_of(input)
         ctx.backwards = adjoint, bool(chosen), adjoint_rest, shards, (None,) * (3 + len(rest))
@@ -383,7 +383,7 @@ class Derivative:
                 wanted = [old if old.is_shard() else new for old, new in placements]
                 gradient = gradient.redistribute(placements=wanted)  # type: ignore[attr-defined]
             # Asking for saved tensors takes half a microsecond even if there are none.
-            chosen = ctx.saved_tensors if has_choice else ()
+            chosen = saved(ctx) if has_choice else ()
             gradient = adjoint(gradient, *chosen, *rest)
         return gradient, *nothing
 
@@ -392,6 +392,30 @@ class Derivative:
         linear, rest, has_choice = ctx.forwards
         result = linear(tangent, *ctx.saved_tensors, *rest)
         return (result, None) if has_choice else result
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.dtype, tensor.device
+
+
+def save(ctx: Any, *tensors: Tensor) -> None:
+    """Save ``tensors`` for the gradient, and of what shape, data type and device they are."""
+    ctx.save_for_backward(*tensors)
+    ctx.kinds = [_kind(tensor) for tensor in tensors]
+
+
+def saved(ctx: Any) -> tuple[Tensor, ...]:
+    """The tensors that :func:`save` saved. A hook may return others in their place, which are
+    rejected unless they are of the same kind, as kernels do not check what they read.
+    """
+    tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    for tensor, kind in zip(tensors, ctx.kinds, strict=True):
+        if may_skip_dispatcher(tensor) and _kind(tensor) != kind:
+            raise RuntimeError(
+                "a tensor that was saved for the gradient came back with another shape, data type "
+                f"or device: {_kind(tensor)} in place of {kind}"
+            )
+    return tensors
 
 
 class KnownDerivative:
@@ -478,14 +502,13 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
             address = tensor.data_ptr()
         except RuntimeError:  # a wrapper that has outlived its transform has no storage
             return False
-        if tensor.is_neg() or (address < _LEAST_ADDRESS and not operands.has_memory(tensor)):
+        if tensor.is_neg():
+            return False
+        # Where a storage has no memory, the address of a tensor is its offset in that storage.
+        offset = tensor.storage_offset()
+        if address == (offset and offset * tensor.itemsize) and not operands.has_memory(tensor):
             return False
     return True
-
-
-_LEAST_ADDRESS = 1 << 40
-"""Where a storage has no memory, the address of a tensor is its offset in that storage. An address
-below this number may be such an offset, so ``operands.has_memory`` is asked too."""
 
 
 def is_readable(tensor: Tensor) -> bool:
