@@ -16,7 +16,7 @@ LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 
-.PHONY: help demo test test-all test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare gpu-kernels docs examples wheel wheels test-windows test-aarch64 clean
+.PHONY: help demo test test-all test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare docs examples wheel wheels test-windows test-aarch64 clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -81,14 +81,12 @@ bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure single calls, calls of
 	$(BIN)/python -m benchmarks report
 
 # The machine's own Python, PyTorch and Triton are used: nothing is installed where there may be no network.
-gpu:  ## tests, memory checks and benchmarks on a CUDA or ROCm GPU, under nine minutes
-	$(PYTHON) -m benchmarks.gpu
+gpu:  ## tests and benchmarks on a CUDA or ROCm GPU, in under six minutes; RUN=2 the second half
+	$(PYTHON) -m benchmarks.gpu --run $(or $(RUN),1)
 
+# WITH names a Python that has the Triton of the GPU's machine; it needs no PyTorch.
 gpu-prepare:  ## compile for make gpu beforehand, without a GPU, into .gpu-cache
-	$(PYTHON) -m benchmarks.gpu_prepare
-
-gpu-kernels: $(INSTALLED)  ## count the kernels that a GPU would compile as sizes change, without a GPU
-	$(BIN)/python -m benchmarks.gpu_kernels
+	$(PYTHON) -m benchmarks.gpu --prepare $(if $(WITH),--python $(WITH))
 
 docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation into site/; a broken link is an error
 	$(BIN)/python docs/pictures.py

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import calls, common, gpu_report, models
+from benchmarks import calls, common, gpu_rows, models
 from benchmarks.rows import ATEN, GROUPS, MODES, OURS, PEERS, PLAIN, Result
 
 CPU, GPU_BESIDE, GPU, MODELS, CALLS, CALLS_AVX2 = (
@@ -204,7 +204,7 @@ def page() -> str:
     for number, group in enumerate(SHOWN):
         unshown = [one for one in results if not set(one.row.groups) & set(SHOWN[:number])]
         parts += [f"### {group}: {GROUPS[group]}\n", rows_of(unshown, group)]
-    parts.append(gpu_report.markdown(common.load(GPU)))
+    parts.append(gpu_rows.markdown(common.load(GPU)))
     known, results = measured(GPU_BESIDE)
     if results:
         parts.append("### Beside torch.compile on a GPU\n")

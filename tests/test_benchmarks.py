@@ -1,14 +1,9 @@
-"""`make bench` and `make gpu`: contestants compute the same, runs write what the documentation
+"""`make bench`: contestants compute the same, runs write what the documentation
 shows, limits hold."""
 
 import importlib
 import importlib.util
 import itertools
-import json
-import os
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +13,7 @@ import pytest
 import torch
 
 import torch_dmlpool as dmlpool
-from benchmarks import calls, common, gpu, gpu_report, models, overhead, report, rows
+from benchmarks import calls, common, models, overhead, report, rows
 from torch_dmlpool.timing import Times
 
 NAMES = [name for name in rows.PEERS if name != rows.INDUCTOR]
@@ -263,191 +258,3 @@ def test_a_small_call_is_measured_beside_an_empty_function(
     for name in ("empty Function", *(f"{call}, ours" for call in overhead.CALLS)):
         (line,) = (line for line in printed.splitlines() if line.startswith(f"| {name} | "))
         assert all(float(cell) > 0 for cell in line.split(" | ")[1:4])
-
-
-PARENT = """
-import subprocess, sys, time
-code = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"
-child = subprocess.Popen([sys.executable, "-c", code])
-print("child", child.pid, flush=True)
-print("test_that FAILED", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_limit_ends_all_processes_of_a_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What a tool has started outlived it once; the log is there, and failures were printed."""
-    start = time.monotonic()
-    report = gpu.run_step("checked", [sys.executable, "-uc", PARENT], 2, dict(os.environ), tmp_path)
-    assert report["exit_status"] == 124
-    log = (tmp_path / "checked.log").read_text()
-    status = Path(f"/proc/{int(log.split()[1])}/status")
-    while (
-        time.monotonic() - start < 30 and status.exists() and "State:\tZ" not in status.read_text()
-    ):
-        time.sleep(0.05)  # killed, but not gone yet where the machine is busy
-    assert not status.exists() or "State:\tZ" in status.read_text()
-    printed = capsys.readouterr().out
-    assert printed.index("FAILED") < printed.index("ended at its limit")
-    failed = gpu.run_step(
-        "checked", [sys.executable, "-c", "raise SystemExit(3)"], 20, dict(os.environ), tmp_path
-    )
-    assert failed["exit_status"] == 3
-
-
-@pytest.mark.slow
-def test_what_is_prepared_is_found_in_another_folder(
-    tmp_path: Path, python: Callable[..., Any]
-) -> None:
-    """The whole way that a launch takes on a GPU, up to the driver: nothing is compiled a second
-    time."""
-    pytest.importorskip("triton._C.libtriton")
-    prepare = ("-m", "benchmarks.gpu_prepare", "--every", "70", "--folder")
-    assert ", 0 compiled" not in python(*prepare, tmp_path / "here", cwd=gpu.ROOT).stdout
-    assert set(json.loads((tmp_path / "here" / "predictions.json").read_text()).values())
-    (tmp_path / "here").rename(tmp_path / "there")
-    gpu.relocate(tmp_path / "there")
-    assert ", 0 compiled" in python(*prepare, tmp_path / "there", cwd=gpu.ROOT).stdout
-
-
-def test_a_smoke_step_that_ran_out_of_time_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was not begun is not known to be right."""
-    pytest.importorskip("triton")
-    gpu_smoke = importlib.import_module("benchmarks.gpu_smoke")
-    assert gpu_smoke.smoke(0.0, 50) == 1
-    printed = capsys.readouterr().out
-    assert "not begun: max 3/1 float16 NCHW" in printed
-    assert printed.endswith(f"0 wrong, {printed.count(chr(10)) - 1} not begun\n")
-
-
-def rows_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> tuple[int, list[dict[str, Any]]]:
-    """Three rows as `make gpu` would measure them, on a GPU that computes nothing: the status, and
-    what rows.jsonl has."""
-    pytest.importorskip("triton")
-    gpu_rows = importlib.import_module("benchmarks.gpu_rows")
-    requests = importlib.import_module("benchmarks.gpu_requests")
-    rows = [
-        gpu_rows._of_request(
-            requests.sliding("max", (1, 2, 64), torch.float32, False, 8), (0.4, 1)
-        ),
-        gpu_rows._of_request(requests.sliding("max grad", (1, 2, 64), torch.float32, False, 8)),
-        gpu_rows.Measured("broken", lambda _: 1 / 0),
-    ]
-    monkeypatch.setattr(gpu_rows, "measured", lambda: rows)
-    monkeypatch.setattr(gpu_rows.static.backend, "launch", lambda *_: None)
-    monkeypatch.setenv("OUT", str(tmp_path))
-    status = gpu_rows.measure_rows(
-        time.monotonic() + seconds, 1, "cpu", lambda call, _: (call(), 2e-4)[1]
-    )
-    return status, [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-
-
-def test_a_gpu_row_has_its_copy_and_whom_it_is_compared_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A row that fails neither hides the others nor is forgotten."""
-    status, (first, second, broken) = rows_measured(tmp_path, monkeypatch, 60)
-    assert status == 1
-    assert (first["fraction"], first["aten"]) == (1.0, 2e-4)
-    assert first["published"] == [4e-4, 1e-3]
-    assert second["fraction"] == 1.0
-    assert "aten" not in second
-    assert broken["failed"].startswith("ZeroDivisionError")
-    printed = capsys.readouterr().out
-    assert "1.00x ATen, 2.00x and 5.00x the published" in printed
-    assert "WRONG broken: ZeroDivisionError" in printed
-    assert "1 failed, 0 not begun" in printed
-
-
-def test_a_gpu_row_that_was_not_begun_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, rows = rows_measured(tmp_path, monkeypatch, -1)
-    assert status == 1
-    assert [row["failed"] for row in rows] == ["not begun"] * 3
-
-
-def test_what_a_gpu_is_measured_with() -> None:
-    """Every window at strides 1 and 2, KernelBench's problems beside what was published, and the
-    models' calls with PyTorch's operator of the same result."""
-    pytest.importorskip("triton")
-    gpu_rows = importlib.import_module("benchmarks.gpu_rows")
-    rows = list(gpu_rows.measured())
-    assert len({row.name for row in rows}) == len(rows)
-    assert sum(row.published is not None for row in rows) == 6
-    for window, stride in itertools.product((2, 3, 5, 7), (1, 2)):
-        for operator in ("max", "max with taps", "max backward", "average", "average backward"):
-            for dtype in ("float32", "float16", "bfloat16"):
-                names = [row.name for row in rows if row.name.startswith(f"{operator} | ")]
-                found = [name for name in names if name.endswith(f"| {dtype} | {window}/{stride}")]
-                assert len(found) == 2, (operator, dtype, window, stride)
-    compared = 0
-    for row in rows:
-        if row.request is not None and row.request.shape[0] == 32 and row.published is None:
-            input = torch.empty((1, 1, *row.request.shape[2:]), device="meta")
-            pool = gpu_rows.aten(row.request, input)
-            if pool is not None:
-                results = pool()
-                results = results[0] if isinstance(results, tuple) else results
-                assert tuple(results.shape[2:]) == tuple(row.request.output_sizes)
-                compared += 1
-    assert compared > 160
-
-
-def test_a_network_is_trained_as_it_is_and_converted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Max pooling changes no loss, a row that fails hides no other, and what was not begun is a
-    failure."""
-    gpu_models = importlib.import_module("benchmarks.gpu_models")
-    broken = gpu_models.NETWORKS["U-Net"]._replace(build=lambda: 1 / 0)
-    monkeypatch.setitem(gpu_models.NETWORKS, "broken", broken)
-    monkeypatch.setattr(
-        gpu_models, "rows", lambda: [("broken", False, False), ("U-Net", False, True)]
-    )
-    monkeypatch.setenv("OUT", str(tmp_path))
-    for seconds in (60, -1):
-        assert gpu_models.run(time.monotonic() + seconds, torch.device("cpu"), True) == 1
-    lines = (tmp_path / "models.jsonl").read_text().splitlines()
-    conditions, failed, row, _, *late = map(json.loads, lines)
-    assert conditions["versions"]["torch"] == torch.__version__
-    assert failed["failed"].startswith("ZeroDivisionError")
-    assert row["losses"]["converted"] == pytest.approx(row["losses"]["original"], rel=1e-5)
-    speeds = row["images_per_second"]
-    assert row["ratio"] == speeds["converted"] / speeds["original"]
-    assert [each["failed"] for each in late] == ["not begun"] * 2
-    printed = capsys.readouterr().out
-    assert f"images/s, {row['ratio']:.3f}x, peak 0 -> 0 MiB" in printed
-    assert printed.endswith("0 failed, 2 not begun\n")
-
-
-def test_what_a_gpu_run_wrote_becomes_tables(tmp_path: Path) -> None:
-    """Rows that were not begun are counted and in no table."""
-    report = {"machine": dict.fromkeys(("device", "torch", "triton", "cuda"), "a"), "steps": []}
-    (tmp_path / "gpu.json").write_text(json.dumps(report))
-    taken = {"seconds": 2e-4, "fraction": 0.5, "aten": 3e-4}
-    rows = [
-        {"row": "max 4/1 32x64x512x512 float32 contiguous", "published": [1e-3, 4e-4], **taken},
-        {"row": "avg 2x2/2x2 padding 0x0 32x8x4x4 float32 contiguous", **taken},
-        {"row": "average | contiguous | float32 | 3/2", **taken},
-        {"row": "taps 3x3/2x2 32x8x4x4 float32 contiguous", "failed": "not begun"},
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    text = gpu_report.markdown(gpu_report.collected(tmp_path))
-    assert "3 of 4 rows were measured" in text
-    assert "| max 4/1 32x64x512x512 | 0.20 | 0.50 | 1.5x | 5.0x | 2.0x |" in text
-    assert "| avg | 1 | 0.50 | 1.50x | 0 | 0.50 |" in text
-    assert "| average, float32, contiguous |  |  |  | 0.50 |  |  |  |  |" in text
-    assert "taps" not in text
-
-
-def test_every_step_of_make_gpu_is_named_before_it_begins() -> None:
-    """Within nine minutes, limits and all; where no cache was brought, what fills it is first."""
-    steps = gpu.steps(Path("out"), "compute-sanitizer", True)
-    names = [name for name, _, _ in steps]
-    assert " ".join(names) == "prepare smoke cuda rows tests models memcheck beside"
-    assert sum(limit for _, _, limit in steps) <= 540

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
 )
 
-from benchmarks import gpu_smoke  # noqa: E402
 from torch_dmlpool import backends  # noqa: E402
 from torch_dmlpool.backends import fallbacks, reference  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
+from torch_dmlpool.bench import calls  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 
@@ -55,14 +55,16 @@ def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried: list[str]) -> None:
-    calls = list(gpu_smoke.smoke_calls())[::3]
+    listed = list(calls.calls())
     with pytest.warns(
         fallbacks.SlowBackendWarning, match=r"cannot compile .*Failed to find C compiler"
     ) as heard:
         differ = [
-            name
-            for name, call, input in calls
-            if gpu_smoke.differences(call(reference, input), call(backend, input))
+            call.name
+            for call in listed
+            if calls.difference(
+                *(call.compute(each, call.input, call.window) for each in (reference, backend))
+            )
         ]
     assert not differ
     assert len(heard) == 1

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 from torch_dmlpool.kernels.launches import Request, max_launches  # noqa: E402
 
-from benchmarks import gpu_prepare, gpu_requests, overhead  # noqa: E402
+from benchmarks import gpu, gpu_rows, overhead  # noqa: E402
 from torch_dmlpool.backends import compiling  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
@@ -212,13 +212,13 @@ def test_no_size_is_compiled_in() -> None:
 
 IMAGES = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
 ASKED = {
-    "sliding": lambda *given: gpu_requests.sliding(*given, 3, 2, 1),
-    "side by side": lambda *given: gpu_requests.sliding(*given, 2),
-    "overlapping": lambda *given: gpu_requests.sliding(*given, 3, 1, 1),
-    "long": lambda *given: gpu_requests.sliding(*given, 31, 1, 15),
-    "adaptive": lambda *given: gpu_requests.adaptive(*given, 7, 7),
-    "adaptive to one": lambda *given: gpu_requests.adaptive(*given, 1, 1),
-    "whole": lambda operator, shape, dtype, last: gpu_requests.whole(operator, shape, dtype, last),
+    "sliding": lambda *given: gpu_rows.sliding(*given, 3, 2, 1),
+    "side by side": lambda *given: gpu_rows.sliding(*given, 2),
+    "overlapping": lambda *given: gpu_rows.sliding(*given, 3, 1, 1),
+    "long": lambda *given: gpu_rows.sliding(*given, 31, 1, 15),
+    "adaptive": lambda *given: gpu_rows.adaptive(*given, 7, 7),
+    "adaptive to one": lambda *given: gpu_rows.adaptive(*given, 1, 1),
+    "whole": lambda operator, shape, dtype, last: gpu_rows.whole(operator, shape, dtype, last),
 }
 
 
@@ -228,15 +228,17 @@ def test_an_image_of_another_size_compiles_nothing(asked: str, last: bool) -> No
     """After the first image, but a longer window's tile; sizes that 16 bytes divide, as those of
     networks mostly are."""
     adaptive = asked.startswith("adaptive")
-    for operator in gpu_requests.OPERATORS:
+    for operator in gpu_rows.OPERATORS:
         if operator.startswith("adaptive") is not adaptive or operator == "quantized avg":
             continue
         counts = []
-        with gpu_prepare.recorded() as compiled:
-            for image in IMAGES:
-                request = ASKED[asked](operator, (8, 64, *image), torch.float16, last)
+        compiled: set[object] = set()
+        for image in IMAGES:
+            request = ASKED[asked](operator, (8, 64, *image), torch.float16, last)
+            with gpu.recorded() as found:
                 request.prepared()[1]()
-                counts.append(len(set(compiled)))
+            compiled.update(found)
+            counts.append(len(compiled))
         assert counts[0] > 0
         # Longer windows and bins may take another of four tiles along each axis, as may the
         # results of slices.

@@ -20,11 +20,12 @@ from torch import Tensor
 
 pytest.importorskip("triton._C.libtriton")
 
+import compiler
 from torch_dmlpool.kernels.launch import Launch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
-from benchmarks import compiler, sass
+from benchmarks.kernels import machine_code
 from torch_dmlpool import kernels
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.window import Window
@@ -353,7 +354,7 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
             assert used == ["0", "0"], made
         else:
             assert re.search(r"ld\.global\S*\.v4\.b32", binary.asm["ptx"]), made
-            assert sass.machine_code(binary.asm["cubin"]).spills == 0, made
+            assert machine_code(binary.asm["cubin"]).spills == 0, made
 
 
 def with_layouts(made: Made) -> str:

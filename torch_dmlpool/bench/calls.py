@@ -157,11 +157,26 @@ REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
     (unpooled, HALVES, FLOAT, "NCHW", PLANES),
 ]
 
+FLOATS = (HALF, FLOAT, BFLOAT, DOUBLE)
+WHOLE_NUMBERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+TYPES = {
+    maxima: FLOATS + WHOLE_NUMBERS,
+    winners: FLOATS + WHOLE_NUMBERS,
+    quantized: (torch.int8, torch.uint8),
+    unpooled: (),
+}
 
-def calls() -> Iterator[Call]:
-    """The forty, with inputs that are the same in every run."""
+
+def calls(every: bool = False) -> Iterator[Call]:
+    """The forty, with inputs that are the same in every run. With ``every`` those of ``PLANES`` in
+    each data type that the operator takes, and in both layouts, too.
+    """
     generator = torch.Generator().manual_seed(0)
-    for compute, window, dtype, layout, shape in REQUESTS:
+    requests = list(REQUESTS)
+    for compute, window, _, _, shape in REQUESTS if every else ():
+        dtypes = TYPES.get(compute, FLOATS) if shape is PLANES else ()
+        requests += [(compute, window, dtype, name, shape) for dtype in dtypes for name in LAYOUTS]
+    for compute, window, dtype, layout, shape in dict.fromkeys(requests):
         input = torch.randint(0, 90, shape, generator=generator, dtype=torch.int64, device="cpu")
         input = (input if dtype is torch.uint8 else input - 45).to(dtype)
         takes_non_numbers = compute in (maxima, winners, gradient_of_maxima, adaptive_maxima)

@@ -4,10 +4,10 @@ emulator."""
 import struct
 from typing import Any
 
+import compiler
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from benchmarks import compiler
 from emulator import machine
 from emulator.memory import FaultError, Memory
 from torch_dmlpool.backends import triton as backend

@@ -2,10 +2,10 @@
 
 import re
 
+import compiler
 import torch
 from torch import Tensor
 
-from benchmarks import compiler
 from emulator import machine
 from emulator.memory import Memory
 

@@ -1,0 +1,490 @@
+"""Kernels compiled by Triton alone, without a GPU and without PyTorch: into a folder that travels,
+and what they should take.
+
+``python -m benchmarks.kernels FOLDER`` compiles what a list in the folder names (``benchmarks.gpu``
+writes it) and the folder lacks. The keys of Triton's cache are hashes of the kernels' sources, of
+Triton's own files and of what is compiled for; no path, user or order is in them. So this Python
+needs the version of the GPU's machine, and its Triton.
+
+The seconds that a launch should take on an H100 or H200 are
+
+    T = 3.9 us + sqrt(memory^2 + max(issue, ALU, L1, latency)^2)
+
+Memory is the bytes of the operands and results at the speed of a copy. The others are those of a
+multiprocessor: four instructions issued each clock, of which two go to the ALU; clocks of L1 for
+each access of a warp; and the clocks of a warp alone, whose loads take 700 ns, times the rounds of
+programs that registers leave room for. A warp's access takes as many clocks of L1 as a quarter of
+its lines of 128 bytes, and as the words that it reads of one of 32 banks, whichever is more. How
+its lanes lie in memory follows from the layout that Triton chose, or from what a lane owns.
+tests/test_gpu.py compares T with every row that was measured: benchmarks/results/gpu_counts.json
+has what was counted in the code that ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = "kernels.pickle"
+MOST_BYTES = 60 * 2**20
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+UNUSED = {".ttir", ".ttgir", ".llir", ".source", ".ptx"}
+
+
+class NoDriver:
+    """What Triton asks of a driver when it compiles for a device that is not there."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+def without_pytorch() -> None:
+    """Let this process import the kernels alone: the package itself would import PyTorch."""
+    for name in ("torch_dmlpool", "torch_dmlpool.backends"):
+        package = ModuleType(name)
+        package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
+        sys.modules[name] = package
+
+
+def compiled(wanted: tuple[Any, ...]) -> str:
+    """The whole way that a launch takes on a GPU, up to the driver; why it failed."""
+    from torch_dmlpool.backends import compiling
+
+    name, constants, size_types, _, kinds = wanted
+    try:
+        assert compiling.compiled(name, constants, size_types, kinds, OPTIONS)[0].asm["cubin"]
+    except Exception as error:
+        return f"{name}: {type(error).__name__}: {error}"
+    return ""
+
+
+def source_of(wanted: tuple[Any, ...]) -> tuple[str, Any]:
+    """The folder of a kernel in Triton's cache, and what Triton would compile."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler import make_backend
+    from triton.compiler.compiler import get_cache_key
+    from triton.runtime.cache import _base32
+
+    from torch_dmlpool.backends import compiling
+
+    found: list[Any] = []
+
+    def note(src: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
+        backend = make_backend(target)
+        parsed = backend.parse_options(dict(options or {}))
+        key = get_cache_key(src, backend, parsed, env_vars=get_cache_invalidating_env_vars())
+        found.extend((_base32(hashlib.sha256(key.encode()).hexdigest()), src))
+        return SimpleNamespace()
+
+    name, constants, size_types, _, kinds = wanted
+    kernel = compiling.kernel_named(*name.split("."))
+    kernel.device_caches[0]  # the first look-up sets ``compile``
+    before, kernel.compile = kernel.compile, note
+    try:
+        compiling.compiled(name, constants, size_types, kinds, OPTIONS)
+    finally:
+        kernel.compile = before
+    for cache in kernel.device_caches.values():
+        cache[0].clear()  # else Triton would take the note for the kernel
+    return found[0], found[1]
+
+
+def key_of(wanted: tuple[Any, ...]) -> tuple[str, str]:
+    """The kernel's folder, and what its launcher is made for."""
+    key, src = source_of(wanted)
+    return key, str((src.signature, sorted(map(str, src.constants))))
+
+
+@contextmanager
+def stub_of_the_driver() -> Iterator[None]:
+    """Inside, an empty library with the names of CUDA's driver takes its place."""
+    from triton.backends.nvidia import driver
+
+    texts = [path.read_text() for path in Path(driver.__file__).parent.glob("driver.*")]
+    names = sorted({name for text in texts for name in re.findall(r"\bcu[A-Z]\w*(?=\s*\()", text)})
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "stub.c"), Path(folder, "libcuda.so.1")
+        source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in names))
+        flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+        subprocess.run(["cc", *flags, "-o", library, source], check=True)
+        os.environ["TRITON_LIBCUDA_PATH"] = folder
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        yield
+
+
+def build_launchers(kernels: list[tuple[Any, ...]]) -> set[Path]:
+    """Triton's C module of the driver and, as Triton 3.6 has it, a launcher for each of these; the
+    folders of all.
+    """
+    from triton.backends.nvidia import driver
+    from triton.runtime import build
+
+    asked: set[Path] = set()
+    manager = build.get_cache_manager
+
+    def noted(key: str) -> Any:
+        found = manager(key)
+        asked.add(Path(found.cache_dir))
+        return found
+
+    build.get_cache_manager = noted
+    with stub_of_the_driver():
+        driver.CudaUtils()
+        for wanted in kernels if hasattr(driver, "make_launcher") else ():
+            driver.CudaLauncher(source_of(wanted)[1], SimpleNamespace(**dict.fromkeys(METADATA)))
+    build.get_cache_manager = manager
+    return asked
+
+
+SCRATCH = [f"{kind}_scratch_{what}" for kind in ("global", "profile") for what in ("size", "align")]
+METADATA = [*SCRATCH, "launch_cooperative_grid", "launch_pdl"]
+
+
+def work_of(wanted: tuple[Any, ...]) -> int:
+    """About how long a kernel takes to compile, in taps times elements of a tile."""
+    constants = dict(wanted[1])
+    axes = (constants[axis].window for axis in ("DEPTH", "ROW", "COLUMN") if axis in constants)
+    form = constants.get("FORM")
+    return math.prod(axes) * (math.prod(form.tile) * form.vector if form else 1)
+
+
+def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
+    started = time.monotonic()
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+    without_pytorch()
+    import triton
+
+    triton.runtime.driver.set_active(NoDriver())
+    kernels = pickle.loads((folder / LIST).read_bytes())
+    # Forked: this process has no threads, and each import of Triton takes half a second.
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        keys = pool.map(key_of, kernels, 4)
+        paths = {folder / key for key, _ in keys}
+        absent = [
+            wanted
+            for wanted, (key, _) in zip(kernels, keys, strict=True)
+            if not any((folder / key).glob("*.cubin"))
+        ]
+        print(f"{len(absent)} of {len(kernels)} kernels are missing", flush=True)
+        # The slowest first, so that none is still compiled when other processors are done.
+        failed = [
+            why
+            for why in pool.imap_unordered(compiled, sorted(absent, key=work_of, reverse=True))
+            if why
+        ]
+    launchers = {launcher: wanted for wanted, (_, launcher) in zip(kernels, keys, strict=True)}
+    asked = build_launchers(list(launchers.values()))
+    for path in folder.iterdir():
+        if prunes and path.is_dir() and path not in paths | asked:
+            shutil.rmtree(path)
+    for path in folder.glob("*/*"):
+        if path.suffix in UNUSED:
+            path.unlink()
+    size = sum(path.stat().st_size for path in folder.glob("*/*"))
+    print(
+        f"{len(absent) - len(failed)} kernels compiled in {time.monotonic() - started:.0f} s, "
+        f"{len(asked)} modules of C; {folder.name} has {size / 2**20:.1f} MiB"
+    )
+    for why in failed:
+        print(f"Error: {why}")
+    return int(bool(failed))
+
+
+def relocate(folder: Path) -> None:
+    """Triton's cache names its files by their whole paths: let them be those of the folder as it
+    lies here."""
+    for path in folder.glob("*/__grp__*.json"):
+        group = json.loads(path.read_text())
+        group["child_paths"] = {name: str(path.parent / name) for name in group["child_paths"]}
+        path.write_text(json.dumps(group))
+
+
+START = 3.9e-6  # seconds of the shortest launch
+NEXT = 1.5e-6  # seconds from the end of a launch to the next one
+PROCESSORS, REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_PROGRAMS = 132, 65_536, 227 * 1024, 64, 32
+# clocks until the result of a load, of shared memory and of arithmetic can be read
+FROM_MEMORY, NEARBY, RESULT = 1300.0, 30.0, 5.0
+ALU = re.compile(  # what goes there
+    "FMNMX3?|IADD3|LOP3|[IFH]SETP2?|[FI]?SEL|SHF|PRMT|V?H?[IV]?I?MNMX[23]?|LEA|PLOP3|VABSDIFF|IABS"
+    "|HMNMX2|P2R|R2P|VIADD|VIADDMNMX|FSET|FCHK|HSET2|VHMNMX"
+)
+LINE = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)\s*(.*?);")
+LABEL = re.compile(r"^(\.L_x_\d+):")
+LAYOUT = re.compile(
+    r"(#blocked\d*) = #ttg\.blocked<\{sizePerThread = \[[\d, ]+\], threadsPerWarp = \[([\d, ]+)\]"
+)
+ACCESS = re.compile(r"tt\.(?:load|store) .*tensor<([\dx]+)x!?tt\.ptr<\w+>, (#blocked\d*)>")
+
+
+class Chip(NamedTuple):
+    """Clocks of a second, and bytes of a second that a copy reads and writes."""
+
+    clock: float
+    copy: float
+
+
+CHIPS = {"H100": Chip(1.755e9, 3.0e12), "H200": Chip(1.9e9, 4.6e12)}
+
+
+class Instruction(NamedTuple):
+    opcode: str
+    guarded: bool
+    results: tuple[int, ...]
+    sources: tuple[int, ...]
+    target: str  # of a branch
+
+    @property
+    def base(self) -> str:
+        return self.opcode.partition(".")[0]
+
+    @property
+    def words(self) -> int:
+        return 4 if ".128" in self.opcode else 2 if ".64" in self.opcode else 1
+
+
+class Code(NamedTuple):
+    """Machine code of a kernel; ``labels`` are places in it."""
+
+    instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]
+    registers: int
+    shared: int
+
+    @property
+    def spills(self) -> int:
+        """Accesses to local memory."""
+        return sum(each.base in ("LDL", "STL") for each in self.instructions)
+
+
+class Counts(NamedTuple):
+    """A launch: how many programs of how many warps, of which a multiprocessor holds ``resident``,
+    the bytes of its tensors, and of one warp the instructions, those of the ALU, the clocks of L1,
+    and the clocks from its start to its end.
+    """
+
+    programs: int
+    warps: int
+    resident: int
+    moved: int
+    instructions: int
+    alu: int
+    l1: float
+    clocks: float
+
+    def seconds(self, chip: Chip) -> dict[str, float]:
+        """By what could bound it."""
+        busy = self.programs / PROCESSORS
+        of_warps = busy * self.warps / chip.clock
+        return {
+            "memory": self.moved / chip.copy,
+            "issue": self.instructions * of_warps / 4,
+            "ALU": self.alu * of_warps / 2,
+            "L1": self.l1 * of_warps,
+            "latency": self.clocks / chip.clock * max(1.0, busy / self.resident),
+        }
+
+
+def predicted(launches: Iterable[Counts], chip: Chip) -> float:
+    """The seconds T of a call's launches, one after the other."""
+    total = START - NEXT
+    for each in launches:
+        bounds = each.seconds(chip)
+        memory = bounds.pop("memory")
+        total += NEXT + math.hypot(memory, max(bounds.values()))
+    return total
+
+
+def clocks_of(addresses: Iterable[int]) -> float:
+    """Clocks of L1 for an access of a warp to the 4-byte words at these addresses of bytes."""
+    words = {each // 4 for each in addresses}
+    lines = {each // 32 for each in words}
+    return max(1.0, len(lines) / 4, max(Counter(each % 32 for each in words).values(), default=0))
+
+
+def machine_code(cubin: bytes) -> Code:
+    """Disassembled with the tools that Triton brings."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text, usage = (
+            subprocess.run(
+                [tools / tool, option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
+        )
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif found := LINE.match(line):
+            instructions.append(_instruction(*found.groups()))
+    used = re.search(r"REG:(\d+) STACK:\d+ SHARED:(\d+)", usage)
+    assert used is not None, usage
+    return Code(tuple(instructions), labels, int(used[1]), int(used[2]))
+
+
+def _instruction(guard: str | None, opcode: str, operands: str) -> Instruction:
+    target = re.search(r"\.L_x_\d+", operands)
+    parts = operands.split(",")
+    stores = opcode.startswith(("STG", "STS", "STL", "BRA", "BAR", "EXIT", "NOP", "RED"))
+    result, sources = ("", parts) if stores else (parts[0], parts[1:])
+    words = 4 if ".128" in opcode else 2 if ".64" in opcode or ".WIDE" in opcode else 1
+    first = re.findall(r"\bR(\d+)\b", result)
+    read = [int(number) for part in sources for number in re.findall(r"\bR(\d+)\b", part)]
+    if opcode.startswith(("STG", "STS")) and read:
+        read += range(read[-1] + 1, read[-1] + words)
+    results = tuple(range(int(first[0]), int(first[0]) + words)) if first else ()
+    return Instruction(opcode, guard is not None, results, tuple(read), target[0] if target else "")
+
+
+Clocks = Callable[[Instruction], float]
+
+
+def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
+    """The counts of a launch of elements of that many bytes, by what Triton compiled for it."""
+    code = machine_code(asm["cubin"])
+    block = dict(how.constants).get("BLOCK")
+    loads = {
+        "folding.fold": lambda: how.sizes[1] * math.prod(block[1:4]) // (32 * warps),
+        "sliding.share": lambda: 8 * how.sizes[1],
+        "gathering.gather": lambda: 8 * -(-how.sizes[3] // 4),
+    }.get(how.kernel, lambda: 1)()
+    per_warp = math.ceil(max(code.registers, 24) / 8) * 8 * 32
+    resident = min(REGISTERS // (per_warp * warps), MOST_WARPS // warps, MOST_PROGRAMS)
+    if code.shared:
+        resident = min(resident, SHARED_BYTES // (code.shared + 1024))
+    warp = one_warp(code, loads, l1_clocks(how, str(asm["ttgir"]), element))
+    return Counts(how.programs, warps, resident, moved, *warp)
+
+
+def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float, float]:
+    """Instructions, those of the ALU, clocks of L1 and clocks of a warp. Instructions run in order;
+    loops turn as often as they make ``loads`` together; other branches are not taken.
+    """
+    ready: dict[int, float] = {}
+    turns: dict[int, int] = {}
+    clock, at, instructions, alu, wavefronts = 0.0, 0, 0, 0, 0.0
+    while at < len(code.instructions) and instructions < 200_000:
+        each = code.instructions[at]
+        if each.base == "EXIT" and not each.guarded:
+            break
+        instructions += 1
+        alu += ALU.fullmatch(each.base) is not None
+        clock = max([clock + 2.0, *(ready.get(register, 0.0) for register in each.sources)])
+        if each.base in ("LDG", "STG", "LDS", "STS"):
+            wavefronts += l1(each)
+        latency = {"LDG": FROM_MEMORY, "LDS": NEARBY, "LDL": NEARBY, "ATOMG": FROM_MEMORY}
+        ready.update(dict.fromkeys(each.results, clock + latency.get(each.base, RESULT)))
+        clock += 20.0 if each.base == "BAR" else 0.0
+        at += 1
+        target = code.labels.get(each.target, at)
+        if each.base == "BRA" and target == at - 1:
+            break  # the end is filled with branches to themselves
+        if each.base == "BRA" and target < at:
+            in_loop = sum(one.base == "LDG" for one in code.instructions[target:at])
+            turns[at] = turns.get(at, 0) + 1
+            if in_loop and turns[at] < math.ceil(loads / in_loop):
+                at = target
+            else:
+                turns[at] = 0
+    return instructions, alu, wavefronts, clock
+
+
+def l1_clocks(how: Any, layouts: str, element: int) -> Clocks:
+    """Clocks of an access of a warp to memory, by where its lanes lie."""
+    constants = dict(how.constants)
+    form, column = constants.get("FORM"), constants.get("COLUMN")
+    if how.kernel == "folding.fold":
+        of_load = _fold_clocks(how, layouts, element)
+        return lambda each: of_load if each.base == "LDG" else float(each.words)
+    if form is None or form.channels:
+        return lambda each: float(each.words)  # lanes are neighbours
+    adjoint = how.kernel.startswith("max_pooling_grad") or getattr(
+        constants["MODE"], "adjoint", False
+    )
+    owned = form.tile[2] * (column.stride if adjoint else 1)  # columns of a lane's results
+    read = form.tile[2] * (1 if adjoint else column.stride)
+
+    def clocks(each: Instruction) -> float:
+        # Single elements leave through shared memory, so that neighbouring lanes store neighbours.
+        step = {"LDG": read, "STG": owned if form.store > 1 else 1}.get(each.base, 0) * element
+        step = step or 4 * each.words
+        return clocks_of(lane * step + 4 * word for lane in range(32) for word in range(each.words))
+
+    return clocks
+
+
+def _fold_clocks(how: Any, layouts: str, element: int) -> float:
+    """Clocks of a load of ``fold``, in the mean over the loads of a window."""
+    constants = dict(how.constants)
+    _, steps, _, (length, *_), (inner, *_), (outputs, *_), axis, *_ = how.sizes
+    block, kind = constants["BLOCK"], constants["KIND"]
+    count, between = ((length, length), (axis[0], axis[1][0]), (length // outputs + 1, 0))[kind]
+    between = between or length / outputs
+    if constants["ADJOINT"]:
+        count, between = steps * block.positions * block.loads, 1
+    threads = dict(LAYOUT.findall(layouts))
+    lanes = (1, 32) if block.results == 1 else (32, 1)  # windows by positions, of what has one axis
+    if min(block[1:3]) > 1:
+        tile = "x".join(map(str, block[1:3] if block.rows else block[2:0:-1]))
+        name = next(name for shape, name in ACCESS.findall(layouts) if shape == tile)
+        lanes = tuple(map(int, threads[name].split(", ")))[:: 1 if block.rows else -1]
+    windows, positions = lanes
+    costs = []
+    for first in range(0, steps * block.positions * block.loads, positions):
+        costs.append(0.0)
+        inside = [
+            element
+            * int(
+                window // inner * between * inner
+                + window % inner
+                + (first + k) * inner * axis[4][0]
+            )
+            for window in range(windows)
+            for k in range(positions)
+            if first + k < count
+        ]
+        if inside:
+            costs[-1] = clocks_of(inside)
+    return sum(costs) / len(costs)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--processes", type=int, help="as many as there are processors")
+    parser.add_argument("--prune", action="store_true", help="remove what the list does not name")
+    given = parser.parse_args()
+    relocate(given.folder)
+    sys.exit(prepare(given.folder.resolve(), given.processes, given.prune))
