@@ -8,10 +8,9 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 # One process per core, but no more than memory is likely to hold.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
-INSTALLED := $(VENV)/.installed
-INSTALLED_FOR_BENCHMARKS := $(VENV)/.installed-benchmark
-INSTALLED_FOR_DOCS := $(VENV)/.installed-docs
-# When the compiled kernels were last built, or found to be newer than what they are made of.
+# The package with what one target needs beside it: the first of these compiles the kernels.
+FOR := $(VENV)/.installed-
+# When the compiled kernels were last found to be newer than what they are made of, or built.
 LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
@@ -21,59 +20,59 @@ LIBRARY_SOURCES := setup.py tools/compilers.py \
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: $(LIBRARY)  ## what torch.nn's pools cannot do, and a small CNN trained with both; demo.png, beyond_torch.png
+demo: $(FOR)demo $(LIBRARY)  ## what torch.nn's pools cannot do, and a small CNN trained with both; demo.png, beyond_torch.png
 	$(BIN)/python examples/beyond_torch.py
 	$(BIN)/python examples/digits.py
 
-test: $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's interpreter
+test: $(FOR)test $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's interpreter
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
 	@$(BIN)/python tests/conftest.py
 
-test-all: $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
+test-all: $(FOR)test $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
 
 TRITONS := 3.6.0 3.7.0 3.8.0 3.9.0
 
-test-tritons: $(LIBRARY) $(TRITONS:%=.tritons/%)  ## the kernels as each supported Triton interprets, compiles and lays them out; a quarter of an hour each
+test-tritons: $(FOR)test $(LIBRARY) $(TRITONS:%=.tritons/%)  ## the kernels as each supported Triton interprets, compiles and lays them out; a quarter of an hour each
 	for version in $(TRITONS); do export PYTHONPATH=.tritons/$$version; \
 	  TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels && \
 	  $(PYTEST) -m "not slow" tests/kernels tests/backends/test_triton.py || exit 1; done
 
-.tritons/%: | $(INSTALLED)
+.tritons/%: | $(FOR)test
 	$(BIN)/python -m pip install --no-deps --target $@ triton==$*
 
 ONNX_RUNTIMES := 1.20.1 1.22.1 1.24.4
 
-test-onnx-versions: $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## every exported form in four versions of ONNX Runtime, each opset; twenty minutes of two cores
+test-onnx-versions: $(FOR)test $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## every exported form in four versions of ONNX Runtime, each opset; twenty minutes of two cores
 	$(BIN)/python -m pip install --no-deps --upgrade --target .onnxruntime/newest onnxruntime
 	$(PYTEST) tests/test_onnx_versions.py
 
-.onnxruntime/%: | $(INSTALLED)
+.onnxruntime/%: | $(FOR)test
 	$(BIN)/python -m pip install --no-deps --target $@ onnxruntime==$*
 
-fuzz: $(LIBRARY)  ## 20,000 random requests through every property
+fuzz: $(FOR)test $(LIBRARY)  ## 20,000 random requests through every property
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py tests/test_neighbours.py
 
 # GCC or Clang with their sanitizers; a quarter of an hour on two cores, most of it compiling.
-sanitize: $(INSTALLED)  ## the CPU kernels under the sanitizers of addresses, undefined behaviour and threads
+sanitize: $(FOR)test  ## the CPU kernels under the sanitizers of addresses, undefined behaviour and threads
 	$(BIN)/python tools/sanitize.py
 
-coverage: $(LIBRARY)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
+coverage: $(FOR)test $(LIBRARY)  ## branch coverage of the everyday tests, the interpreter's included; 95 % at least
 	$(PYTEST) -m "not slow" --cov --cov-report= --cov-fail-under=0
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0 tests/kernels
 	$(BIN)/python -m coverage report
 
-lint: $(INSTALLED)  ## style, format and types
+lint: $(FOR)test  ## style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run --Werror $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h tools/*.cpp)
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --follow-imports=silent tests/user_code.py
 
-bench: $(INSTALLED_FOR_BENCHMARKS) $(LIBRARY)  ## measure single calls, calls of real models and whole networks beside PyTorch; an hour and a half
+bench: $(FOR)benchmark $(LIBRARY)  ## measure single calls, calls of real models and whole networks beside PyTorch; an hour and a half
 	$(BIN)/python -m benchmarks rows
 	$(BIN)/python -m benchmarks models --out benchmarks/results/models.json
 	$(BIN)/python -m benchmarks calls
@@ -88,25 +87,24 @@ gpu:  ## tests and benchmarks on a CUDA or ROCm GPU, in under six minutes; RUN=2
 gpu-prepare:  ## compile for make gpu beforehand, without a GPU, into .gpu-cache
 	$(PYTHON) -m benchmarks.gpu --prepare $(if $(WITH),--python $(WITH))
 
-docs: $(INSTALLED_FOR_DOCS)  ## draw the pictures and build the documentation into site/; a broken link is an error
+docs: $(FOR)docs  ## draw the pictures and build the documentation into site/; a broken link is an error
 	$(BIN)/python docs/pictures.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-examples: $(LIBRARY)  ## every example in full, a few minutes
+examples: $(FOR)test $(LIBRARY)  ## every example in full, a few minutes
 	for example in examples/*.py; do echo "== $$example"; $(BIN)/python $$example || exit 1; done
-	$(BIN)/python tools/notebook.py examples/*.ipynb
 
-wheel: $(INSTALLED)  ## build this platform's wheel into dist/ as it is handed out, with zig, and check it
+wheel: $(FOR)test  ## build this platform's wheel into dist/ as it is handed out, with zig, and check it
 	$(BIN)/python tools/wheels.py --own
 
-wheels: $(INSTALLED)  ## wheels for Linux, Windows and macOS into dist/, built with zig and checked; ten minutes
+wheels: $(FOR)test  ## wheels for Linux, Windows and macOS into dist/, built with zig and checked; ten minutes
 	$(BIN)/python tools/wheels.py
 
 # Both test what make wheels has built, and are slow. TESTS may name files, and SAMPLE=8 every eighth case.
-test-windows: $(INSTALLED)  ## operators, layers, threads and more on the Windows wheel, under Debian's Wine; hours
+test-windows: $(FOR)test  ## operators, layers, threads and more on the Windows wheel, under Debian's Wine; hours
 	$(BIN)/python tools/elsewhere.py windows $(TESTS) --sample $(or $(SAMPLE),1)
 
-test-aarch64: $(INSTALLED)  ## the operators on the ARM wheel, under Debian's qemu-user; hours
+test-aarch64: $(FOR)test  ## the operators on the ARM wheel, under Debian's qemu-user; hours
 	$(BIN)/python tools/elsewhere.py aarch64 $(TESTS) --sample $(or $(SAMPLE),1)
 
 clean:  ## remove what was built; the environment stays
@@ -114,28 +112,20 @@ clean:  ## remove what was built; the environment stays
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The stamp makes the second run instant; it is older than a changed pyproject.toml, which installs again.
-$(INSTALLED): pyproject.toml setup.cfg
+$(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'Python 3.11 or newer is needed: name one as in  make PYTHON=/usr/bin/python3.12 demo'; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo 'Python could not make an environment; Debian and Ubuntu have that part in the package python3-venv'; exit 1; }
-	$(if $(TORCH),$(BIN)/python -m pip install "$(TORCH)")
-	$(BIN)/python -m pip install -e ".[demo,test]"
+	$(BIN)/python -m pip install $(if $(TORCH),"$(TORCH)") "setuptools>=77"
 	touch $@
 
-$(INSTALLED_FOR_BENCHMARKS): $(INSTALLED)
-	$(BIN)/python -m pip install -e ".[benchmark]"
+$(FOR)%: $(VENV)/.torch pyproject.toml setup.cfg
+	$(BIN)/python -m pip install -e ".[$*]"
 	touch $@
 
-$(INSTALLED_FOR_DOCS): $(INSTALLED)
-	$(BIN)/python -m pip install -e ".[docs]"
-	touch $@
-
-# A library that does not compile is not replaced by the one before: the tests would be of that.
-$(LIBRARY): $(INSTALLED) $(LIBRARY_SOURCES)
-	@oldest=$$(ls -t kernels/cpu_*.* 2>/dev/null | tail -n 1); \
-	if [ -z "$$oldest" ] || [ -n "$$(find $(LIBRARY_SOURCES) -newer "$$oldest")" ]; then \
-	  rm -f kernels/cpu_*.*; $(BIN)/python setup.py --quiet build_ext --inplace || exit 1; \
-	  ls kernels/cpu_*.* >/dev/null 2>&1 || ! $(BIN)/python tools/compilers.py || exit 1; \
-	fi
+# Where a compiler is but no library, it could not be compiled.
+$(LIBRARY): $(LIBRARY_SOURCES) | $(VENV)/.torch
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@ls kernels/cpu_*.* >/dev/null 2>&1 || ! $(BIN)/python tools/compilers.py
 	touch $@

@@ -1,9 +1,11 @@
-"""Builds the CPU kernels as plain shared libraries, tied to no version of Python or PyTorch;
-optional: see below.
+"""Builds the CPU kernels as plain shared libraries, tied to no version of Python or PyTorch.
+
+A wheel has a library for each level of vector instructions, a checkout that of its own processor.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
 import compilers
 
 SOURCES = sorted(map(str, Path("kernels").rglob("*.cpp")))
-HEADERS = sorted(map(str, Path("kernels").rglob("*.h")))
+INPUTS = [*SOURCES, *Path("kernels").rglob("*.h"), "setup.py", "tools/compilers.py"]
+"""What a library is made of: it is built again where one of these is newer."""
 FLAGS = ["-fno-rtti"]
 # What PyTorch says the processor can do (torch.backends.cpu.get_cpu_capability) and the flags that
 # use it. Intel's processors before Broadwell do nothing for PREFETCHW (-mprfchw).
@@ -26,6 +29,19 @@ X86_LEVELS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mprfchw"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprfchw"],
 }
+
+
+def own_level() -> str:
+    """The best level of this processor, or the one that ATEN_CPU_CAPABILITY names, as PyTorch would
+    say; empty where the system does not tell.
+    """
+    named = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    told = Path("/proc/cpuinfo")
+    if named in X86_LEVELS or not told.is_file():
+        return named
+    words = set(told.read_text(encoding="utf-8").split())
+    wanted = {flag.removeprefix("-m") for flag in X86_LEVELS["avx512"]} - {"prfchw"}
+    return "avx512" if wanted <= words else "avx2"
 
 
 def libraries() -> list[Extension]:
@@ -39,7 +55,6 @@ def libraries() -> list[Extension]:
         Extension(
             f"torch_dmlpool.kernels.cpu_{level}",
             SOURCES,
-            depends=HEADERS,
             extra_compile_args=[*FLAGS, *flags],
             optional=not compilers.NAMED,
         )
@@ -50,10 +65,6 @@ def libraries() -> list[Extension]:
 class BuildLibraries(build_ext):
     """Calls the C++ compiler itself: nothing of Python's own flags or headers is needed."""
 
-    def initialize_options(self) -> None:
-        super().initialize_options()
-        self.parallel = 2
-
     def get_ext_filename(self, fullname: str) -> str:
         ending = ".dll" if compilers.system() == "Windows" else ".so"
         return os.path.join(*fullname.split(".")) + ending
@@ -61,23 +72,47 @@ class BuildLibraries(build_ext):
     def target(self, extension: Extension) -> Path:
         return Path(self.get_ext_fullpath(extension.name))
 
+    def kept(self, extension: Extension) -> Path:
+        """Where a checkout has the library."""
+        return Path("kernels", self.target(extension).name)
+
     def run(self) -> None:
-        # What an earlier build left must not be taken for this one's.
-        for extension in self.extensions:
-            self.target(extension).unlink(missing_ok=True)
+        # A checkout is used on this machine: one library is enough, and one that is there is kept.
+        self.in_checkout = bool(self.inplace)
+        own = [one for one in self.extensions if one.name.endswith(f"_{own_level()}")]
+        self.extensions = own if self.in_checkout and own else self.extensions
         super().run()
 
     def build_extension(self, extension: Extension) -> None:
-        # An earlier build's, in the folder that files are copied to the checkout from.
-        self.target(extension).unlink(missing_ok=True)
+        # What an earlier build left must not be taken for this one's.
+        target, kept = self.target(extension), self.kept(extension)
+        target.unlink(missing_ok=True)
+        if self.in_checkout and is_current(kept):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(kept, target)
+            return
         compiler = compilers.found()
-        if compiler is None:
-            raise CompileError("no C++ compiler works, and zig is not installed")
         try:
-            flags = extension.extra_compile_args
-            compiler.link(extension.sources, self.target(extension), flags)
-        except (OSError, subprocess.CalledProcessError) as error:
+            if compiler is None:
+                raise CompileError("no C++ compiler works, and zig is not installed")
+            compiler.link(extension.sources, target, extension.extra_compile_args)
+        except (OSError, subprocess.CalledProcessError, CompileError) as error:
+            if self.in_checkout:  # tests would be of the library before
+                kept.unlink(missing_ok=True)
             raise CompileError(str(error)) from error
+
+    def copy_extensions_to_source(self) -> None:
+        """Each library in one step, so that nobody finds a part of it or none."""
+        for extension in self.extensions:
+            target, kept = self.target(extension), self.kept(extension)
+            if target.is_file():
+                shutil.copy2(target, kept.with_suffix(".part")).replace(kept)
+
+
+def is_current(library: Path) -> bool:
+    """Whether nothing that the library is made of is newer."""
+    newest = max(Path(each).stat().st_mtime for each in INPUTS)
+    return library.is_file() and library.stat().st_mtime >= newest
 
 
 class PlatformWheel(bdist_wheel):

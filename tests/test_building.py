@@ -174,6 +174,37 @@ def checkout(folder: Path, with_sources: bool = False) -> Path:
     return folder
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the stub is a shell script")
+def test_a_checkout_builds_one_library_again_where_a_source_is_newer(
+    python: Python, tmp_path: Path
+) -> None:
+    """That of its processor, which is replaced when the new one is there; one that cannot be
+    compiled is removed, as tests would be of the one before."""
+    source, log = checkout(tmp_path / "source", with_sources=True), tmp_path / "log"
+    stub = tmp_path / "stub"
+    stub.write_text(f"#!/bin/sh\nfor last; do :; done; echo $last >>{log}; echo a >$last\n")
+    stub.chmod(0o755)
+
+    def build(**environment: str) -> list[str]:
+        log.write_text("")
+        how = {**os.environ, "CXX": str(stub), **environment}
+        python("setup.py", "--quiet", "build_ext", "--inplace", cwd=source, environment=how)
+        return [path.name for path in (source / "kernels").glob("cpu_*")]
+
+    (name,) = build()
+    assert log.read_text().count(".o\n") == len(list(source.glob("kernels/cpu/*.cpp")))
+    assert (build(), ".o" in log.read_text()) == ([name], False)
+    header, library = source / "kernels" / "cpu" / "vectors.h", source / "kernels" / name
+    later = library.stat().st_mtime + 1
+    os.utime(header, (later, later))
+    assert (build(), ".o" in log.read_text()) == ([name], True)
+    if name == "cpu_avx512.so":
+        assert set(build(ATEN_CPU_CAPABILITY="avx2")) == {name, "cpu_avx2.so"}
+        (source / "kernels" / "cpu_avx2.so").unlink()
+    os.utime(header, (later + 9, later + 9))
+    assert build(CXX="none") == []
+
+
 SERVED = """
 import torch, torch_dmlpool
 from torch_dmlpool import backends

@@ -360,7 +360,8 @@ def test_the_notebook_prints_what_it_shows(python: Callable[..., Any]) -> None:
         line for cell in cells for output in cell.get("outputs", []) for line in output["text"]
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    printed = python(ROOT / "tools/notebook.py", notebook, environment=environment).stdout
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    printed = python("-c", "\n".join(code), environment=environment).stdout
 
     def words(text: str) -> str:
         return re.sub(r" *[-+\d.e]*\d", " #", text)
