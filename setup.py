@@ -104,9 +104,10 @@ class BuildLibraries(build_ext):
     def copy_extensions_to_source(self) -> None:
         """Each library in one step, so that nobody finds a part of it or none."""
         for extension in self.extensions:
-            target, kept = self.target(extension), self.kept(extension)
-            if target.is_file():
-                shutil.copy2(target, kept.with_suffix(".part")).replace(kept)
+            built = Path(self.build_lib, self.get_ext_filename(extension.name))
+            kept = self.kept(extension)
+            if built.is_file():
+                shutil.copy2(built, kept.with_suffix(".part")).replace(kept)
 
 
 def is_current(library: Path) -> bool:
