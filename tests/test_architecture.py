@@ -170,6 +170,7 @@ LOOKED_UP = {
     ("torch.ops.dmlpool", "self.name"),  # the operator that has just been defined
     ("torch", "'quint8'"),  # which PyTorch has announced to remove
     ("tensor", "'placements'"),  # DTensors have them
+    ("hook", "'calls'"),  # chains of Triton's hooks have them
     ("importlib.import_module(f'torch_dmlpool.kernels.{module}')", "name"),  # Triton's kernels
 }
 

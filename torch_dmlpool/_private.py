@@ -5,6 +5,7 @@ are in ``inductor``, those of distributed tensors in ``distributed``, the export
 tests/test_versions.py holds that, and says of each name when it is gone.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,9 +87,9 @@ PyTorch has removed one."""
 NN_FUNCTIONS: Any = torch._C._nn
 
 
-def _empty_strided(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor on the CPU, where PyTorch lacks the faster function below."""
-    return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
+def _empty_strided(device: str, sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor, where PyTorch lacks the faster functions below."""
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
 try:
@@ -96,8 +97,18 @@ try:
     from torch._C._dynamo.guards import (  # type: ignore[attr-defined]
         _empty_strided_cpu as empty_strided_cpu,
     )
+
+    # The same on the current GPU.
+    from torch._C._dynamo.guards import (  # type: ignore[attr-defined]
+        _empty_strided_cuda as empty_strided_cuda,
+    )
 except ImportError:  # a PyTorch whose generated code allocates otherwise
-    empty_strided_cpu = _empty_strided
+    empty_strided_cpu = partial(_empty_strided, "cpu")
+    empty_strided_cuda = partial(_empty_strided, "cuda")
+
+current_gpu: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""The number of the current GPU where a tensor is on one: the public function asks more first. A
+PyTorch for CPUs alone lacks this."""
 
 
 def single_level_function(title: str, methods: type) -> Any:

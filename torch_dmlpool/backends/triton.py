@@ -9,16 +9,21 @@ stream.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import compiled, kernel_named
-from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends.fallbacks import (
+    MissingKernel,
+    or_reference,
+)
+from torch_dmlpool.backends.gpu_plans import Known, Plan, new, planned
+from torch_dmlpool.backends.interface import Backend, Recorded
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
@@ -44,27 +49,46 @@ def launch(how: Any, *arguments: Any) -> None:
     """Launch a kernel with these tensors and numbers, on the first tensor's device. ``how`` is a
     ``kernels.launch.Launch``.
     """
-    device = arguments[0].device
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        _run(how, arguments, device.index)
+    device = arguments[0].get_device()
+    if device < 0 or device == current_gpu():
+        _run(how, arguments, device)
         return
     with torch.cuda.device(device):
-        _run(how, arguments, device.index)
+        _run(how, arguments, device)
 
 
-def _run(how: Any, arguments: tuple[Any, ...], device: int | None) -> None:
-    if device is None:  # Triton's interpreter
+def _run(how: Any, arguments: tuple[Any, ...], device: int) -> None:
+    if device < 0:  # Triton's interpreter
         kernel = kernel_named(*how.kernel.split("."))
         kernel[(how.programs,)](*arguments, how.sizes, **dict(how.constants))
         return
     ready = how.ready.get(device)
     if ready is None:
-        compiled, constants = _compiled(*what_is_compiled(how, arguments, device))
-        ready = compiled[(how.programs, 1, 1)], (how.sizes, *constants)
         # A launch belongs to a plan, whose operands have the same kinds in every call.
-        how.ready[device] = ready
-    run, numbers = ready
-    run(*arguments, *numbers)
+        ready = how.ready[device] = _ready(
+            how, *_compiled(*what_is_compiled(how, arguments, device))
+        )
+    runner, hooks, stream_of, run, function, metadata, numbers = ready
+    stream = stream_of(device)
+    if _is_hooked(hooks.launch_enter_hook) or _is_hooked(hooks.launch_exit_hook):
+        runner(*arguments, *numbers, stream=stream)
+    else:  # what ``runner`` does without them, in half the time
+        run(how.programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *numbers)
+
+
+def _ready(how: Any, compiled: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What ``_run`` needs of a compiled kernel, which is loaded here."""
+    import triton
+
+    runner = compiled[(how.programs, 1, 1)]
+    stream_of, numbers = triton.runtime.driver.active.get_current_stream, (how.sizes, *constants)
+    functions = compiled.run, compiled.function, compiled.packed_metadata
+    return runner, triton.knobs.runtime, stream_of, *functions, numbers
+
+
+def _is_hooked(hook: Any) -> bool:
+    """Whether there is a hook: a function, or a chain of them that is not empty."""
+    return bool(getattr(hook, "calls", hook))
 
 
 def what_is_compiled(how: Any, arguments: tuple[Any, ...], device: int) -> tuple[Any, ...]:
@@ -126,66 +150,6 @@ def _in_turn(
     launch(launches[-1], *sources, *results, *rest)
 
 
-class Plan(NamedTuple):
-    """How an operator's results lie in memory, and the launches that make them."""
-
-    memory_format: torch.memory_format
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    launches: tuple[Any, ...]  # empty if results are
-    kernel: str  # of the first launch; tile kernels read a source of any strides
-
-
-@lru_cache(maxsize=4096)
-def planned(
-    function: str,
-    own: tuple[Any, ...],
-    window: Window | None,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    kinds: tuple[Any, ...],
-    aligned: bool,
-    target_sizes: tuple[int, ...] | None,
-    channels_last: bool | None,
-    *rest: Any,
-) -> Plan:
-    """The plan of a call: ``function`` in kernels/launches.py makes its launches.
-
-    ``function`` takes a ``launch.Request``, made of the other arguments, and then the arguments
-    ``own``. ``target_sizes`` default to the window's output sizes, ``channels_last`` to the
-    source's memory format.
-
-    ``kinds`` has the data types of all operands, that of the elements first. With ``aligned`` it
-    says which operands are aligned, as new tensors always are. So a plan's launches can keep the
-    kernels that were compiled for them. An operand that may be copied first is in the key as the
-    copy, or with its strides, which decide whether it is copied.
-    """
-    source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
-    channels_last = operands.is_channels_last(source) if channels_last is None else channels_last
-    memory_format = operands.named_memory_format(channels_last, len(target_sizes))
-    results = operands.empty((*shape[:2], *target_sizes), source, memory_format)
-    launches: tuple[Any, ...] = ()
-    if results.numel() > 0:
-        given = (
-            window,
-            tuple(shape),
-            strides,
-            target_sizes,
-            kinds[0].itemsize,
-            aligned,
-            channels_last,
-            *rest,
-        )
-        launches = kernel_named("launches", function)(
-            kernel_named("launch", "Request")(*given), *own
-        )
-        if launches is None:
-            raise NoKernelError
-    kernel = launches[0].kernel if launches else ""
-    return Plan(memory_format, tuple(results.shape), results.stride(), launches, kernel)
-
-
 @or_reference(reference.max_pooling)
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Values alone (rules M1 to M3)."""
@@ -195,7 +159,33 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 @or_reference(reference.max_pooling_with_taps)
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Values, and the number of each winning tap inside its window (rule M6)."""
-    return _maxima(input, window, operands.tap_dtype(window.taps))
+    return _maxima(input, window, _tap_dtype(window))[:2]
+
+
+_tap_dtype = lru_cache(lambda window: operands.tap_dtype(window.taps))
+
+
+def _by_reference(function: Any) -> Any:
+    """What a function that records a gradient returns where the reference computes."""
+
+    def recorded(input: Tensor, *rest: Any) -> Recorded:
+        results = function(input, *rest)
+        values, taps = (results, None) if isinstance(results, Tensor) else results
+        return values, taps, Known(input)
+
+    return recorded
+
+
+@or_reference(_by_reference(reference.max_pooling_with_taps))
+def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
+    """Maxima and what their gradient needs."""
+    dtype = _tap_dtype(window)
+    values, taps, plan = _maxima(input, window, dtype)
+    if plan.known is None:
+        plan.known = Known(
+            input, plan, _launch_max_gradient, "grad_launches", (), window, taps=dtype
+        )
+    return values, taps, plan.known
 
 
 @or_reference(reference.max_pooling_with_indices)
@@ -210,9 +200,8 @@ def max_pooling_with_indices(
 @or_reference(reference.adaptive_max_pooling)
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
-    return _maxima(
-        input, None, operands.position_dtype(math.prod(input.shape[2:])), tuple(output_sizes)
-    )
+    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    return _maxima(input, None, dtype, tuple(output_sizes))[:2]
 
 
 def _maxima(
@@ -220,41 +209,40 @@ def _maxima(
     window: Window | None,
     code_dtype: torch.dtype | None,
     sizes: tuple[int, ...] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``.
-
-    If ``code_dtype`` is None the second result is the values again.
+) -> tuple[Tensor, Tensor, Plan]:
+    """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``; their
+    plan. If ``code_dtype`` is None the second result is the values again.
     """
-    asm = input.is_floating_point() and input.itemsize <= 4 and runs_ptx(input)
+    dtype = input.dtype
     plan = planned(
         "max_launches",
         (code_dtype is not None,),
         window,
         input.shape,
         input.stride(),
-        (input.dtype, code_dtype),
+        (dtype, code_dtype),
         input.data_ptr() % 16 == 0,
         sizes,
         None,
         False,
-        asm,
+        dtype in _WITH_ASM and runs_ptx(input),
     )
-    values = input.new_empty_strided(plan.sizes, plan.strides)
-    codes = (
-        values
-        if code_dtype is None
-        else input.new_empty_strided(plan.sizes, plan.strides, dtype=code_dtype)
-    )
+    values = new(input, plan, dtype)
+    codes = values if code_dtype is None else new(input, plan, code_dtype)
     if plan.kernel == "max_pooling.max_tile":
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
-        input = input.contiguous(memory_format=plan.memory_format)
-        between: tuple[torch.dtype, ...] = (input.dtype,)
+        if not plan.is_dense:
+            input = input.contiguous(memory_format=plan.memory_format)
+        between: tuple[torch.dtype, ...] = (dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
             between += (torch.int64 if code_dtype is torch.int64 else torch.int32,)
         _in_turn(plan.launches, (input, input), (values, codes), between, (0, 0, 0, 0))
-    return values, codes
+    return values, codes, plan
+
+
+_WITH_ASM = {torch.float16, torch.bfloat16, torch.float32}
 
 
 @or_reference(reference.max_pooling_indices)
@@ -282,7 +270,7 @@ def max_pooling_indices(
         tuple(taps.shape[2:]),
         channels_last,
     )
-    result = taps.new_empty_strided(plan.sizes, plan.strides, dtype=index_dtype)
+    result = new(taps, plan, index_dtype)
     if plan.launches:
         launch(plan.launches[0], taps, result)
     return result
@@ -314,6 +302,11 @@ def max_pooling_grad_from_taps(
     """Each window's gradient at its winning tap, overlaps added up (rule M5): ``(N, C,
     *spatial_sizes)``.
     """
+    if input_gradient.shape != taps.shape or input_gradient.device != taps.device:
+        raise RuntimeError(
+            f"taps of sizes {tuple(taps.shape)} on {taps.device} fit a gradient of the same sizes, "
+            f"but that has sizes {tuple(input_gradient.shape)} on {input_gradient.device}"
+        )
     memory_format = operands.named_memory_format(channels_last, window.rank)
     source = input_gradient.contiguous(memory_format=memory_format)
     taps = taps.contiguous(memory_format=memory_format)
@@ -329,20 +322,45 @@ def max_pooling_grad_from_taps(
         channels_last,
         True,
     )
-    gradient = source.new_empty_strided(plan.sizes, plan.strides)
+    gradient = new(source, plan, source.dtype)
+    _launch_max_gradient(plan, source, taps, gradient)
+    return gradient
+
+
+def _launch_max_gradient(plan: Plan, source: Tensor, taps: Tensor, gradient: Tensor) -> None:
     if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
         launch(plan.launches[0], source, taps, gradient)
     elif plan.launches:
         left = taps.new_empty(0)  # the last pass leaves no taps
         between = _sum_type(source.dtype), taps.dtype
         _in_turn(plan.launches, (source, taps), (gradient, left), between)
-    return gradient
 
 
 @or_reference(reference.average_pooling)
 def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
     """Averages (rules A1 to A5). ``counted``: whether padding counts, and the divisor or None."""
-    return _averages(input, None, window, False, *counted)
+    return _averages(input, None, window, False, *counted)[0]
+
+
+@or_reference(_by_reference(reference.average_pooling))
+def recorded_average_pooling(input: Tensor, window: Window, *counted: Any) -> Recorded:
+    """Averages and what their gradient needs."""
+    return _recorded(input, *_averages(input, None, window, False, *counted), window, *counted)
+
+
+@or_reference(_by_reference(reference.adaptive_average_pooling))
+def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
+    """The same for averages of bins."""
+    return _recorded(input, *_averages(input, output_sizes, None, False), None)
+
+
+def _recorded(
+    input: Tensor, averages: Tensor, plan: Plan, window: Window | None, *counted: Any
+) -> Recorded:
+    if plan.known is None:
+        given = "average_launches", ((0, 0, 0, 0),), window, False, *counted
+        plan.known = Known(input, plan, _launch_average_gradient, *given)
+    return averages, None, plan.known
 
 
 @or_reference(reference.average_pooling_grad)
@@ -350,13 +368,13 @@ def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any
 ) -> Tensor:
     """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
-    return _averages(input_gradient, spatial_sizes, window, True, *counted)
+    return _averages(input_gradient, spatial_sizes, window, True, *counted)[0]
 
 
 @or_reference(reference.adaptive_average_pooling)
 def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Averages of bins."""
-    return _averages(input, output_sizes, None, False)
+    return _averages(input, output_sizes, None, False)[0]
 
 
 @or_reference(reference.adaptive_average_pooling_grad)
@@ -364,21 +382,20 @@ def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequenc
     """The adjoint: each element gets the sum of the gradients of the bins that hold it, each
     divided by its bin's elements.
     """
-    return _averages(input_gradient, spatial_sizes, None, True)
+    return _averages(input_gradient, spatial_sizes, None, True)[0]
 
 
 @or_reference(reference.quantized_linear_average_pooling)
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     """Quantized averages (rules Q1, Q2 and Q6). The arguments are the reference's."""
-    *given, window, include_padding, output_dtype = arguments
+    *quantized, window, include_padding, output_dtype = arguments
     if window.taps > MOST_TAPS:
         return reference.quantized_linear_average_pooling(input, *arguments)
     parameters = tuple(
-        each.contiguous() if isinstance(each, Tensor) else each or 0 for each in given
+        each.contiguous() if isinstance(each, Tensor) else each or 0 for each in quantized
     )
-    return _averages(
-        input, None, window, False, include_padding, dtype=output_dtype, parameters=parameters
-    )
+    given = None, window, False, include_padding
+    return _averages(input, *given, dtype=output_dtype, parameters=parameters)[0]
 
 
 def _averages(
@@ -389,9 +406,9 @@ def _averages(
     *counted: Any,
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
-) -> Tensor:
-    """Averages, or with ``adjoint`` their gradient, over a window, or over bins if there is none.
-    With a ``dtype`` they are quantized by ``parameters``.
+) -> tuple[Tensor, Plan]:
+    """Averages, or with ``adjoint`` their gradient, over a window, or over bins if there is none,
+    and their plan. With a ``dtype`` they are quantized by ``parameters``.
     """
     given: tuple[Any, ...] = parameters
     kinds: tuple[Any, ...] = (source.dtype,)
@@ -412,19 +429,29 @@ def _averages(
         False,
         *counted,
     )
-    target = source.new_empty_strided(plan.sizes, plan.strides, dtype=dtype or source.dtype)
+    target = new(source, plan, dtype or source.dtype)
+    _launch_averages(plan, source, target, parameters)
+    return target, plan
+
+
+def _launch_average_gradient(plan: Plan, source: Tensor, target: Tensor) -> None:
+    _launch_averages(plan, source, target, (0, 0, 0, 0))
+
+
+def _launch_averages(
+    plan: Plan, source: Tensor, target: Tensor, parameters: tuple[Any, ...]
+) -> None:
     if plan.kernel == "average_pooling.sum_tile":
         launch(plan.launches[0], source, target, *parameters)
     elif plan.launches:
-        source = source.contiguous(memory_format=plan.memory_format)
-        between: tuple[torch.dtype, ...] = (_sum_type(source.dtype),)
+        if not plan.is_dense:
+            source = source.contiguous(memory_format=plan.memory_format)
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
         else:
-            if dtype is not None:
-                between = (torch.int32,)
+            is_quantized = not source.is_floating_point()
+            between = (torch.int32 if is_quantized else _sum_type(source.dtype),)
             _in_turn(plan.launches, (source, source), (target, target), between, parameters)
-    return target
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
@@ -451,4 +478,7 @@ BACKEND = Backend(
     adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
+    recorded_average_pooling=recorded_average_pooling,
+    recorded_adaptive_average_pooling=recorded_adaptive_average_pooling,
+    recorded_max_pooling=recorded_max_pooling,
 )

@@ -1,0 +1,108 @@
+"""Gradients that are planned with the pool are those of the operators."""
+
+import os
+from collections.abc import Callable
+
+import cases
+import pytest
+import samples
+import torch
+from torch import Tensor
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import backends
+from torch_dmlpool.backends import fallbacks
+
+backend = pytest.importorskip("torch_dmlpool.backends.triton")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="compiled kernels serve no CPU tensors"
+)
+
+Pool = Callable[[Tensor], Tensor]
+POOLS: dict[str, Pool] = {
+    "maxima": lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
+    "maxima of long windows": lambda x: dmlpool.max_pooling(x, 9, 1, 4, 4),
+    "averages": lambda x: dmlpool.average_pooling(x, 2, 2),
+    "counted averages": lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1),
+    "averages of planes": lambda x: dmlpool.average_pooling(x, (8, 6)),
+    "bins": lambda x: dmlpool.adaptive_average_pooling(x, (3, 4)),
+    "planes": lambda x: dmlpool.adaptive_average_pooling(x, 1),
+}
+ARRIVING = {
+    "as it lies": lambda y: y,
+    "expanded": lambda y: y.flatten()[:1].view(1, 1, 1, 1).expand(y.shape),
+    "not aligned": lambda y: torch.cat([y.flatten()[:1], y.flatten()])[1:].view(y.shape),
+}
+
+
+@cases.in_pairs(
+    pool=list(POOLS),
+    arriving=list(ARRIVING),
+    layout=["contiguous", "channels last", "sliced"],
+)
+def test_gradients_are_the_operators(
+    pool: str, arriving: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G7, M5, A6: numbers and strides, wherever the input and what arrives lie."""
+    input = samples.LAYOUTS[layout](samples.ties(2, 3, 8, 6, dtype=torch.float16)).requires_grad_()
+    found = []
+    without = backend.BACKEND._replace(
+        **{name: None for name in backend.BACKEND._fields if name.startswith("recorded_")}
+    )
+    for serving in (backend.BACKEND, without):
+        monkeypatch.setattr(backends, "serving", lambda _, one=serving: one)
+        output = POOLS[pool](input)
+        given = ARRIVING[arriving](samples.normal(*output.shape).to(output))
+        found.append((output, *torch.autograd.grad(output, input, given)))
+    for known, composed in zip(*found, strict=True):
+        assert torch.equal(known, composed)
+        assert known.stride() == composed.stride()
+
+
+@pytest.mark.parametrize("pool", ["maxima", "averages"])
+@pytest.mark.parametrize("is_forward", [True, False], ids=["forward", "backward"])
+def test_a_kernel_that_is_missing_leaves_gradients_right(
+    pool: str, is_forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E7: plain PyTorch computes them, and says so."""
+
+    def missing(*_: object) -> None:
+        raise fallbacks.KernelError("no compiler")
+
+    def called() -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "launch", missing if is_forward else backend.launch)
+            output = POOLS[pool](input)
+            patch.setattr(backend, "launch", missing)
+            return torch.autograd.grad(output.sum(), input)[0]
+
+    input = samples.distinct(1, 2, 8, 6).requires_grad_()
+    expected = torch.autograd.grad(POOLS[pool](input).sum(), input)[0]
+    monkeypatch.setattr(fallbacks, "_warned", [])
+    with pytest.warns(dmlpool.SlowBackendWarning, match="no compiler"):
+        gradient = called()
+    assert torch.equal(gradient, expected)
+
+
+WRONG = {
+    "shape": lambda taps: taps.repeat(8, 1, 1, 1),
+    "sizes": lambda taps: taps.transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_saved_taps_of_another_shape_are_rejected(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any launch, with an error that says what differs."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda taps: taps, WRONG[wrong])
+    with hooks:
+        output = dmlpool.max_pooling(samples.normal(1, 4, 6, 6).requires_grad_(), 2, 2)
+    monkeypatch.setattr(backend, "launch", None)
+    with pytest.raises(RuntimeError, match=r"\(8, 4, 3, 3\)|\(4, 1, 3, 3\)"):
+        output.sum().backward()
+    monkeypatch.undo()
+    taps = torch.zeros(1, 4, 3, 3, dtype=torch.uint8)
+    gradient = torch.ones(2, 4, 3, 3)
+    with pytest.raises(RuntimeError, match="fit a gradient of the same sizes"):
+        backend.max_pooling_grad_from_taps(gradient, taps, (6, 6), None, False)
