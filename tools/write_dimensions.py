@@ -61,7 +61,7 @@ def functions(family: Family) -> str:
         lines += [line for rank in RANKS for line in with_indices(family, rank)]
     heading = f"{family.function}1d, {family.function}2d and {family.function}3d."
     imports = ["from torch_dmlpool.nn import pools"]
-    imports += ["from torch_dmlpool.nn.dimensions import public"]
+    imports = ["from torch_dmlpool.keywords import pytorchs", *imports]
     return module(heading, imports, lines)
 
 
@@ -72,28 +72,29 @@ def function(family: Family, rank: int) -> list[str]:
         for variant, result in overloads(arguments):
             lines += ["@overload", *declared(name, variant, result, " ...")]
         lines += ["", ""]
-    lines += ["@public"]
+    lines += ["@pytorchs"]
     lines += declared(name, arguments, EITHER if INDICES in arguments else "Tensor")
     lines += docstring(family, rank, family.summary, arguments, family.example)
-    lines += pooled(family, rank, arguments)
+    lines += pooled(family, rank)
     return [*lines, "", ""]
 
 
-def pooled(family: Family, rank: int, arguments: list[Argument], **given: str) -> list[str]:
+def pooled(family: Family, rank: int, suffix: str = "", **given: str) -> list[str]:
     """The call of the function in pools.py, which takes everything by position."""
+    arguments = family.arguments
     mask = "mask" if MASK in arguments else "None"
     rest = [each.name for each in arguments if each not in (INPUT, STAR, MASK)]
     rest = [given.get(name, name) for name in rest]
-    return call(f"return pools.{family.function}", [str(rank), "input", mask, *rest])
+    return call(f"return pools.{family.function}{suffix}", [str(rank), "input", mask, *rest])
 
 
 def with_indices(family: Family, rank: int) -> list[str]:
     """torch.nn.functional's variants, which return indices whatever is given for them."""
     name = f"{family.function}{rank}d"
-    lines = ["@public", *declared(f"{name}_with_indices", family.arguments, PAIR)]
+    lines = ["@pytorchs", *declared(f"{name}_with_indices", family.arguments, PAIR)]
     text = f":func:`{name}` with ``return_indices=True``, whatever is given for it."
     lines += [f'    """{text}"""']
-    lines += pooled(family, rank, family.arguments, return_indices="True")
+    lines += pooled(family, rank, "_with_indices", return_indices="True")
     return [*lines, "", ""]
 
 

@@ -17,17 +17,26 @@ from torch import Tensor
 # whether a tensor is a wrapper of functionalization, which has no memory
 from torch import _is_functional_tensor as _is_functional_tensor
 
+# inside, neither modes nor subclasses of functions see anything
+from torch._C import DisableTorchFunction as DisableTorchFunction
+
 # whether torch.func or vmap is at work, and has to see an operator
 from torch._C import _are_functorch_transforms_active as _are_functorch_transforms_active
 
 # calls an operator again below its implementation for autograd
 from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd
 
+# the ``__torch_function__`` of subclasses that override no function
+from torch._C import _disabled_torch_function_impl as _disabled_torch_function_impl
+
 # the keys that a thread includes in every call, by which graphs that are traced above autograd show
 from torch._C import _dispatch_tls_local_include_set as _dispatch_tls_local_include_set
 
 # whether a tensor has memory of its own: a wrapper that has outlived its transform does not
 from torch._C import _has_storage as _has_storage
+
+# whether subclasses may override functions here
+from torch._C import _is_torch_function_enabled as _is_torch_function_enabled
 
 # whether torch.jit's tracer records
 from torch._C import _is_tracing as _is_tracing
@@ -64,6 +73,9 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled as _set_fwd_grad_ena
 # an autograd function that is the implementation of an operator for the key Autograd
 from torch.autograd.function import _SingleLevelFunction
 
+# lets the code of a graph import a function
+from torch.fx.graph import _register_custom_builtin as _register_custom_builtin
+
 # PyTorch's layers for one, two and three dimensions: adaptive maxima, and minima that are like them
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd as _AdaptiveMaxPoolNd
 
@@ -75,6 +87,11 @@ from torch.nn.modules.pooling import _MaxPoolNd as _MaxPoolNd
 
 # unpooling, which convert looks for
 from torch.nn.modules.pooling import _MaxUnpoolNd as _MaxUnpoolNd
+
+# the modes of functions that are entered
+from torch.overrides import (
+    _get_current_function_mode_stack as _get_current_function_mode_stack,
+)
 
 # whether a tensor is made of zeros that PyTorch has not written
 _is_zerotensor = Tensor._is_zerotensor

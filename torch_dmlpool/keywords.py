@@ -11,6 +11,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function
+
+from torch_dmlpool import observers
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 DIRECTMLS_FOR_PYTORCHS = {
     "kernel_size": "window_size",
@@ -39,8 +44,18 @@ def suggestion(
 
 
 def operator(function: _F) -> _F:
-    """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's."""
-    return _with_suggestions(function, function.__name__, DIRECTMLS_FOR_PYTORCHS)
+    """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's. Whoever
+    observes its call sees that call alone.
+    """
+    return _with_suggestions(function, function.__name__, DIRECTMLS_FOR_PYTORCHS, True)
+
+
+def pytorchs(function: _F) -> _F:
+    """The same for a function of ``nn.functional``, whose module becomes the one where users find
+    it: pickles, traced graphs and documentation show it.
+    """
+    function.__module__ = "torch_dmlpool.nn.functional"
+    return _with_suggestions(function, function.__name__, PYTORCHS_FOR_DIRECTMLS)
 
 
 def layer(constructor: _F) -> _F:
@@ -49,12 +64,20 @@ def layer(constructor: _F) -> _F:
     return _with_suggestions(constructor, name, PYTORCHS_FOR_DIRECTMLS)
 
 
-def _with_suggestions(function: _F, name: str, meant: Mapping[str, str]) -> _F:
-    """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`."""
+def _with_suggestions(
+    function: _F, name: str, meant: Mapping[str, str], is_shown: bool = False
+) -> _F:
+    """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`. Its
+    calls are shown to those who observe them if ``is_shown``.
+    """
     accepted = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if is_shown and not is_dynamo_compiling():
+            given = args or tuple(kwargs.values())
+            if has_torch_function(given) and observers.are_seen(given):
+                return observers.shown(checked, given, *args, **kwargs)
         try:
             return function(*args, **kwargs)
         except TypeError:

@@ -5,42 +5,56 @@ input, and errors that name torch.nn's arguments.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx import Proxy
+from torch import Tensor, strided
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function_unary
 
 from torch_dmlpool import operands
-from torch_dmlpool.keywords import PYTORCHS_FOR_DIRECTMLS, suggestion
+from torch_dmlpool._private import _is_tracing
+from torch_dmlpool.nn import observed
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-_FUNCTIONS: dict[str, Callable[..., Any]] = {}
-"""The functions of ``nn.functional``, which :func:`public` enters here."""
 
 
 def for_batches(
-    types: tuple[torch.dtype, ...], quantized: Callable[..., Any] | None = None
+    types: tuple[torch.dtype, ...],
+    quantized: Callable[..., Any] | None = None,
+    suffix: str = "",
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a function of batches take unbatched inputs too, and reject data types that are not in
     ``types``. Its errors name torch.nn's arguments.
 
     The function gets the number of spatial dimensions, the input, its mask or None, and then its
-    own arguments: all by position, as keywords would take a tenth of a small call. ``quantized``
-    is called in its place for a quantized tensor. ``torch.fx.symbolic_trace`` records the function
-    of ``nn.functional``.
+    own arguments: all by position, as keywords would take a tenth of a small call. A layer gives
+    itself in place of the number. ``quantized`` is called for a quantized tensor. The name of the
+    function of ``nn.functional`` is the family's, the dimensions and ``suffix``.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         family = function.__name__
+        names = ["", *(f"{family}{rank}d{suffix}" for rank in observed.RANKS)]
+        originals = [observed.original(name) for name in names]
+        theirs = dict.fromkeys(names) if originals[1] is None else observed.FUNCTIONS
 
         @functools.wraps(function)
-        def pool(rank: int, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+        def pool(who: Any, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+            rank = who if type(who) is int else who._rank
+            # The usual call asks no more than this about those who may observe it.
+            if not is_dynamo_compiling() and (
+                has_torch_function_unary(input)
+                or theirs[names[rank]] is not originals[rank]
+                or _is_tracing()
+            ):
+                answer = observed.answer(pool, who, rank, input, mask, arguments)
+                if answer is not NotImplemented:
+                    return answer
             try:
-                if quantized is not None and type(input) is Tensor and input.is_quantized:
-                    return quantized(rank, input, mask, *arguments)
-                operands.check_dense("input", input, types)
+                # The check is written out for usual tensors, as a call of a function takes 0.05 us.
+                is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
+                if not (is_usual and input.dtype in types):
+                    operands.check_dense("input", input, types)
                 batched, added = input, None
                 if rank == 1 or input.dim() != rank + 2:
                     batched, added = _with_batch(f"{family}{rank}d", rank, input)
@@ -49,54 +63,36 @@ def for_batches(
                 output = function(rank, batched, mask, *arguments)
                 return output if added is None else without(output, added)
             except NoOutputError as error:
-                wrong = error.naming("kernel_size")
-            except TypeError:
-                if not isinstance(input, Proxy):
-                    raise
-                return _recorded(function, rank, input, mask, arguments)
+                wrong: Exception = error.naming("kernel_size")
+            except TypeError as error:
+                wrong = error
+            if type(wrong) is TypeError:
+                answer = _of_unusual(pool, quantized, rank, input, mask, arguments)
+                if answer is not NotImplemented:
+                    return answer
             raise wrong
 
-        pool.types = types  # type: ignore[attr-defined]
-        return pool
+        made: Any = pool
+        made.types, made.family, made.names, made.originals = types, family, names, originals
+        made.parameters = list(inspect.signature(function).parameters)[3:]
+        return made
 
     return decorate
 
 
-def _recorded(
-    function: Callable[..., Any], rank: int, input: Proxy, mask: Any, arguments: tuple[Any, ...]
-) -> Proxy:
-    """The call of a function of ``nn.functional`` in a graph of ``torch.fx.symbolic_trace``, which
-    keeps torch.nn's calls whole too.
-    """
-    target = _FUNCTIONS[f"{function.__name__}{rank}d"]
-    names = list(inspect.signature(function).parameters)[-len(arguments) :]
-    given = dict(zip(names, arguments, strict=True))
-    if mask is not None:
-        given["mask"] = mask
-    bound = inspect.signature(target).bind(input, **given)
-    return input.tracer.create_proxy("call_function", target, bound.args, bound.kwargs)
-
-
-def public(function: _F) -> _F:
-    """Give a function the module where users find it: pickles, traced graphs and documentation show
-    it. Its errors name PyTorch's keyword for DirectML's.
-    """
-    function.__module__ = "torch_dmlpool.nn.functional"
-    name, accepted = function.__name__, inspect.signature(function).parameters
-
-    # ``keywords`` has such a function too. This one keeps a call within eight files.
-    @functools.wraps(function)
-    def pool(*args: Any, **kwargs: Any) -> Any:
+def _of_unusual(pool: Any, quantized: Any, rank: int, *request: Any) -> Any:
+    """What a pool returns for what is no usual tensor; ``NotImplemented`` if that is an error."""
+    answer = observed.only_theirs(pool, rank, *request)
+    if answer is not NotImplemented:
+        return answer
+    input, mask, arguments = request
+    if quantized is not None and type(input) is Tensor and input.is_quantized:
         try:
-            return function(*args, **kwargs)
-        except TypeError:
-            meant = suggestion(name, kwargs, accepted, PYTORCHS_FOR_DIRECTMLS)
-            if meant is None:
-                raise
-        raise meant
-
-    _FUNCTIONS[name] = pool
-    return cast(_F, pool)
+            return quantized(rank, input, mask, *arguments)
+        except NoOutputError as error:
+            wrong = error.naming("kernel_size")
+        raise wrong
+    return NotImplemented
 
 
 def with_batch(

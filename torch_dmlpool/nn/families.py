@@ -50,7 +50,7 @@ class Pool(torch.nn.Module):
 
 
 class MaxPool(Pool, Generic[Result]):
-    _pool = staticmethod(quantized_tensors.accepting(pools.max_pool))
+    _pool = quantized_tensors.accepting(pools.max_pool)
 
     def __init__(
         self: Any,
@@ -67,7 +67,6 @@ class MaxPool(Pool, Generic[Result]):
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
         return self._pool(
-            self._rank,
             input,
             mask,
             self.kernel_size,
@@ -84,11 +83,11 @@ class MaxPool(Pool, Generic[Result]):
 
 
 class MinPool(MaxPool[Result]):
-    _pool = staticmethod(quantized_tensors.accepting(pools.min_pool))
+    _pool = quantized_tensors.accepting(pools.min_pool)
 
 
 class AvgPool(Pool):
-    _pool = staticmethod(quantized_tensors.accepting(pools.avg_pool))
+    _pool = quantized_tensors.accepting(pools.avg_pool)
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
@@ -114,7 +113,6 @@ class AvgPool(Pool):
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
         return self._pool(
-            self._rank,
             input,
             mask,
             self.kernel_size,
@@ -132,7 +130,7 @@ class AvgPool(Pool):
 
 
 class LPPool(Pool):
-    _pool = staticmethod(pools.lp_pool)
+    _pool = pools.lp_pool
     padding: Padding = 0
     dilation: Integers = 1
 
@@ -154,7 +152,6 @@ class LPPool(Pool):
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
         return self._pool(
-            self._rank,
             input,
             mask,
             self.norm_type,
@@ -171,14 +168,14 @@ class LPPool(Pool):
 
 
 class AdaptiveAvgPool(Pool):
-    _pool = staticmethod(quantized_tensors.accepting(pools.adaptive_avg_pool))
+    _pool = quantized_tensors.accepting(pools.adaptive_avg_pool)
 
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._pool(self._rank, input, mask, self.output_size)
+        return self._pool(input, mask, self.output_size)
 
     if TYPE_CHECKING:
 
@@ -186,7 +183,7 @@ class AdaptiveAvgPool(Pool):
 
 
 class AdaptiveMaxPool(Pool, Generic[Result]):
-    _pool = staticmethod(quantized_tensors.accepting(pools.adaptive_max_pool))
+    _pool = quantized_tensors.accepting(pools.adaptive_max_pool)
 
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
@@ -194,7 +191,7 @@ class AdaptiveMaxPool(Pool, Generic[Result]):
         operands.check_flag("return_indices", return_indices)
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
-        return self._pool(self._rank, input, mask, self.output_size, self.return_indices)
+        return self._pool(input, mask, self.output_size, self.return_indices)
 
     if TYPE_CHECKING:
 
@@ -202,11 +199,11 @@ class AdaptiveMaxPool(Pool, Generic[Result]):
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):
-    _pool = staticmethod(quantized_tensors.accepting(pools.adaptive_min_pool))
+    _pool = quantized_tensors.accepting(pools.adaptive_min_pool)
 
 
 class MaxUnpool(Pool):
-    _pool = staticmethod(pools.max_unpool)
+    _pool = pools.max_unpool
 
     def __init__(
         self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
@@ -220,7 +217,7 @@ class MaxUnpool(Pool):
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         window = self.kernel_size, self.stride, self.padding
-        return self._pool(self._rank, input, None, indices, *window, output_size)
+        return self._pool(input, None, indices, *window, output_size)
 
     if TYPE_CHECKING:
 

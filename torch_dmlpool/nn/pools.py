@@ -103,6 +103,11 @@ def max_pool(
     return min_pooling.maxima(lambda each: masked_pooling.maxima(each, *request), input)
 
 
+max_pool_with_indices = for_batches(operands.ORDERED_TYPES, suffix="_with_indices")(
+    max_pool.__wrapped__
+)
+
+
 @for_batches(operands.ORDERED_TYPES)
 def min_pool(
     rank: int,
@@ -165,6 +170,11 @@ def adaptive_max_pool(
     return min_pooling.maxima(
         lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
     )
+
+
+adaptive_max_pool_with_indices = for_batches(operands.ORDERED_TYPES, suffix="_with_indices")(
+    adaptive_max_pool.__wrapped__
+)
 
 
 @for_batches(operands.ORDERED_TYPES)

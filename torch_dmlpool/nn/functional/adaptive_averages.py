@@ -5,12 +5,12 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import OutputSize
 
 
-@public
+@pytorchs
 def adaptive_avg_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -32,7 +32,7 @@ def adaptive_avg_pool1d(
     return pools.adaptive_avg_pool(1, input, mask, output_size)
 
 
-@public
+@pytorchs
 def adaptive_avg_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -54,7 +54,7 @@ def adaptive_avg_pool2d(
     return pools.adaptive_avg_pool(2, input, mask, output_size)
 
 
-@public
+@pytorchs
 def adaptive_avg_pool3d(
     input: Tensor,
     output_size: OutputSize,

@@ -7,8 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import OutputSize
 
 
@@ -38,7 +38,7 @@ def adaptive_max_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def adaptive_max_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -89,7 +89,7 @@ def adaptive_max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def adaptive_max_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -140,7 +140,7 @@ def adaptive_max_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def adaptive_max_pool3d(
     input: Tensor,
     output_size: OutputSize,
@@ -165,7 +165,7 @@ def adaptive_max_pool3d(
     return pools.adaptive_max_pool(3, input, mask, output_size, return_indices)
 
 
-@public
+@pytorchs
 def adaptive_max_pool1d_with_indices(
     input: Tensor,
     output_size: OutputSize,
@@ -174,10 +174,10 @@ def adaptive_max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool(1, input, mask, output_size, True)
+    return pools.adaptive_max_pool_with_indices(1, input, mask, output_size, True)
 
 
-@public
+@pytorchs
 def adaptive_max_pool2d_with_indices(
     input: Tensor,
     output_size: OutputSize,
@@ -186,10 +186,10 @@ def adaptive_max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool(2, input, mask, output_size, True)
+    return pools.adaptive_max_pool_with_indices(2, input, mask, output_size, True)
 
 
-@public
+@pytorchs
 def adaptive_max_pool3d_with_indices(
     input: Tensor,
     output_size: OutputSize,
@@ -198,4 +198,4 @@ def adaptive_max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool(3, input, mask, output_size, True)
+    return pools.adaptive_max_pool_with_indices(3, input, mask, output_size, True)

@@ -7,8 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import OutputSize
 
 
@@ -38,7 +38,7 @@ def adaptive_min_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def adaptive_min_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -89,7 +89,7 @@ def adaptive_min_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def adaptive_min_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -140,7 +140,7 @@ def adaptive_min_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def adaptive_min_pool3d(
     input: Tensor,
     output_size: OutputSize,

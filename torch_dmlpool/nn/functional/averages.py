@@ -5,12 +5,12 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
-@public
+@pytorchs
 def avg_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -62,7 +62,7 @@ def avg_pool1d(
     )
 
 
-@public
+@pytorchs
 def avg_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -114,7 +114,7 @@ def avg_pool2d(
     )
 
 
-@public
+@pytorchs
 def avg_pool3d(
     input: Tensor,
     kernel_size: Integers,

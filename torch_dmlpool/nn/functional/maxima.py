@@ -7,8 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
@@ -62,7 +62,7 @@ def max_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def max_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -159,7 +159,7 @@ def max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def max_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -256,7 +256,7 @@ def max_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def max_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -303,7 +303,7 @@ def max_pool3d(
     )
 
 
-@public
+@pytorchs
 def max_pool1d_with_indices(
     input: Tensor,
     kernel_size: Integers,
@@ -316,10 +316,20 @@ def max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool(1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True)
+    return pools.max_pool_with_indices(
+        1,
+        input,
+        mask,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        True,
+    )
 
 
-@public
+@pytorchs
 def max_pool2d_with_indices(
     input: Tensor,
     kernel_size: Integers,
@@ -332,10 +342,20 @@ def max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool(2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True)
+    return pools.max_pool_with_indices(
+        2,
+        input,
+        mask,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        True,
+    )
 
 
-@public
+@pytorchs
 def max_pool3d_with_indices(
     input: Tensor,
     kernel_size: Integers,
@@ -348,4 +368,14 @@ def max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool(3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True)
+    return pools.max_pool_with_indices(
+        3,
+        input,
+        mask,
+        kernel_size,
+        stride,
+        padding,
+        dilation,
+        ceil_mode,
+        True,
+    )

@@ -7,8 +7,8 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
@@ -62,7 +62,7 @@ def min_pool1d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def min_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -159,7 +159,7 @@ def min_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def min_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -256,7 +256,7 @@ def min_pool3d(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
-@public
+@pytorchs
 def min_pool3d(
     input: Tensor,
     kernel_size: Integers,

@@ -5,12 +5,12 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 from torch import Tensor
 
+from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import public
 from torch_dmlpool.window import Integers, Padding
 
 
-@public
+@pytorchs
 def lp_pool1d(
     input: Tensor,
     norm_type: float,
@@ -60,7 +60,7 @@ def lp_pool1d(
     )
 
 
-@public
+@pytorchs
 def lp_pool2d(
     input: Tensor,
     norm_type: float,
@@ -110,7 +110,7 @@ def lp_pool2d(
     )
 
 
-@public
+@pytorchs
 def lp_pool3d(
     input: Tensor,
     norm_type: float,

@@ -1,0 +1,381 @@
+"""Calls that somebody else sees: where PyTorch has the same pool, they are PyTorch's (W1 to W3)."""
+
+import copy
+import importlib
+import itertools
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+import torch_dmlpool as dmlpool
+from torch_dmlpool import nn
+from torch_dmlpool.nn import functional as pooling
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning",
+    "ignore:.*torch.jit:DeprecationWarning",
+)
+SIZES = {1: (2, 4, 12), 2: (2, 4, 12, 11), 3: (2, 3, 6, 7, 8)}
+PYTORCHS: dict[str, tuple[Any, ...]] = {
+    "MaxPool": ((3, 2, 1), (3, 1, 1, 2), (2, 2, 0, 1, True, True)),
+    "AvgPool": ((2,), (3, 2, 1, True, False)),
+    "LPPool": ((2, 3),),
+    "AdaptiveAvgPool": ((3,),),
+    "AdaptiveMaxPool": ((4,), (2, True)),
+    "MaxUnpool": ((2,),),
+}
+OURS: dict[str, tuple[Any, ...]] = {
+    "MaxPool": ((2, 1, 2), (4, 2, "same")),
+    "AvgPool": ((3, 1, 2),),
+    "LPPool": ((3, 3), (2, 3, 2, True)),
+    "MaxUnpool": ((3, 2),),
+    "MinPool": ((2,),),
+    "AdaptiveMinPool": ((2,),),
+}
+"""Arguments of layers, those of which PyTorch has a pool with the same meaning and the others."""
+
+
+def cases_of(table: dict[str, tuple[Any, ...]]) -> list[tuple[str, Any]]:
+    names = itertools.product(table, (1, 2, 3))
+    return [(f"{name}{rank}d", each) for name, rank in names for each in table[name]]
+
+
+def request_of(name: str, arguments: Any) -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
+    """A layer and what it gets: an input, and indices for unpooling."""
+    rank = int(name[-2])
+    input = samples.normal(*SIZES[rank])
+    if "Unpool" in name:
+        input = samples.normal(2, 3, *(9 - len(arguments),) * rank)  # which the windows fill
+        with warnings.catch_warnings():
+            return getattr(nn, name)(*arguments), getattr(functional, f"max_pool{rank}d")(
+                input, *arguments, return_indices=True
+            )
+    return getattr(nn, name)(*arguments), (input,)
+
+
+def function_of(layer: Any, module: Any = functional) -> Any:
+    """The function that a layer calls by name."""
+    kind = type(layer).__name__
+    words = {"MaxPool": "max_pool", "AvgPool": "avg_pool", "LPPool": "lp_pool"}
+    words |= {"MaxUnpool": "max_unpool", "MinPool": "min_pool"}
+    name = words[kind[:-2].removeprefix("Adaptive")] + kind[-2:]
+    return getattr(module, "adaptive_" * kind.startswith("Adaptive") + name)
+
+
+class Watch(TorchFunctionMode):
+    """It notes the functions that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(f"{getattr(func, '__module__', 'torch')}.{getattr(func, '__name__', '')}")
+        return func(*args, **(kwargs or {}))
+
+
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS))
+def test_a_mode_sees_pytorchs_function(name: str, arguments: Any, gradient: bool) -> None:
+    """Once, with the same result; batched or not, of a layer and of a function."""
+    layer, given = request_of(name, arguments)
+    expected = layer(*given)
+    for cut in (lambda tensor: tensor, lambda tensor: tensor[0]):
+        values = [cut(tensor) for tensor in given]
+        values[0].requires_grad_(gradient)
+        with Watch() as watch:
+            output = layer(*values)
+        with Watch() as theirs:
+            getattr(torch.nn, name).forward(layer, *values)
+        assert watch.calls == theirs.calls
+        assert len(watch.calls) == 1
+        same(samples.listed(output), [cut(each) for each in samples.listed(expected)])
+
+
+@pytest.mark.parametrize(("name", "arguments"), cases_of(OURS))
+def test_a_mode_sees_our_function_where_pytorch_has_none(name: str, arguments: Any) -> None:
+    """Once, and none of what the operator asks of the tensor."""
+    layer, given = request_of(name, arguments)
+    with Watch() as watch:
+        output = layer(*given)
+    ours = function_of(layer, pooling)
+    assert watch.calls == [f"torch_dmlpool.nn.functional.{ours.__name__}"]
+    same(output, layer(*given))
+
+
+def test_operators_are_one_call_and_other_modes_see_them_too() -> None:
+    image = samples.normal(1, 2, 6, 6)
+    for call in (
+        lambda x: dmlpool.max_pooling(x, 2, mask=x > 0),
+        lambda x: dmlpool.average_pooling(input=x, window_size=3),
+        lambda x: dmlpool.adaptive_min_pooling(x, 2),
+    ):
+        with Watch() as outer, Watch() as inner:
+            call(image)
+        pools = [name for name in inner.calls if name != "torch.gt"]
+        assert pools == [name for name in outer.calls if name != "torch.gt"]
+        assert len(pools) == 1
+        assert pools[0].startswith("torch_dmlpool.")
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [lambda: torch.device("cpu"), lambda: torch.device("meta"), nn.rerouted],
+    ids=["device", "another device", "rerouted"],
+)
+def test_device_contexts_and_rerouted_stay_on_our_kernels(enter: Callable[[], Any]) -> None:
+    image = samples.normal(1, 2, 6, 6).requires_grad_()
+    with enter():
+        assert nn.MaxPool2d(2)(image).grad_fn.name() == "MaxPoolingBackward"
+        assert pooling.avg_pool2d(image, 2).grad_fn.name() == "AveragePoolingBackward"
+    with enter(), Watch() as watch:
+        output = nn.MaxPool2d(2)(image)
+    assert watch.calls == ["torch.nn.functional._max_pool2d"] or len(watch.calls) == 1
+    same(output, nn.MaxPool2d(2)(image))
+
+
+@pytest.mark.parametrize("name", [name for name in pooling.__all__ if hasattr(functional, name)])
+def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As profilers replace them; ours is called again when PyTorch's is put back."""
+    rank, calls = int(name.partition("d_w")[0].rstrip("d")[-1]), []
+    theirs = getattr(functional, name)
+    image = samples.normal(*SIZES[rank])
+    arguments: tuple[Any, ...] = (2.0, 2) if name.startswith("lp") else (2,)
+    if "unpool" in name:
+        image, indices = request_of(f"MaxUnpool{rank}d", (2,))[1]
+        arguments = indices, 2
+    layer = name.replace("_", " ").title().replace(" ", "").replace("Lp", "LP")
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return theirs(*args, **kwargs)
+
+    def run() -> None:
+        same(getattr(pooling, name)(image, *arguments), theirs(image, *arguments))
+        if hasattr(nn, layer):
+            with nn.rerouted():
+                getattr(nn, layer)(*arguments[name.startswith("max_unpool") :])(
+                    image, *arguments[: name.startswith("max_unpool")]
+                )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(functional, name, replaced)
+        run()
+    assert len(calls) == 1 + hasattr(nn, layer)
+    run()
+    assert len(calls) == 1 + hasattr(nn, layer)
+
+
+class Duck:
+    """No tensor, but an object that PyTorch's functions ask."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        bare = [value.tensor if isinstance(value, cls) else value for value in args]
+        output = func(*bare, **(kwargs or {}))
+        return cls(output) if isinstance(output, Tensor) else tuple(map(cls, output))
+
+
+class Handling(Tensor):
+    """A subclass with a table of functions."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS) + cases_of(OURS))
+def test_objects_and_subclasses_are_asked(name: str, arguments: Any) -> None:
+    """Once, and the result is theirs."""
+    layer, (input, *rest) = request_of(name, arguments)
+    expected = samples.listed(layer(input, *rest))
+    pooled = layer(Duck(input), *rest)
+    same([each.tensor for each in (pooled if type(pooled) is tuple else [pooled])], expected)
+    Handling.seen.clear()
+    pooled = samples.listed(layer(input.as_subclass(Handling), *rest))
+    assert type(pooled[0]) is Handling
+    assert len([func for func in Handling.seen if "pool" in getattr(func, "__name__", "")]) == 1
+    same([each.as_subclass(Tensor) for each in pooled], expected)
+
+
+TRACED = [each for each in cases_of(PYTORCHS) if "Unpool" not in each[0]]
+"""PyTorch 2.13 does not trace its unpooling."""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a process without this package says of traces, each with an input and its result."""
+    folder = tmp_path_factory.mktemp("traces")
+    named = {f"{name} {given}": (name, given) for name, given in TRACED}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for at, (name, given) in enumerate(named.values()):
+            layer, inputs = request_of(name, given)
+            torch.jit.trace(layer, inputs, check_trace=False).save(folder / f"{at}.pt")
+            torch.save((inputs, samples.listed(layer(*inputs))), folder / f"{at}.io")
+    code = f"""
+import torch
+for at in range({len(named)}):
+    inputs, expected = torch.load(f"{{at}}.io")
+    found = torch.jit.load(f"{{at}}.pt")(*inputs)
+    found = [found] if isinstance(found, torch.Tensor) else found
+    print(all(map(torch.allclose, found, expected)))
+import sys
+assert not any(name.startswith("torch_dmlpool") for name in sys.modules)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return dict(zip(named, ran.stdout.split(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "arguments"), TRACED)
+def test_a_trace_runs_without_this_package(
+    name: str, arguments: Any, loaded: dict[str, str]
+) -> None:
+    assert loaded[f"{name} {arguments}"] == "True"
+
+
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mkldnn": lambda x: x.to_mkldnn(),
+    "qint32": lambda x: torch.quantize_per_tensor(x, 0.05, 3, torch.qint32),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS) + cases_of(OURS))
+def test_what_pytorch_alone_pools_is_pooled_or_refused(
+    name: str, arguments: Any, kind: str
+) -> None:
+    """By PyTorch, or the error says what to do."""
+    layer, (input, *rest) = request_of(name, arguments)
+    made = KINDS[kind](input)
+    try:
+        expected = samples.listed(getattr(torch.nn, name).forward(layer, made, *rest))
+    except (AttributeError, RuntimeError, TypeError, NotImplementedError):
+        expected = []
+    if not expected or (name[:-2], arguments) in [(n, a) for n, each in OURS.items() for a in each]:
+        with pytest.raises(TypeError, match=r"PyTorch alone pools .*: pool input\.(to_dense|dequ)"):
+            layer(made, *rest)
+        return
+    dense = [each.to_dense() if each.is_mkldnn else each.dequantize() for each in expected]
+    found = samples.listed(layer(made, *rest))
+    same([each.to_dense() if each.is_mkldnn else each.dequantize() for each in found], dense)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.least, self.norm = nn.MinPool2d(3, 1, 1), nn.LPPool2d(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled, indices = self.pool(x)
+        x = self.unpool(pooled, indices, output_size=x.shape)
+        x = self.norm(self.least(x, mask=x > 0))
+        return pooling.avg_pool2d(dmlpool.min_pooling(x, 2), 2, dilation=2)
+
+
+def test_symbolic_tracing_keeps_layers_and_functions_whole(tmp_path: Path) -> None:
+    """Layers with their names and masks; the graph's code is written into a folder and imported."""
+    model = Net()
+    traced = torch.fx.symbolic_trace(model)
+    modules = [node for node in traced.graph.nodes if node.op == "call_module"]
+    assert [node.target for node in modules] == ["pool", "unpool", "least", "norm"]
+    assert [list(node.kwargs) for node in modules] == [[], ["output_size"], ["mask"], []]
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert [each for each in called if each.__module__.startswith("torch_dmlpool")] == [
+        dmlpool.min_pooling,
+        pooling.avg_pool2d,
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced.to_folder(tmp_path / "written_graph", "Kept")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        kept = importlib.import_module("written_graph").Kept()
+    finally:
+        sys.path.pop(0)
+    image = samples.normal(1, 2, 16, 16)
+    for graph in (traced, kept, copy.deepcopy(traced)):
+        same(graph(image), model(image))
+
+
+class Proxy:
+    """Another tracer's, as some tools have one."""
+
+    def __init__(self, tracer: Any, call: tuple[Any, ...]) -> None:
+        self.tracer, self.call = tracer, call
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].tracer.create_proxy("call_function", func, args, kwargs or {})
+
+
+class Tracer:
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.paths = {module: name for name, module in root.named_modules()}
+
+    def create_proxy(self, *call: Any) -> Proxy:
+        return Proxy(self, call)
+
+    def path_of_module(self, module: torch.nn.Module) -> str:
+        return self.paths[module]
+
+
+def test_other_tracers_get_the_same_calls() -> None:
+    model = torch.nn.Sequential(nn.AvgPool2d(2))
+    input = Proxy(Tracer(model), ())
+    recorded: Any = model[0](input)
+    assert recorded.call == ("call_module", "0", (input,), {})
+    recorded = pooling.lp_pool2d(input, 2, 2)
+    assert recorded.call[:2] == ("call_function", pooling.lp_pool2d)
+
+
+WINDOWS: list[Callable[..., Any]] = [
+    lambda x, k, s, p, d, c: pooling.max_pool2d(x, k, s, p, d, c, True),
+    lambda x, k, s, p, d, c: pooling.avg_pool2d(x, k, s, p, c, False, dilation=d),
+    lambda x, k, s, p, _, c: pooling.avg_pool2d(x, k, s, p, c),
+    lambda x, k, s, p, _, c: pooling.lp_pool2d(x, 2, k, s, c, padding=p),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("pool", WINDOWS)
+def test_the_same_meaning_is_the_same_result(pool: Callable[..., Any], size: int) -> None:
+    """Of every small window: what a mode gets is what is computed without, indices and errors
+    included. No window of PyTorch's lies in the padding alone."""
+    image = samples.normal(1, 2, size, size + 1)
+    for window in itertools.product((1, 2, 3, 4), (1, 3), (0, 1, 2), (1, 2, 4), (False, True)):
+        try:
+            expected = pool(image, *window)
+        except ValueError as error:
+            with Watch(), pytest.raises(ValueError, match=f"^{re.escape(str(error))}$"):
+                pool(image, *window)
+            continue
+        with Watch() as watch:
+            found = pool(image, *window)
+        same(found, expected)
+        assert len(watch.calls) == 1
+        is_theirs = not watch.calls[0].startswith("torch_dmlpool")
+        assert not (is_theirs and samples.listed(found)[0].isinf().any())

@@ -1,0 +1,227 @@
+"""Pools in calls that somebody else sees or records (rules W1 to W3).
+
+Where torch.nn.functional has the same pool, the call is PyTorch's: observers know its functions.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import observers, operands
+from torch_dmlpool._private import (
+    DisableTorchFunction,
+    _are_functorch_transforms_active,
+    _is_tracing,
+)
+from torch_dmlpool.window import Axis, Window, shared
+
+FUNCTIONS = vars(torch.nn.functional)
+RANKS = (1, 2, 3)
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a function after its input."""
+
+
+def original(name: str) -> Any:
+    """torch.nn.functional's function, without what had wrapped it before this package was imported;
+    None where it has none.
+    """
+    return inspect.unwrap(FUNCTIONS[name]) if name in FUNCTIONS else None
+
+
+def answer(
+    pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]
+) -> Any:
+    """What an observed call returns; ``NotImplemented`` where nobody observes it, or where our
+    operator is to be called as it is.
+
+    ``pool`` is a function of pools.py, and ``who`` is a layer, or the number of dimensions where a
+    function of ``nn.functional`` is called.
+    """
+    values = (input, mask, *arguments)
+    tracers = [tracer for tracer in map(observers.tracer_of, values) if tracer is not None]
+    if tracers:
+        return _recorded(tracers[0], pool, who, rank, input, mask, arguments)
+    is_seen = observers.are_seen(values)
+    if not (is_seen or _is_recorded(pool, rank, input)):
+        return NotImplemented
+    name = pool.names[rank]
+    given = dict(zip(pool.parameters, arguments, strict=True))
+    same = None if mask is not None else call_of_theirs(pool.family, rank, input, given)
+    if same is not None:
+        return FUNCTIONS[name](input, *same[0], **same[1])
+    if not is_seen:
+        return NotImplemented
+    function, bound = _public(name, input, mask, given)
+    return observers.shown(function, values, *bound.args, **bound.kwargs)
+
+
+def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
+    """Whether torch.jit traces the call, or somebody has replaced PyTorch's function."""
+    # DTensors, fake tensors and the like, which PyTorch's own transforms and exporters use, stay.
+    kind: Any = type(input)
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        return False
+    is_replaced = FUNCTIONS.get(pool.names[rank]) is not pool.originals[rank]
+    return (is_replaced or _is_tracing()) and not _are_functorch_transforms_active()
+
+
+def _recorded(
+    tracer: Any, pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]
+) -> Any:
+    """A node of a graph: a layer is one call of a module, except where it is the root."""
+    given = dict(zip(pool.parameters, arguments, strict=True))
+    if who is not rank:
+        try:
+            path = tracer.path_of_module(who)
+        except NameError:
+            path = ""
+        if path:
+            args = (input, given["indices"]) if "indices" in given else (input,)
+            named = {"mask": mask, "output_size": given["output_size"] if args[1:] else None}
+            kwargs = {name: value for name, value in named.items() if value is not None}
+            return tracer.create_proxy("call_module", path, args, kwargs)
+    function, bound = _public(pool.names[rank], input, mask, given)
+    return observers.shown(function, (input, mask, *arguments), *bound.args, **bound.kwargs)
+
+
+def _public(name: str, input: Any, mask: Any, given: dict[str, Any]) -> Any:
+    """Our function of ``nn.functional``, and its arguments as it is called with them."""
+    from torch_dmlpool.nn import functional  # which imports this module
+
+    function = getattr(functional, name)
+    masked = {} if mask is None else {"mask": mask}
+    return function, inspect.signature(function).bind(input, **given, **masked)
+
+
+def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]) -> Any:
+    """The pool of a tensor in a layout, or of a data type, that PyTorch alone pools;
+    ``NotImplemented`` for other tensors.
+    """
+    if not isinstance(input, Tensor):
+        return NotImplemented
+    is_mkldnn = input.is_mkldnn
+    if not is_mkldnn and input.dtype is not getattr(torch, "qint32", None):
+        return NotImplemented
+    name, wrong = pool.names[rank], "torch.nn.functional has no such pool"
+    given = dict(zip(pool.parameters, arguments, strict=True))
+    same = None if mask is not None else call_of_theirs(pool.family, rank, input, given)
+    if same is not None:
+        try:
+            return FUNCTIONS[name](input, *same[0], **same[1])
+        except (NotImplementedError, RuntimeError) as error:
+            wrong = str(error).split("\n", 1)[0]
+    kind = f"layout {input.layout}" if is_mkldnn else "data type qint32"
+    what_to_do = "input.to_dense()" if is_mkldnn else "input.dequantize()"
+    raise TypeError(f"{name}: PyTorch alone pools {kind}, and {wrong}: pool {what_to_do}")
+
+
+def call_of_theirs(family: str, rank: int, input: Any, given: dict[str, Any]) -> Call | None:
+    """The arguments after the input with which torch.nn's layer calls PyTorch's function, if that
+    gives the same as ours; else None. ``given`` has our arguments by name.
+    """
+    given, sizes = dict(given), ()
+    with DisableTorchFunction():  # so that nobody sees what is asked here
+        if isinstance(input, Tensor):
+            if not _takes(family, rank, input, given):
+                return None
+            sizes = tuple(input.shape)[-rank - 1 :]
+            if any(type(size) is int and size == 0 for size in sizes):
+                return None
+            # In a trace of torch.jit sizes are tensors.
+            sizes = sizes[1:] if all(type(size) is int for size in sizes) else ()
+        try:
+            agrees = _agrees(family, rank, sizes, given)
+        except (TypeError, ValueError):  # our operator says what is wrong
+            return None
+    if not agrees:
+        return None
+    # torch.nn's layers of maxima give these two by name.
+    named = {"ceil_mode", "return_indices"} if family == "max_pool" else set()
+    return (
+        tuple(value for name, value in given.items() if name not in named),
+        {name: given[name] for name in named},
+    )
+
+
+def _takes(family: str, rank: int, input: Tensor, given: dict[str, Any]) -> bool:
+    """Whether PyTorch's function takes such a tensor."""
+    dtype, has_indices = input.dtype, bool(given.get("return_indices"))
+    if input.is_nested or input.dim() not in (rank + 1, rank + 2):
+        return False
+    if input.layout is not torch.strided:
+        return input.is_mkldnn
+    if input.is_quantized:
+        is_taken = family in ("max_pool", "avg_pool", "adaptive_avg_pool") and not has_indices
+        return is_taken and input.qscheme() is torch.per_tensor_affine
+    if dtype in operands.FLOAT_TYPES:
+        # It has no averages of volumes in half precision on the CPU.
+        is_narrow = rank == 3 and dtype.itemsize == 2 and input.is_cpu
+        return not (is_narrow and family in ("avg_pool", "lp_pool"))
+    is_whole = dtype in operands.INTEGER_TYPES[:5] and input.is_cpu
+    return is_whole and family == "max_pool" and (rank > 1 or has_indices)
+
+
+def _agrees(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any]) -> bool:
+    """Whether PyTorch's function means the same by our arguments, which become those that it takes.
+    ``sizes`` are the input's where they are known. A wrong argument is an error.
+    """
+    for name in ("return_indices", "count_include_pad"):
+        if name in given:
+            operands.check_flag(name, given[name])
+    if family.startswith("adaptive_"):
+        asked = shared(given["output_size"])
+        operands.checked_output_size(asked, sizes or (1,) * rank)
+        given["output_size"] = (None,) * rank if asked is None else asked
+        return "min" not in family and (rank > 1 or isinstance(asked, int))
+    size, stride, padding = (given[name] for name in ("kernel_size", "stride", "padding"))
+    dilation, ceil_mode = given.get("dilation", 1), given.get("ceil_mode", False)
+    if isinstance(padding, str) and stride != 1 and not sizes:
+        return False  # the padding follows from the size
+    window = Window.pytorch(rank, size, stride, padding, dilation, ceil_mode, sizes or None)
+    pads = tuple(axis.start_padding for axis in window.axes)
+    given["stride"] = size if stride is None else stride
+    given["padding"] = pads[0] if len(set(pads)) == 1 else pads
+    if pads != tuple(axis.end_padding for axis in window.axes):
+        return False
+    if family == "max_unpool":
+        asked, is_traced = given["output_size"], _is_tracing()  # PyTorch 2.13 fails in a trace
+        is_read = asked is None or isinstance(asked, Sequence)
+        is_indexed = getattr(given["indices"], "dtype", torch.int64) is torch.int64
+        return is_read and is_indexed and not is_traced and not overlaps(window)
+    if sizes:
+        window.output_sizes(sizes)
+    if any(map(_may_lie_outside, window.axes, sizes or (0,) * rank)):
+        return False
+    if family == "max_pool":
+        return True
+    del given["dilation"]
+    is_plain = all(axis.dilation == 1 for axis in window.axes)
+    if family == "avg_pool":
+        operands.check_divisor(given["divisor_override"])
+        return is_plain and (rank > 1 or given.pop("divisor_override") is None)
+    if family == "lp_pool":
+        operands.check_norm("norm_type", given["norm_type"])
+        given["norm_type"], given["kernel_size"] = float(given["norm_type"]), shared(size)
+        return is_plain and not given.pop("padding") and norms_agree(given["norm_type"], ceil_mode)
+    return False
+
+
+def _may_lie_outside(axis: Axis, size: int) -> bool:
+    """Whether PyTorch refuses the padding, or a window may step over the whole input."""
+    pad = axis.start_padding
+    least = axis.extent - 2 * pad - (axis.stride - 1 if axis.ceil_mode else 0)
+    is_stepped_over = pad > 0 and axis.dilation > 1 and max(least, size) < axis.dilation
+    return 2 * pad > axis.window or is_stepped_over
+
+
+def norms_agree(norm_type: float, ceil_mode: bool) -> bool:
+    """Whether PyTorch's p-norms are ours. It sums x^p, and ceil_mode changes its number of taps."""
+    return not ceil_mode and float(norm_type) % 2 == 0
+
+
+def overlaps(window: Window) -> bool:
+    """Whether several elements may have one index: PyTorch gives the gradient to all of them."""
+    return any(axis.stride < axis.window for axis in window.axes)
