@@ -1,4 +1,4 @@
-"""Calls that somebody else sees: where PyTorch has the same pool, they are PyTorch's (W1, W2, W3)."""
+"""Calls that somebody else sees: a pool that PyTorch has is PyTorch's (W1, W2, W3)."""
 
 import copy
 import importlib
