@@ -32,7 +32,8 @@ struct Divide final : Finish {
           g(g),
           sum(sum),
           divide(divide) {
-        if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0)
+        if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0 &&
+            !without(DIVIDED_SUMS))
             divisor = g.divisor_of_all;
         if (!is_uniform && g.p.channels == 1)
             for (const TapCount &count : g.counts[2])
@@ -213,7 +214,7 @@ struct AverageGradient {
                         rows.push_back({shares + window.place * share, 0});
                     op.combine(false, rows.data(), int64_t(rows.size()), channels,
                                sums + (group.position - first) * channels * value,
-                               {group.positions, channels * share, step, false, by.divisor});
+                               {group.positions, channels * share, step, by.divisor});
                 }
                 if (!by.is_direct && by.divisor == 0)
                     by(0, 0, 0, 0, (stop - first) * channels, sums, out);

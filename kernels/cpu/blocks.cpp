@@ -25,7 +25,6 @@ Block BlockPooling::block_at(int64_t plane, int64_t channel_part, int64_t od, in
     const int64_t last = b.first + w.span(b.outputs_w);
     b.low = std::clamp<int64_t>(0, b.first, last);
     b.columns = std::clamp<int64_t>(w.size, b.low, last) - b.low;
-    b.starts = nullptr;
     return b;
 }
 
@@ -105,14 +104,14 @@ void BlockPooling::fill_margins(const Block &b, int64_t rows, const Workspace &m
 BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t rows,
                                              const Workspace &m) const {
     Target t;
-    t.row = b.starts ? b.starts[0] : b.oh + r;
+    t.row = b.oh + r;
     t.rows = rows;
     t.out_pitch = p.output_row() * finish.result_size;
     const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + t.row;
     t.out =
         output + output_row * t.out_pitch + (b.ow * p.channels + b.channel) * finish.result_size;
     t.is_whole = has_all_channels && b.outputs_w == w.outputs && made_row == w.outputs;
-    t.is_stored = (finish.is_direct || divisor != 0) && !b.starts && has_all_channels;
+    t.is_stored = (finish.is_direct || divisor != 0) && has_all_channels;
     t.to = t.is_stored ? t.out : m.made;
     t.to_pitch = t.is_stored ? p.output_row() : made_row * channels;
     // Rows that lie one after the other are computed as one.
@@ -126,14 +125,9 @@ BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t 
 void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
                                 const Workspace &m) const {
     const Target t = target_of(b, r, rows, m);
-    // The next rows: 3/1 of 8x192x35x35 is 1.05 to 1.17 times faster, maxima of 8x256x28x28 1.1 to
-    // 1.2, averages of 8x64x56x56 0.93 to 1.08. 3/2 of 8x42x113x113 would be 0.94; float32, Zen 4.
-    const int64_t written = rows * b.outputs_w * channels * finish.result_size;
-    if (plan.reads_ahead && channels > 1 && w.stride == 1)
-        expect_writes(t.out + written, written);
     const bool is_short =
         w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
-    if (channels == 1 && is_short && w.dilation == 1)
+    if (channels == 1 && is_short && w.dilation == 1 && !without(SHORT_WINDOWS))
         for (int64_t k = 0; k < t.runs; ++k)
             op.combine_short(from + k * pitch * value, w.window, w.stride, t.outputs,
                              t.to + k * t.to_pitch * value);
@@ -159,13 +153,13 @@ void BlockPooling::combine_taps(const Block &b, const char *from, const Target &
     const double by = t.is_stored ? divisor : 0;
     if (w.stride == 1)
         op.combine(true, m.parts, parts, t.outputs * channels, t.to,
-                   {t.runs, pitch * value, t.to_pitch, false, by});
+                   {t.runs, pitch * value, t.to_pitch, by});
     else if (channels > 1)
         for (int64_t k = 0; k < t.runs; ++k) {
             for (int64_t tap = 0; tap < parts; ++tap)
                 m.moved[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
             op.combine(true, m.moved, parts, channels, t.to + k * t.to_pitch * value,
-                       {t.outputs, w.stride * channels * value, channels, false, by});
+                       {t.outputs, w.stride * channels * value, channels, by});
         }
     else {
         take_strides(from, parts, t.all, m);
@@ -196,21 +190,15 @@ void BlockPooling::take_strides(const char *from, int64_t parts, int64_t all,
 
 void BlockPooling::finish_rows(const Block &b, const Target &t) const {
     const int64_t n = b.outputs_w * channels;
-    if (t.is_whole && finish.is_uniform && !b.starts)
+    if (t.is_whole && finish.is_uniform)
         return finish(b.plane, b.od, t.row, 0, t.rows * n, t.to, t.out);
     const int64_t known = has_all_channels ? 0 : channels - b.new_channels;
-    for (int64_t k = 0; k < t.rows; ++k) {
-        const int64_t oh = b.starts ? b.starts[k] : t.row + k;
-        const char *const values = t.to + k * t.to_pitch * value;
-        char *const results = t.out + (oh - t.row) * t.out_pitch;
+    for (int64_t k = 0; k < t.rows; ++k)
         for (int64_t x = 0; x < (has_all_channels ? 1 : b.outputs_w); ++x)
-            finish(b.plane, b.od, oh, (b.ow + x) * p.channels + b.channel + known,
-                   has_all_channels ? n : b.new_channels, values + (x * channels + known) * value,
-                   results + (x * p.channels + known) * finish.result_size);
-        // The rows that read the same.
-        for (int64_t next = oh + 1; b.starts && next < b.starts[k + 1]; ++next)
-            std::memcpy(t.out + (next - t.row) * t.out_pitch, results, n * finish.result_size);
-    }
+            finish(b.plane, b.od, t.row + k, (b.ow + x) * p.channels + b.channel + known,
+                   has_all_channels ? n : b.new_channels,
+                   t.to + (k * t.to_pitch + x * channels + known) * value,
+                   t.out + k * t.out_pitch + (x * p.channels + known) * finish.result_size);
 }
 
 }  // namespace dmlpool

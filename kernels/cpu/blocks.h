@@ -16,22 +16,20 @@
 
 namespace dmlpool {
 
-// Some rows of outputs, some of their columns, and some channels. All blocks have the same number
-// of channels, so the last one may begin with channels of the block before.
+// Rows of outputs, or some of their columns and channels. All blocks have the same number of
+// channels, so the last one may begin with channels of the block before.
 struct Block {
     int64_t plane;
     int64_t channel;
     int64_t new_channels;  // the number of channels, at the end, that no block before has
     int64_t od;
-    int64_t oh;  // the first row of outputs; where `starts` is not null, the first distinct row
+    int64_t oh;
     int64_t ow;
     int64_t outputs_h;
     int64_t outputs_w;
     int64_t first;    // the first position along W that windows read, maybe in the padding
     int64_t low;      // the first such position inside the input
     int64_t columns;  // the number of such positions inside the input
-    // Null, or the distinct rows of the block and the row after them (see DistinctRows).
-    const int64_t *starts;
 };
 
 // A thread's memory. All pointers point into `all_rows` or `memory`.
@@ -129,7 +127,7 @@ struct BlockPooling {
     // list taps there. A row of workspace becomes one row for each remainder of positions by the
     // stride, or one row for each part where windows are doubled along W.
     void take_strides(const char *from, int64_t parts, int64_t all, const Workspace &m) const;
-    // Turns values into results, and copies those of distinct rows to the rows that read the same.
+    // Turns values into results.
     void finish_rows(const Block &b, const Target &t) const;
 };
 

@@ -68,7 +68,7 @@ struct BlockPlan {
     bool doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two smaller ones
     bool doubles_w;  // the same along W
     bool reduces_w;  // each window reads its own elements along W, without vectors over windows
-    bool reads_ahead = false;  // reads the next rows early, and prefetches results at stride 1
+    bool reads_first = false;  // what a block reads is read in order before it is combined
 };
 BlockPlan plan_rows(const Question &question);
 BlockPlan plan_boxes(const Question &question);
@@ -76,9 +76,7 @@ BlockPlan plan_boxes(const Question &question);
 struct WindowPlan {
     int64_t outputs_w;    // of a tile
     bool shares_columns;  // combines the rows of a tile first, whose columns windows share
-    // Before windows are combined, memory is read in order:
-    bool reads_rows_first;  // the rows of a tile that the tile above has not read
-    bool reads_taps_first;  // the taps of each window but the last, by the loop that combines them
+    bool reads_first;     // what a row of outputs reads is read in order before it is combined
 };
 WindowPlan plan_windows(const Windows &windows, const WindowOperations &op);
 

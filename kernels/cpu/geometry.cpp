@@ -143,55 +143,6 @@ bool Windows::are_planes() const {
     return result;
 }
 
-bool Windows::may_repeat(int a) const {
-    const Axis &axis = p.axes[a];
-    if (axis.window == 0)
-        return true;
-    // Windows inside the input read what no other does.
-    const Range whole = axis.whole();
-    for (int64_t o = 1; o < axis.outputs; ++o) {
-        if (o == whole.begin + 1 && whole.begin < whole.end)
-            o = whole.end;
-        if (o < axis.outputs && at(a, o).reads(at(a, o - 1)))
-            return true;
-    }
-    return false;
-}
-
-DistinctRows::DistinctRows(const Windows &windows, bool may_share, int64_t tile)
-    : count(windows.p.h().outputs) {
-    const int64_t rows = count;
-    if (!may_share || !windows.may_repeat(1))
-        return;
-    count = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-        if (row > 0 && windows.at(1, row).reads(windows.at(1, row - 1)))
-            continue;
-        if (rows <= KEPT_ROWS)
-            all.push_back(row);
-        else if (count % tile == 0)
-            first.push_back(row);
-        ++count;
-    }
-    if (count == rows) {
-        all.clear();
-        first.clear();
-    }
-    if (!all.empty())
-        all.push_back(rows);
-}
-
-const int64_t *DistinctRows::of_tile(const Windows &windows, int64_t number, int64_t tile,
-                                     int64_t rows, std::vector<int64_t> &memory) const {
-    if (!all.empty())
-        return all.data() + number;
-    memory = {first[number / tile]};
-    for (int64_t row = memory[0] + 1; int64_t(memory.size()) <= rows; ++row)
-        if (row >= windows.p.h().outputs || !windows.at(1, row).reads(windows.at(1, row - 1)))
-            memory.push_back(row);
-    return memory.data();
-}
-
 int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                   std::vector<Run> &runs) {
     const Axis &axis = windows.p.w();

@@ -69,8 +69,6 @@ struct Axis {
     int64_t extent() const { return window == 0 ? stride + 2 : (window - 1) * dilation + 1; }
     // The number of positions from the first tap of a window to the last tap of `count` windows.
     int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
-    // The first of a window's `rows` rows that the window before, a stride above, has not read.
-    int64_t first_new(int64_t rows) const { return std::max<int64_t>(0, rows - stride); }
     // The number of a window's first tap inside the input, and 1 + that of its last such tap.
     __attribute__((always_inline)) int64_t low(int64_t output) const {
         return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);
@@ -130,10 +128,6 @@ struct Problem {
     int64_t output_plane() const { return d().outputs * h().outputs * output_row(); }
     // The size of the input in bytes. `element` is the size of an element.
     int64_t input_bytes(int64_t element) const { return planes * plane() * element; }
-    // Whether the input is too large for a cache. Reason: prefetches make channels_last inputs of
-    // 16 MB and more 1.4 to 1.7 times faster, and inputs of 6 to 10 MB 1.2 times slower (2/2 and
-    // 3/2 over 512 and 1088 channels, float32, Zen 4).
-    bool is_large(int64_t element) const { return input_bytes(element) > 12 << 20; }
 };
 
 namespace dmlpool {
@@ -196,31 +190,11 @@ struct Windows {
     int64_t most(int axis) const;
     // Whether there is one output, which reads all of a plane.
     bool are_planes() const;
-    // Whether outputs that follow each other along an axis may read the same.
-    bool may_repeat(int axis) const;
 };
 
 // The windows of a gradient: the outputs become what is read, and the input's positions the
 // outputs. Bins seen from the input are bins again.
 Windows adjoint_of(const Windows &windows);
-
-// The rows of outputs that read other rows of the input than the row of outputs before. They are
-// the distinct rows. The rows of outputs that follow a distinct one and read the same have the same
-// results. Both lists are empty where every row is distinct.
-struct DistinctRows {
-    static constexpr int64_t KEPT_ROWS = 4096;
-    int64_t count;               // distinct rows
-    std::vector<int64_t> all;    // their numbers and then the number of rows, up to KEPT_ROWS rows
-    std::vector<int64_t> first;  // of more rows: the number of every tile's first distinct row
-
-    DistinctRows(const Windows &windows, bool may_share, int64_t tile);
-    // Whether there are rows with the same results.
-    bool are_shared() const { return !all.empty() || !first.empty(); }
-    // Returns `rows` + 1 row numbers: the distinct rows of the tile that begins with distinct row
-    // `number`, and the row after them. `memory` holds them where `all` is empty.
-    const int64_t *of_tile(const Windows &windows, int64_t number, int64_t tile, int64_t rows,
-                           std::vector<int64_t> &memory) const;
-};
 
 // The number of outputs after which `find_runs` stops, so that `runs` stays small.
 constexpr int64_t RUNS_MOST = 1 << 14;

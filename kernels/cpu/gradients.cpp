@@ -40,7 +40,7 @@ struct Taps {
               0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
           columns(p, channel_unit) {
         columns.keep([this](int64_t output) { return column(output); });
-        if (taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
+        if (without(TAP_OFFSETS) || taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
             return;
         offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);
         for (int64_t tap = 0; tap < taps; ++tap)
@@ -206,7 +206,6 @@ struct Scatter {
         };
         const T *const from = reinterpret_cast<const T *>(arriving) + row;
         if constexpr (is_direct) {
-            prefetch(from + 4 * p.output_row(), p.output_row());
             places.each(which, bytes, od, oh, first, end, add_from(from));
         } else {
             const int64_t block = int64_t(m.loaded.size());

@@ -78,7 +78,7 @@ template <class Pool>
 void pool_masked(const Problem &p, const Masking &m, const void *input, const void *mask,
                  const Pool &pool) {
     const int64_t plane = p.plane() * m.bytes;
-    if (!p.is_large(m.bytes) || plane > CACHED) {
+    if (!is_large(p.input_bytes(m.bytes)) || plane > CACHED) {
         const std::unique_ptr<char[]> all(new char[p.planes * plane]);
         masked(m, input, mask, all.get());
         return pool(p, all.get(), 0);

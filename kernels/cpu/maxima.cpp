@@ -96,8 +96,6 @@ struct ChannelWinners final : WindowOperations {
         }
         for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {
             const int64_t offset = t * times.step;
-            if (times.reads_first)
-                read_all_but_last(taps, count, offset, channels * element_size);
             compare(taps, count, channels, offset / element_size, which, values);
             if (has_values && op.are_bools)
                 make_bools(values, channels);

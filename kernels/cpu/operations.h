@@ -70,22 +70,10 @@ struct Times {
     int64_t count = 1;
     int64_t step = 0;
     int64_t pitch = 0;
-    // All rows but the last are read in order first, unless they are shorter than a vector.
-    bool reads_first = false;
     double divisor = 0;  // if it is not 0, sums of float32 elements are divided by it
 
     double inverse() const { return divisor != 0 ? 1 / divisor : 0; }  // integers hold no 1 / 0
 };
-
-// Reads `bytes` of all rows but the last in the order of memory, each `offset` bytes from its
-// begin. The loop that combines them reads the last one in that order itself: averages 2/2 of
-// 8x128x64x64 are 1.05 times faster than with all rows read here (Zen 4).
-__attribute__((always_inline)) inline void read_all_but_last(const Row *rows, int64_t count,
-                                                             int64_t offset, int64_t bytes) {
-#pragma GCC unroll 1
-    for (int64_t k = 0; k < count - 1; ++k)
-        read_in_order(rows[k].from + offset, bytes);
-}
 
 // What a strategy calls for each window.
 struct WindowOperations {
@@ -186,6 +174,23 @@ inline int64_t find_rows(const WindowOperations &op, const Problem &p, const cha
             *to++ = row;
     }
     return to - first;
+}
+
+// Reads what rows [oh, oh + rows) of outputs read and the row above them does not, in the order of
+// memory: `count` elements of each row of the input, from element `low` on. The loops that combine
+// rows then find them in a cache.
+inline void read_new_rows(const Windows &windows, int64_t element, const char *input, int64_t plane,
+                          int64_t od, int64_t oh, int64_t rows, int64_t low, int64_t count) {
+    const Problem &p = windows.p;
+    const Span depth = windows.at(0, od);
+    const Range height = windows.reach(1, oh, rows);
+    const int64_t above = oh > 0 ? windows.reach(1, oh - 1, 1).end : 0;
+    for (int64_t z = 0; z < depth.count; ++z)
+        for (int64_t y = std::max(height.begin, above); y < height.end; ++y) {
+            const int64_t d = plane * p.d().size + depth.begin + z * p.d().dilation;
+            read_in_order(input + ((d * p.h().size + y) * p.row() + low) * element,
+                          count * element);
+        }
 }
 
 enum Strategy : int64_t;

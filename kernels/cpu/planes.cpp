@@ -90,7 +90,7 @@ struct PlanePooling {
     // Combines `count` rows of `length` elements or values, `step` bytes apart.
     void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
                  char *to) const {
-        if (!are_values && length * op.value_size >= 64)  // a vector
+        if (!are_values && length * op.value_size >= 64 && !without(SUCCESSIVE_ROWS))  // a vector
             return op.combine_successive(from, count, length, plan.reads_first, to);
         std::vector<Row> rows(count);
         for (int64_t k = 0; k < count; ++k)

@@ -113,7 +113,7 @@ struct Rows final : RowOperations {
             constexpr int64_t few = std::min<int64_t>(n, 32 / sizeof(L));
             if (size < std::max<int64_t>(n, 8) && !std::is_integral_v<L>)
                 return reduce_each<are_plain, few>(from, size, size, planes, out, end);
-            for (; size >= n && planes - done >= n; done += n) {
+            for (; size >= n && planes - done >= n && !without(FOLDED_PLANES); done += n) {
                 Vector<L, n> vectors[n];
                 for (int64_t k = 0; k < n; ++k)
                     vectors[k] =
@@ -206,9 +206,6 @@ struct Rows final : RowOperations {
         const bool has_rest = adds && whole < length;
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
         for (int64_t t = 0, first = 0; t < times.count && length > 0; ++t, first += step) {
-            if (n > fewer && times.reads_first)
-                read_all_but_last(given, count, (begin + first) * SIZE<are_values>,
-                                  length * SIZE<are_values>);
             to = out + t * times.pitch - first;
             const int64_t end = first + length;
             B beyond;
@@ -240,9 +237,6 @@ struct Rows final : RowOperations {
             for (int64_t t = 0; t < times.count; ++t) {
                 L *const to = out + t * times.pitch;
                 const int64_t from = begin + t * times.step / SIZE<are_values>;
-                if (times.reads_first)
-                    read_all_but_last(rows, count, from * SIZE<are_values>,
-                                      length * SIZE<are_values>);
                 combine_many<are_values>(rows, count, from, length, to);
                 if constexpr (Op::can_divide)
                     if (times.divisor != 0)

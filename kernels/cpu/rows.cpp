@@ -20,35 +20,31 @@ namespace dmlpool {
 namespace {
 
 struct RowPooling : BlockPooling {
-    // Rows of outputs that read the same rows. Only sums share them: in a gradient of averages as
-    // many rows of the input as the stride lie in the same windows. Windows of maxima, which are
-    // idempotent, begin a stride apart, and only narrow bins would read the same rows.
-    const DistinctRows distinct{windows, !op.is_idempotent && finish.is_uniform, plan.outputs_h};
+    // Large inputs of one channel whose rows have at least this many bytes are prefetched two rows
+    // of windows ahead. Shorter rows follow each other so closely that the processor does it.
+    static constexpr int64_t AHEAD_ROW = 384;
+
     // Whether the rows that windows read are found once for all windows that lie inside the input
     // along H. All of these read the same number of rows, a stride below those of the window
     // before.
-    const bool may_repeat = windows.spacing == 1 && !distinct.are_shared() &&
+    const bool may_repeat = !without(REPEATED_ROWS) && windows.spacing == 1 &&
                             plan.outputs_w == w.outputs && h.window > 0 &&
                             h.size + h.padding >= h.extent();
     const int64_t inner_begin = parts_of(h.padding, h.stride);
     const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
 
     void pool() const {
-        const int64_t tiles_h = parts_of(distinct.count, plan.outputs_h);
-        const int64_t rows = std::min(plan.outputs_h, distinct.count);
+        const int64_t tiles_h = parts_of(h.outputs, plan.outputs_h);
+        const int64_t rows = std::min(plan.outputs_h, h.outputs);
         const double elements = double(most_rows) * double(plan.outputs_w * w.stride) +
                                 double(plan.outputs_w * w.window);
         const double cost = double(rows) * (ROW_COST + double(channels) * elements);
         parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
             const Workspace m = workspace(rows, 0);
-            std::vector<int64_t> starts;
             // In the order of memory: 2/2 of volumes is 1.4 times faster.
             Digits<4> digits(begin, {tiles_w, tiles_h, d.outputs, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
-                Block b = block_at(digits[3], 0, digits[2], digits[1], digits[0]);
-                b.outputs_h = std::min(plan.outputs_h, distinct.count - b.oh);
-                if (distinct.are_shared())
-                    b.starts = distinct.of_tile(windows, b.oh, plan.outputs_h, b.outputs_h, starts);
+                const Block b = block_at(digits[3], 0, digits[2], digits[1], digits[0]);
                 const char *const from = combine_rows(b, m);
                 if (from == m.staged)
                     fill_margins(b, b.outputs_h, m);
@@ -66,9 +62,15 @@ struct RowPooling : BlockPooling {
         const int64_t vectors = (inside + vector - 1) & -vector;
         const int64_t from = spacing == 1 ? b.low : parts_of(b.low, spacing);
         const Span depth = windows.at(0, b.od);
+        const bool is_whole = plan.outputs_w == w.outputs;
+        const bool is_ahead =
+            plan.reads_first && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
+        if (plan.reads_first && (channels > 1 || !is_whole))
+            read_new_rows(windows, element, input, b.plane, b.od, b.oh, b.outputs_h,
+                          from * channels, parts_of(b.columns, spacing) * channels);
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
             char *const into = m.staged + r * pitch * value;
-            const int64_t row = b.starts ? b.starts[r] : b.oh + r;
+            const int64_t row = b.oh + r;
             repeated = may_repeat && row >= inner_begin && row < inner_end
                            ? std::min(b.outputs_h - r, inner_end - row)
                            : 1;
@@ -78,8 +80,6 @@ struct RowPooling : BlockPooling {
                 op.fill(into, repeated * pitch, 0, 1);
                 continue;
             }
-            if (plan.outputs_w < w.outputs)
-                read_tile(m.rows, found, inside);
             const char *const latest = m.rows[found - 1].from;
             if (spacing > 1) {
                 const int64_t count = parts_of(b.low + b.columns, spacing) - from;
@@ -95,37 +95,18 @@ struct RowPooling : BlockPooling {
                 return latest;
             const char *const last_row = latest + (repeated - 1) * h.stride * row_bytes;
             const int64_t length = last_row + vectors * element <= end_of_input ? vectors : inside;
-            combine_repeated(found, length, repeated, into + before * value, m);
+            const int64_t step = h.stride * row_bytes;
+            const int64_t at_once = is_ahead ? 1 : repeated;
+            for (int64_t t = 0; t < repeated; t += at_once) {
+                if (is_ahead)
+                    expect_reads(m.rows[found - 1].from + 2 * step, step);
+                op.combine(false, m.rows, found, length, into + (t * pitch + before) * value,
+                           {at_once, step, pitch});
+                for (int64_t k = 0; k < found && is_ahead; ++k)
+                    m.rows[k].from += step;
+            }
         }
         return m.staged;
-    }
-    // Combines `found` rows for a row of outputs and, a stride further on each time, for those that
-    // follow, `repeated` rows in all. With `plan.reads_ahead` rows of one channel are prefetched
-    // two strides ahead, and of several channels the last rows, which no window above has read, are
-    // read in order.
-    void combine_repeated(int64_t found, int64_t length, int64_t repeated, char *into,
-                          const Workspace &m) const {
-        const int64_t step = h.stride * row_bytes;
-        if (!plan.reads_ahead)
-            return op.combine(false, m.rows, found, length, into, {repeated, step, pitch});
-        for (int64_t t = 0; t < repeated; ++t, into += pitch * value) {
-            if (channels == 1)
-                prefetch<true>(m.rows[found - 1].from + 2 * step, step);
-            else
-                for (int64_t k = h.first_new(found); k < found; ++k)
-                    read_in_order(m.rows[k].from, length * element);
-            op.combine(false, m.rows, found, length, into);
-            for (int64_t k = 0; k < found; ++k)
-                m.rows[k].from += step;
-        }
-    }
-    // Prefetches what the next tile along W reads of the last rows of a window. A single row of a
-    // large input is read in order instead: maxima 3/2 of 16x128x2048 are 1.9 times faster, Zen 4.
-    void read_tile(const Row *rows, int64_t found, int64_t inside) const {
-        if (found == 1 && channels == 1 && windows.spacing == 1 && p.is_large(element))
-            return read_in_order(rows[0].from, inside * element);
-        for (int64_t t = h.first_new(found); found > 1 && t < found; ++t)
-            prefetch(rows[t].from + inside * element, inside * element);
     }
 };
 

@@ -53,7 +53,7 @@ struct SuccessiveRows {
         const T *const first = from + eight * 8 * length;
         const int64_t full = __builtin_ctzll(~eight);  // levels to combine with: the next is free
         if (reads_first)
-            read_closely(reinterpret_cast<const char *>(first), 8 * length * int64_t(sizeof(T)));
+            read_in_order(reinterpret_cast<const char *>(first), 8 * length * int64_t(sizeof(T)));
         for (int64_t begin = 0; begin < length; begin += n) {
             const int64_t at = std::min(begin, length - n);
             V made = tree<8>(first + at);

@@ -21,6 +21,9 @@ namespace {
 // its part of it. Several channels: each window combines all its elements, or, if windows have many
 // rows and few channels, its columns of one combined row.
 struct WindowPooling {
+    // The bytes that are read in order before they are combined: few, so that the processor does
+    // both at the same time.
+    static constexpr int64_t READ_BYTES = 4096;
     // Bytes of values of several channels that become results together.
     static constexpr int64_t FINISHED_AT_ONCE = 4096;
 
@@ -44,6 +47,8 @@ struct WindowPooling {
     const int64_t tile = plan.outputs_w;
     const int64_t tiles = parts_of(w.outputs, tile);
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
+    // Rows that windows share with those above are read once, others window by window.
+    const bool reads_taps = plan.reads_first && h.window <= h.stride;
     // Values have the size of results, and are written where the results go.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
     // The most values of a channel that are made at once: as many as find_runs finds outputs for.
@@ -140,16 +145,14 @@ struct WindowPooling {
     // Lists the rows that a tile reads, and combines them into one row if windows share them.
     Read read_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
+        const Range reach = windows.reach(2, t.first, t.stop - t.first);
+        if (plan.reads_first && !reads_taps)
+            read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
+                          reach.begin * channels, (reach.end - reach.begin) * channels);
         const int64_t count =
             find_rows(op, p, input, t.plane, windows.at(0, t.od), m.height, 0, rows);
-        // Prefetches what the next row of windows reads first: 20/20 on 60x60 is 1.6 times faster,
-        // 32/32 on 256x256 1.25 times.
-        const int64_t row_step = w.size * position;
-        if (channels == 1 && count > 1 && h.window > 0)
-            prefetch(rows[0].from + h.stride * row_step, h.stride * row_step);
         if (channels == 1 ? count == 1 : !plan.shares_columns)
             return {rows, count, 0, false, position, end_of_input};
-        const Range reach = windows.reach(2, t.first, t.stop - t.first);
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
         if (int64_t(m.staged.size()) < length * pitch)
             m.staged.resize(length * pitch);
@@ -170,9 +173,7 @@ struct WindowPooling {
         // Sums that are divided in the loop that adds them are results.
         const double divisor = is_in_place ? finish.divisor : 0;
         const bool is_finished = finish.is_direct || divisor != 0;
-        const int64_t most = is_finished ? tile : at_once;
-        if (plan.reads_rows_first && o == t.first)
-            read_rows_first(t, read);
+        const int64_t most = without(SEVERAL_WINDOWS) ? 1 : is_finished ? tile : at_once;
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -185,28 +186,29 @@ struct WindowPooling {
             const int64_t different = run.step > 0 || op.writes_results ? run.outputs : 1;
             for (int64_t each = 0, n; each < different; each += n, k += n) {
                 n = std::min(most, different - each);
+                if (reads_taps)
+                    n = std::clamp<int64_t>(READ_BYTES / (run.count * read.count * position + 1), 1,
+                                            n);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
-                op.combine_window(
-                    read.are_shared, m.taps.data(), count, channels, results + k * pitch,
-                    out + k * result_pitch,
-                    {n, run.step * read.step, channels, plan.reads_taps_first, divisor});
+                if (reads_taps && read.count > 0)
+                    read_first(read.count, count / read.count, n * run.step, m);
+                op.combine_window(read.are_shared, m.taps.data(), count, channels,
+                                  results + k * pitch, out + k * result_pitch,
+                                  {n, run.step * read.step, channels, divisor});
             }
             for (int64_t copy = different; copy < run.outputs; ++copy, ++k)
                 std::memcpy(results + k * pitch, results + (k - 1) * pitch, pitch);
         }
         finish_all();
     }
-    // Reads the rows of a tile in the order of memory, without those that the tile above has read.
-    void read_rows_first(const Tile &t, const Read &read) const {
-        const Range reach = windows.reach(2, t.first, t.stop - t.first);
-        const bool is_below = t.oh > 0 && d.window == 1;
-        const int64_t above = is_below ? h.first_new(read.count) : 0;
-        for (int64_t r = above; r < read.count; ++r)
-            read_in_order(read.rows[r].from + (reach.begin - read.low) * read.step,
-                          (reach.end - reach.begin) * read.step);
+    // Reads what successive windows, the first with `taps` taps of each of `rows` rows, read.
+    void read_first(int64_t rows, int64_t taps, int64_t steps, const Memory &m) const {
+        for (int64_t r = 0; r < rows && taps > 0; ++r)
+            read_in_order(m.taps[r * taps].from,
+                          std::max((taps - 1) * w.dilation + 1, steps) * position);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
     int64_t find_taps(const Read &read, const Span &span, Row *taps) const {

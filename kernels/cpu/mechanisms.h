@@ -1,0 +1,39 @@
+// Mechanisms that make calls faster and change nothing else but the order of sums. A benchmark
+// switches them off one by one to measure what each is worth: see `dmlpool_without` in library.cpp.
+#pragma once
+
+#include <cstdint>
+
+namespace dmlpool {
+
+// A mechanism is a bit of `switched_off`, and has a name.
+#define MECHANISMS(M)                                                        \
+    M(LARGE_PAGES, "large pages for large results")                          \
+    M(READ_FIRST, "large inputs are read in order first")                    \
+    M(EXPECT_WRITES, "large gradients are prefetched for writing")           \
+    M(SHORT_WINDOWS, "loops of their own for 2/2, 3/2, 3/3 and 4/4")         \
+    M(REPEATED_ROWS, "rows of windows are listed once for many rows")        \
+    M(REDUCED_ALONG_W, "windows of large strides read their own elements")   \
+    M(SUCCESSIVE_ROWS, "positions of planes are combined eight at a time")   \
+    M(DIVIDED_SUMS, "sums are divided in the loop that adds them")           \
+    M(SEVERAL_WINDOWS, "one call combines several windows of channels")      \
+    M(SHARED_COLUMNS, "windows of many rows share columns of combined rows") \
+    M(TAP_OFFSETS, "offsets of taps are kept in a table")                    \
+    M(FOLDED_PLANES, "planes of one channel are folded together")
+
+enum Mechanism : int {
+#define NUMBERED(mechanism, name) mechanism,
+    MECHANISMS(NUMBERED)
+#undef NUMBERED
+};
+
+// For benchmarks and tests alone: a bit for each mechanism that is switched off, and the name of a
+// mechanism, or null where there is none of that number.
+extern uint64_t switched_off;
+const char *name_of_mechanism(int64_t number);
+
+inline bool without(Mechanism mechanism) {
+    return __builtin_expect(switched_off >> mechanism & 1, 0);
+}
+
+}  // namespace dmlpool
