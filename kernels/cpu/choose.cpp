@@ -245,10 +245,10 @@ BlockPlan plan_rows(const Question &question) {
     const int64_t values = WORKSPACE_VALUES / std::min<int64_t>(4, value);
     plan.rows = std::max<int64_t>(1, values / row_values(w, plan));
     plan.outputs_h = plan.rows;
-    plan.reads_first = reads_first(question.windows, question.element_size) &&
-                       question.windows.most(0) * question.windows.most(1) *
-                               question.windows.p.row() * question.element_size <=
-                           BOX_BYTES;
+    const int64_t read =
+        question.windows.most(0) * question.windows.most(1) * plan.outputs_w * w.stride;
+    plan.reads_first = read * channels * question.element_size <= BOX_BYTES &&
+                       reads_first(question.windows, question.element_size);
     return plan;
 }
 

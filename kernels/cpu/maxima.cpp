@@ -91,7 +91,7 @@ struct ChannelWinners final : WindowOperations {
         if (count == 0) {
             std::fill_n(which, times.count * channels, S(none));
             if (has_values)
-                std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest()));
+                std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
             return;
         }
         for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {

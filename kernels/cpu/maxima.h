@@ -147,16 +147,19 @@ struct Winner {
     S negative = LOWEST<S>;   // elements whose bits are less than this have a key LOWEST - element
     S infinity = HIGHEST<S>;  // elements whose bits without the sign are greater are NaNs
     S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
+    S lowest = LOWEST<S>;  // the key of the lowest element of the type
     bool are_bools = false;
 
     explicit Winner(const DataType &type) {
         if (type.infinity) {
             negative = 0;
             infinity = S(type.infinity);
+            lowest = S(-infinity);
         } else if (type.is_bool) {  // the key of 0 is -1, and that of every other byte the highest
             are_bools = true;
             infinity = 0;
             flip = -1;
+            lowest = -1;
         } else if (type.is_unsigned) {
             flip = LOWEST<S>;
         }
@@ -210,10 +213,8 @@ struct Winner {
                 converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ numbers_of(k));
         return result;
     }
-    // The key of the lowest element of the type.
-    S lowest() const { return negative == 0 ? S(-infinity) : are_bools ? S(-1) : LOWEST<S>; }
     // The element of a winner. It is the lowest one for a window that reads no element.
-    S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest())); }
+    S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest)); }
     // The number of a winner's tap, or -1 for a window that reads no element.
     static int64_t number(P winner) {
         return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;
