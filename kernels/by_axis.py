@@ -97,6 +97,8 @@ def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) ->
             return 0, 1
         return (1, 1) if along.part.bins else (0, along.source)
     if count == 0:
+        if divisor >= ANY:  # more taps than 64 bits count: each axis divides by its own
+            return 0, along.axis.window
         return 0, divisor if along.last else 1
     return (0, along.axis.window) if along.part.is_whole else (count, 1)
 
@@ -193,6 +195,8 @@ def spread(
 ) -> tuple[Launch, ...] | None:
     """The gradient of undilated windows, or of bins of one size, that do not overlap; else None."""
     count, divisor = counting
+    if divisor >= ANY:
+        return None
     parts = []
     for inputs, outputs, axis, bins in launch.parts(request):
         if outputs == 1:  # no other window starts before the end

@@ -32,7 +32,8 @@ def one_axis_out(so_far, axis, COUNT):
         # from the window's first position to its end, inside the input or the padded input
         first = own * stride[0] - start
         past = size[0] + end if COUNT == 2 else size[0]
-        count *= tl.minimum(first + length, past) - (first if COUNT == 2 else tl.maximum(first, 0))
+        past = tl.minimum(first + length, past) - (first if COUNT == 2 else tl.maximum(first, 0))
+        count *= past.to(count.dtype)  # the product may pass any integer
     exists = exists & (own_tap < length) & (own < number)
     window += own * windows
     tap += own_tap * taps
@@ -48,6 +49,7 @@ def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
     and ``axes`` holds the innermost axis first. RANK 0 is a plane that one window takes whole.
     """
     elements, divisor, channels, axes = sizes
+    FLOAT: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
     element = addressing.lane_numbers(B, WIDE)
     live = element < elements
     q = addressing.over(element, channels) if CHANNELS else element
@@ -59,7 +61,7 @@ def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
         tap = q - at * size[0]
         exists = live
     else:
-        so_far = (q, zero, one, zero, one, live, zero + 1)
+        so_far = (q, zero, one, zero, one, live, zero.to(FLOAT) + 1)
         for i in tl.static_range(RANK):
             so_far = one_axis_out(so_far, axes[i], COUNT)
         outer, window, windows, tap, _, exists, count = so_far
@@ -72,8 +74,7 @@ def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
         winner = tl.load(taps + at, mask=exists, other=0).to(tap.dtype)
         value = tl.where(exists & (winner == tap), value, 0)
     else:
-        FLOAT: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
-        own = (tl.maximum(zero + count, 1) if COUNT > 0 else zero + divisor).to(FLOAT)
+        own = zero.to(FLOAT) + (tl.maximum(count, 1) if COUNT > 0 else divisor)
         value = sums.quotient(addressing.widened(value, FLOAT), own, 1.0 / own)
         value = addressing.rounded(value, dx.dtype.element_ty)
     tl.store(dx + element, value, mask=live)

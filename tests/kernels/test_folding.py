@@ -200,6 +200,20 @@ def test_more_taps_than_float64_divides_exactly() -> None:
 
 
 @only_interpreted
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("size", [1500, 2**21, 2**22, 2**31 - 1])
+def test_windows_of_more_taps_than_integers_count(size: int, ceil_mode: bool) -> None:
+    """A1: divisors are floating-point numbers, in gradients as well."""
+    one = torch.ones(1, 1, 1, 1, 1, dtype=torch.float64)
+    window = Window.directml(3, size, size, size - 1, 0, 1, ceil_mode)
+    for average in (
+        backend.average_pooling(one, window, True, None),
+        backend.average_pooling_grad(one, (1, 1, 1), window, True, None),
+    ):
+        assert average.item() == pytest.approx(float(size) ** -3, rel=1e-14, abs=0)
+
+
+@only_interpreted
 def test_a_long_window_of_a_large_sum_does_not_lose_small_addends() -> None:
     """E6: in rows and in columns, whole or not."""
     for length, window in ((5000, 5000), (20_000, 20_000), (3000, 2001)):

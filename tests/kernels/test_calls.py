@@ -1,4 +1,5 @@
-"""Gradients that are planned with the pool are those of the operators."""
+"""Public calls with Triton's kernels: gradients that are planned with the pool are those of the
+operators, and any byte of a bool but 0 is True."""
 
 import os
 from collections.abc import Callable
@@ -106,3 +107,26 @@ def test_saved_taps_of_another_shape_are_rejected(
     gradient = torch.ones(2, 4, 3, 3)
     with pytest.raises(RuntimeError, match="fit a gradient of the same sizes"):
         backend.max_pooling_grad_from_taps(gradient, taps, (6, 6), None, False)
+
+
+MASKED = {
+    "averages": lambda x, mask: dmlpool.average_pooling(x, 2, 1, 1, 0, 1, True, mask=mask),
+    "bins": lambda x, mask: dmlpool.adaptive_average_pooling(x, (2, 3), mask=mask),
+    "maxima": lambda x, mask: dmlpool.max_pooling(x, 2, return_indices=True, mask=mask),
+    "maxima of bools": lambda _, mask: dmlpool.max_pooling(mask, 2, return_indices=True),
+    "minima of bools": lambda _, mask: dmlpool.min_pooling(mask, 2, return_indices=True),
+}
+
+
+@pytest.mark.parametrize("pool", MASKED)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_any_byte_of_a_bool_but_0_is_true(pool: str, layout: str) -> None:
+    """K1, N1: as PyTorch reads them."""
+    kept = samples.LAYOUTS[layout](torch.rand(2, 3, 6, 6, generator=samples.seeded(6)) < 0.5)
+    images = samples.LAYOUTS[layout]((kept * torch.arange(6).add(250)).to(torch.uint8))
+    input = torch.full((2, 3, 6, 6), -torch.inf).masked_fill(kept.flip(-1), 1.0)
+    found, right = (
+        samples.listed(MASKED[pool](input, mask)) for mask in (images.view(torch.bool), kept)
+    )
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
