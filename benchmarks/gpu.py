@@ -34,7 +34,7 @@ from unittest import mock
 import torch
 import triton
 
-from benchmarks import kernels
+from benchmarks import common, kernels
 from benchmarks.gpu_rows import (
     BF16,
     F16,
@@ -161,12 +161,20 @@ def each_of(tasks: Iterable[Task], end: float, file: str) -> int:
 
 def checked(call: calls.Call, device: str) -> dict[str, Any]:
     """Nothing, if the call's results are those of the reference on the CPU."""
-    served = reference.BACKEND if device == "cpu" else backend.BACKEND
-    found = by_kernels(lambda: call.compute(served, call.input.to(device), call.window))
+    served, input = backend.BACKEND, call.input.to(device)
+    if device == "meta":
+        served, input = reference.BACKEND, call.input
+    found = by_kernels(lambda: call.compute(served, input, call.window))
     differs = calls.difference(call.compute(reference.BACKEND, call.input, call.window), found)
     if differs:
         raise AssertionError(differs)
     return {}
+
+
+def compiled(how: Any, arguments: tuple[Any, ...]) -> Any:
+    """What Triton runs for a launch, without a GPU."""
+    triton.runtime.driver.set_active(kernels.NoDriver())
+    return backend._compiled(*backend.what_is_compiled(how, arguments, 0))[0]
 
 
 def expected(request: Request) -> dict[str, Any]:
@@ -175,7 +183,7 @@ def expected(request: Request) -> dict[str, Any]:
         request.prepared()[1]()
     counted = []
     for how, arguments in found:
-        asm = backend._compiled(*backend.what_is_compiled(how, arguments, 0))[0].asm
+        asm = compiled(how, arguments).asm
         tensors = {id(each): each for each in arguments if isinstance(each, torch.Tensor)}
         moved = sum(each.nbytes for each in tensors.values())
         counted.append(kernels.counted(how, asm, arguments[0].itemsize, moved))
@@ -192,16 +200,12 @@ def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()
     clock = Clock(dry or name == "expected")
     measure: Callable[..., dict[str, Any]]
     if name == "smoke":
-        measure, what = (
-            functools.partial(checked, device="cpu" if dry else "cuda"),
-            calls.calls(True),
-        )
+        measure, what = functools.partial(checked, device=clock.device), calls.calls(True)
     elif name == "peers":
         measure, what = functools.partial(beside, clock=clock), peer_requests()
     elif name == "rows":
         measure, what = functools.partial(row_of, clock=clock), rows()
     else:
-        triton.runtime.driver.set_active(kernels.NoDriver())
         measure, what = expected, rows()
     tasks = [
         (each.name, functools.partial(measure, each))
@@ -338,7 +342,8 @@ def run(number: int, dry: bool) -> int:
             report["steps"].append(done)
             (folder / "gpu.json").write_text(json.dumps(report, indent=1))
     first = report["steps"][0]
-    if first["name"] == "missing" and not "".join(first["last"]).startswith("0 kernels compiled"):
+    is_complete = first["name"] != "missing" or "".join(first["last"]).startswith("0 kernels")
+    if number == 1 and not is_complete:
         shutil.make_archive(str(folder / "gpu-cache"), "gztar", CACHE)  # for the next run
     return max(abs(step["exit_status"]) for step in report["steps"])
 
@@ -366,7 +371,7 @@ def run_step(
     print(f"== {name}: at most {seconds:.0f} s", flush=True)
     started = time.monotonic()
     lines: list[str] = []
-    with log.open("a") as written, log.open() as read:
+    with log.open("a") as written, log.open(errors="replace") as read:
         written.write(f"== {name}: {shlex.join(command)}\n")
         written.flush()
         read.seek(0, os.SEEK_END)
@@ -404,6 +409,30 @@ def run_step(
     return {"name": name, "exit_status": status, "seconds": taken, "last": lines[-1:]}
 
 
+def collect(folders: list[Path]) -> int:
+    """What runs have written, the first one first, becomes a file of results: the page of
+    benchmarks is made of it. A row that was measured again has the later times."""
+    found: dict[str, Any] = {"machine": {}, "steps": [], "models": []}
+    listed: dict[str, dict[str, Any]] = {"rows": {}, "peers": {}, "expected": {}}
+    for folder in folders:
+        report = common.load(folder / "gpu.json")
+        found["machine"] = report["machine"]
+        found["steps"] += report["steps"]
+        for path in folder.glob("*-*.json"):
+            found["models"] += common.load(path)["rows"]
+        for name, rows_of in listed.items():
+            path = folder / f"{name}.jsonl"
+            for row in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
+                if "failed" not in row or row["row"] not in rows_of:
+                    rows_of[row["row"]] = row
+    counts = {name: row["counts"] for name, row in listed.pop("expected").items()}
+    if counts:
+        common.save(common.RESULTS / "gpu_counts.json", counts)
+    found |= {name: list(rows_of.values()) for name, rows_of in listed.items()}
+    common.save(common.RESULTS / "gpu_rows.json", found)
+    return 0
+
+
 def machine() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return {
@@ -421,23 +450,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
     chosen = parser.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--run", type=int, choices=RUNS)
-    chosen.add_argument(
-        "--prepare", action="store_true", help="compile for both runs, without a GPU"
-    )
+    chosen.add_argument("--prepare", action="store_true", help="compile for both runs")
     chosen.add_argument("--step", choices=("smoke", "rows", "peers", "expected"))
     chosen.add_argument("--record", type=Path, help="list the kernels of the operators' tests")
-    parser.add_argument(
-        "--python", default=sys.executable, help="of --prepare: it needs Triton alone"
-    )
-    parser.add_argument(
-        "--processes", type=int, help="of --prepare; as many as there are processors"
-    )
-    parser.add_argument("--deadline", type=float, default=600.0, help="begin nothing after that")
-    parser.add_argument("--every", type=int, default=1, help="only every Nth call or row")
-    parser.add_argument("--dry", action="store_true", help="without a GPU, and without results")
-    parser.add_argument(
-        "words", nargs="*", help="of --step: rows that have all these in their name"
-    )
+    chosen.add_argument("--collect", type=Path, nargs="+", help="make results of OUT's folders")
+    add = parser.add_argument
+    add("--python", default=sys.executable, help="of --prepare: it needs Triton alone")
+    add("--processes", type=int, help="of --prepare; as many as there are processors")
+    add("--deadline", type=float, default=600.0, help="of --step: begin nothing after that")
+    add("--every", type=int, default=1, help="of --step: only every Nth call or row")
+    add("--dry", action="store_true", help="without a GPU, and without results")
+    add("words", nargs="*", help="of --step: rows that have all these in their name")
     given = parser.parse_args(arguments)
     if given.run:
         return run(given.run, given.dry)
@@ -446,8 +469,8 @@ def main(arguments: Sequence[str]) -> int:
         packed = Path(shutil.make_archive(str(CACHE), "gztar", CACHE))
         print(f"{packed.name} has {packed.stat().st_size / 2**20:.1f} MiB")
         return status or int(packed.stat().st_size > kernels.MOST_BYTES)
-    if given.record:
-        return record_tests(given.record)
+    if given.record or given.collect:
+        return record_tests(given.record) if given.record else collect(given.collect)
     end = time.monotonic() + given.deadline
     return step(given.step, end, given.every, given.dry, given.words)
 

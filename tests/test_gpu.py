@@ -1,30 +1,39 @@
 """`make gpu`, as far as it can be proved without a GPU: every step's way, limits, what travels, and
 the model of what kernels should take."""
 
-import importlib
 import json
 import os
 import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
 )
 
-from benchmarks import gpu, gpu_rows, kernels  # noqa: E402
+from benchmarks import common, gpu, gpu_rows, kernels  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 RESULTS = Path(gpu.ROOT, "benchmarks", "results")
+
+
+@pytest.fixture(autouse=True)
+def without_a_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels are compiled for a GPU that is not there, and none is kept."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", kernels.NoDriver())
+    backend._compiled.cache_clear()
+    yield
+    backend._compiled.cache_clear()
 
 
 def test_both_runs_fit_a_quarter_of_an_hour() -> None:
@@ -153,7 +162,6 @@ def test_kernels_that_travel_are_found(
 ) -> None:
     """In another folder, as another user, with another hash seed: nothing is compiled again, also
     by the package itself."""
-    triton = importlib.import_module("triton")
     given = gpu_rows.sliding("max", (2, 8, 32, 32), torch.float16, False, 3, 2, 1)
     requests = [given, gpu_rows.whole("avg", (2, 64, 7, 7), torch.float32, True)]
     with gpu.recorded() as found:
@@ -173,11 +181,8 @@ def test_kernels_that_travel_are_found(
     before = sorted(there.iterdir())
     assert len(list(there.glob("*/*.cubin"))) == 2
     monkeypatch.setenv("TRITON_CACHE_DIR", str(there))
-    monkeypatch.setattr(triton.runtime.driver, "_active", kernels.NoDriver())
-    backend._compiled.cache_clear()
     for wanted in found:
         assert backend._compiled(*wanted)[0].asm["cubin"]
-    backend._compiled.cache_clear()
     assert sorted(there.iterdir()) == before
 
 
@@ -206,36 +211,56 @@ def test_clocks_of_l1_are_those_of_lines_and_banks() -> None:
     assert kernels.clocks_of(196 * lane for lane in range(32)) == 8  # 32 lines, all banks
 
 
-def test_a_launch_is_counted_in_its_machine_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A copy by two launches takes memory's time, and a whole plane of 64 elements reads lines."""
-    monkeypatch.setenv("OUT", str(tmp_path))
-    triton = importlib.import_module("triton")
-    monkeypatch.setattr(triton.runtime.driver, "_active", kernels.NoDriver())
+def test_a_launch_is_counted_in_its_machine_code() -> None:
+    """Averages of planes of 64 elements: lanes lie side by side, and memory takes the longest."""
     whole = gpu_rows.adaptive("adaptive avg", (32, 2048, 8, 8), torch.float32, False, 1, 1)
     found = gpu.expected(whole)
     (count,) = found["counts"]
     assert count.moved == 32 * 2048 * 4 * 65
     assert count.programs * 64 == 32 * 2048
-    assert count.l1 < 0.5 * count.instructions  # lanes lie side by side in memory
+    assert count.l1 < 0.5 * count.instructions
     assert found["bound"] == ["memory"]
     assert 7e-6 < found["seconds"] < 10e-6
 
 
-def test_what_a_gpu_run_wrote_becomes_tables() -> None:
-    """Rows that were not begun are counted and in no table; a figure of another chip is scaled."""
+def test_what_runs_wrote_becomes_results_and_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that was not begun is counted and in no table, until a later run has measured it; times
+    of another chip are scaled."""
     machine = dict.fromkeys(("device", "date", "torch", "triton", "cuda"), "a")
-    taken = {"seconds": 2e-4, "copy": 1e-4, "aten": 3e-4}
-    rows = [
-        {"row": "max 4/1 padding 1 32x64x512x512 float32 contiguous", **taken},
-        {"row": "avg 2x2/2x2 padding 0x0 32x8x4x4 float32 contiguous", **taken},
-        {"row": "avg 3/2 padding 1 32x64x112x112 float32 contiguous", **taken},
-        {"row": "taps 3x3/2x2 padding 0x0 32x8x4x4 float32 contiguous", "failed": "not begun"},
+    taken = {"seconds": 2e-4, "copy": 1e-4, "aten": 3e-4, "host": 1e-5, "host_aten": 2e-5}
+    names = [
+        "max 4/1 padding 1 32x64x512x512 float32 contiguous",
+        "avg 2x2/2x2 padding 0x0 32x8x4x4 float32 contiguous",
+        "avg 3/2 padding 1 32x64x112x112 float32 contiguous",
+        "taps 3x3/2x2 padding 0x0 32x8x4x4 float32 contiguous",
     ]
-    text = gpu_rows.markdown({"machine": machine, "steps": [], "rows": rows})
-    assert "3 of 4 rows were measured" in text
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for folder, known in zip(folders, (names[:2], names[2:3]), strict=True):
+        folder.mkdir()
+        report = {"machine": machine, "steps": [{"name": "rows", "exit_status": 1}]}
+        (folder / "gpu.json").write_text(json.dumps(report))
+        rows = [{"row": name, **(taken if name in known else {"failed": "a"})} for name in names]
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folders[1] / "peers.jsonl").write_text(json.dumps({"row": "max", **taken, "cudnn": 1e-4}))
+    assert gpu.main(["--collect", *map(str, folders)]) == 0
+    text = gpu_rows.markdown(common.load(tmp_path / "gpu_rows.json"))
+    assert "Steps: `rows` failed, `rows` failed. 3 of 4 rows were measured" in text
     assert "| max 4/1 padding 1 32x64x512x512 | 0.20 | 0.50 | 1.5x | 54.0x (35.22x) |" in text
     assert "| avg | 1 | 0.50 | 1.50x | 0 | 0.50 |" in text
     assert "| avg, float32, contiguous | 0.50 |" in text
+    assert "| max | 200.0 | 1.50x |  | 0.50x | 10 / 20 |" in text
     assert "taps" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", gpu_rows.rows()[7::24], ids=lambda row: row.name)
+def test_nothing_spills(row: gpu_rows.Request) -> None:
+    """But one word, which ptxas stores and loads once."""
+    with gpu.launches() as found:
+        row.prepared()[1]()
+    for how, arguments in found:
+        asm = gpu.compiled(how, arguments).asm
+        assert kernels.machine_code(asm["cubin"]).spills <= 2
