@@ -77,10 +77,10 @@ def own(step: str, deadline: int, more: str = "") -> str:
     return f"-m benchmarks.gpu --step {step} --deadline {deadline} {more}"
 
 
-def networks(how: str) -> dict[str, tuple[int, str]]:
+def networks(how: str, seconds: int) -> dict[str, tuple[int, str]]:
     return {
         f"{key}-{how}": (
-            23,
+            seconds,
             f"-m benchmarks models '{name} {how}, training' --device cuda --row-seconds 0.5 "
             f"--out {{out}}/{key}-{how}.json",
         )
@@ -103,8 +103,8 @@ RUNS = {
         {
             "smoke": (45, own("smoke", 40)),
             "rows": (60, own("rows", 50)),
-            **networks("eager"),
-            **networks("compiled"),
+            **networks("eager", 14),
+            **networks("compiled", 32),
             "tests": (75, f"{PYTEST} -m 'not slow' {TESTS}"),
             "memcheck": (35, own("smoke", 25, "--every 5")),
         },
