@@ -81,11 +81,11 @@ bench: $(FOR)benchmark $(LIBRARY)  ## measure single calls, calls of real models
 
 # The machine's own Python, PyTorch and Triton are used: nothing is installed where there may be no network.
 gpu:  ## tests and benchmarks on a CUDA or ROCm GPU, in under six minutes; RUN=2 the second half
-	$(PYTHON) -m benchmarks.gpu --run $(or $(RUN),1)
+	$(PYTHON) -m benchmarks gpu --run $(or $(RUN),1)
 
 # WITH names a Python that has the Triton of the GPU's machine; it needs no PyTorch.
 gpu-prepare:  ## compile for make gpu beforehand, without a GPU, into .gpu-cache
-	$(PYTHON) -m benchmarks.gpu --prepare $(if $(WITH),--python $(WITH))
+	$(PYTHON) -m benchmarks gpu --prepare $(if $(WITH),--python $(WITH))
 
 docs: $(FOR)docs  ## draw the pictures and build the documentation into site/; a broken link is an error
 	$(BIN)/python docs/pictures.py

@@ -1,29 +1,216 @@
-"""What the benchmarks share: conditions, results on disk, Markdown tables, calls in turn."""
+"""What the benchmarks share: the table of rows, conditions, results on disk, Markdown tables, calls
+in turn."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 import itertools
 import json
+import math
 import os
+import re
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import timing
 from torch_dmlpool.bench.conditions import processor
 from torch_dmlpool.timing import Call, Times
+from torch_dmlpool.window import Window
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SMALL_SECONDS = 50e-6
 """Where ATen takes less, a row is about the cost of a call: it has a difference, not a ratio."""
+
+
+MODES = {
+    "forward": "",
+    "indices": "with indices",
+    "recorded": "recording the graph",
+    "training": "forward + backward",
+    "quantized": "quantized",
+}
+"""What is timed: the values; those and the indices of maxima; autograd's book-keeping without a
+backward pass; both passes; averages of integers that stand for real numbers."""
+WAYS = {"F": "forward", "T": "training", "I": "indices", "R": "recorded", "Q": "quantized"}
+GROUPS = {
+    "core": "max and average pools, layouts, ranks and gradients",
+    "overhead": "tiny tensors: what a call costs",
+    "networks": "pools of well-known networks, in one to three spatial dimensions",
+    "published": "geometries for which other kernel libraries publish times",
+    "types": "data types beside float32",
+    "quantized": "averages of 8-bit integers with scales and zero points",
+    "batches": "one pool over batches of 1 to 256",
+    "extremes": "windows that tile an image, long rows, one window over everything",
+    "masks": "pools under a mask, half of it True",
+    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds; in no other list",
+}
+TABLE = Path(__file__).with_name("rows.txt")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table, with one entry per spatial dimension in its window arguments."""
+
+    family: str  # max or average
+    sizes: tuple[int, ...]
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil_mode: bool = False
+    include_padding: bool = True
+    dtype: str = "float32"
+    channels_last: bool = False
+    mode: str = "forward"
+    mask: str = ""  # for each sample or element
+    groups: tuple[str, ...] = field(default=(), compare=False)
+    origin: str = field(default="", compare=False)  # where this pool is met
+
+    @property
+    def rank(self) -> int:
+        return len(self.window)
+
+    @property
+    def pool(self) -> str:
+        """``max 8x64x112x112 window 3/2 pad 1``, then options and the type if not float32."""
+        parts = [self.family, "x".join(map(str, self.sizes))]
+        parts.append(f"window {_short(self.window)}/{_short(self.stride)}")
+        parts += [f"pad {_short(self.padding)}"] * any(self.padding)
+        parts += [f"dilation {_short(self.dilation)}"] * (max(self.dilation) > 1)
+        parts += ["ceil"] * self.ceil_mode + ["padding not counted"] * (not self.include_padding)
+        return " ".join(parts + [self.dtype] * (self.dtype != "float32"))
+
+    @property
+    def name(self) -> str:
+        parts = [self.pool, *["channels_last"] * self.channels_last, MODES[self.mode]]
+        return " ".join(filter(None, [*parts, self.mask and f"mask of each {self.mask}"]))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @functools.cached_property
+    def geometry(self) -> Window:
+        arguments = (self.rank, self.window, self.stride, self.padding, self.dilation)
+        return Window.pytorch(*arguments, self.ceil_mode)
+
+    @property
+    def output_sizes(self) -> tuple[int, ...]:
+        return (*self.sizes[:2], *self.geometry.output_sizes(self.sizes[2:]))
+
+    @property
+    def bytes_read(self) -> int:
+        return math.prod(self.sizes) * self.torch_dtype.itemsize
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        if not self.channels_last:
+            return torch.contiguous_format
+        return torch.channels_last if self.rank == 2 else torch.channels_last_3d
+
+    @property
+    def kind(self) -> str:
+        """What rows must share for a common mean."""
+        layout = "channels_last" if self.channels_last else "contiguous"
+        return f"{MODES[self.mode] or 'forward'}, {layout}, {self.dtype}"
+
+    @property
+    def bytes_moved(self) -> int:
+        """What no implementation can avoid: each input read once, each result written once."""
+        written = self.torch_dtype.itemsize + 8 * (self.mode == "indices")
+        moved = self.bytes_read + math.prod(self.output_sizes) * written
+        return moved * (1 + (self.mode == "training"))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As PyTorch's pools take them."""
+        names = {"kernel_size": self.window, "stride": self.stride, "padding": self.padding}
+        if self.family == "max":
+            return {**names, "dilation": self.dilation, "ceil_mode": self.ceil_mode}
+        return {**names, "ceil_mode": self.ceil_mode, "count_include_pad": self.include_padding}
+
+    def random(self, sizes: Sequence[int], generator: torch.Generator) -> Tensor:
+        """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
+        type."""
+        how: dict[str, Any] = {"generator": generator, "device": generator.device}
+        if self.torch_dtype.is_floating_point:
+            tensor = torch.randn(sizes, **how).to(self.torch_dtype)
+        else:
+            limits = torch.iinfo(self.torch_dtype)
+            tensor = torch.randint(limits.min, limits.max, sizes, dtype=self.torch_dtype, **how)
+        return tensor.contiguous(memory_format=self.memory_format)
+
+
+def _short(numbers: Sequence[int]) -> str:
+    """One number where all are the same."""
+    return str(numbers[0]) if len(set(numbers)) == 1 else "x".join(map(str, numbers))
+
+
+def _rows(line: str) -> Iterator[Workload]:
+    """The rows of a line of the table."""
+    text, _, origin = line.partition(" # ")
+    group, families, sizes, window, *options = text.split()
+    shape = tuple(map(int, sizes.split("x")))
+
+    def entries(pattern: str, usual: str) -> list[str]:
+        return next((one for one in options if re.fullmatch(pattern, one)), usual).split(",")
+
+    def numbers(text: str) -> tuple[int, ...]:
+        found = tuple(map(int, text.lstrip("pd").split("x")))
+        return found * (len(shape) - 2) if len(found) == 1 else found
+
+    size, _, step = window.partition("/")
+    texts = size, step or size, *entries(r"p[\dx]+", "p0"), *entries(r"d\d+", "d1")
+    geometry = (shape, *map(numbers, texts), "ceil" in options, "uncounted" not in options)
+    types, masks = entries(r"(u?int|b?float).*", "float32"), entries("sample,element", "")
+    ways = entries("[FTIRQftiq]+", "F")[0]
+    for family, dtype, mask, way in itertools.product(families.split(","), types, masks, ways):
+        if way.upper() != "I" or family == "max":
+            how = (dtype, way.islower(), WAYS[way.upper()], mask, (group,), origin)
+            yield Workload(family, *geometry, *how)
+
+
+def _table() -> tuple[Workload, ...]:
+    """Every row once; a row that several groups name belongs to all of them."""
+    rows: dict[str, Workload] = {}
+    lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
+    for row in itertools.chain.from_iterable(map(_rows, lines)):
+        known = rows.get(row.name, row)
+        groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
+        rows[row.name] = replace(known, groups=groups, origin=known.origin or row.origin)
+    return tuple(rows.values())
+
+
+WORKLOADS = _table()
+
+
+def select(wanted: str) -> list[Workload]:
+    """The rows that a comma-separated list names: ``all``, groups, or text of a name or origin.
+
+    Raises:
+        ValueError: An entry names nothing.
+    """
+    found: set[Workload] = set()
+    for text in (entry.strip().casefold() for entry in wanted.split(",")):
+        usual = [row for row in WORKLOADS if row.groups != ("large",)]
+        named = [row for row in usual if text in f"{row.name} {row.origin}".casefold()]
+        grouped = [row for row in WORKLOADS if text in row.groups]
+        rows = usual if text == "all" else grouped or (named if text else [])
+        if not rows:
+            raise ValueError(f"no row is named {text!r}; groups are all, {', '.join(GROUPS)}")
+        found.update(rows)
+    return [row for row in WORKLOADS if row in found]
 
 
 class Disagreement(Exception):  # noqa: N818 - a finding about a result

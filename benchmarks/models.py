@@ -305,9 +305,9 @@ def main(arguments: Sequence[str]) -> int:
     for name, task in tasks:
         try:
             rows.append(task())
-        except Disagreement as reason:
+        except Exception as reason:  # a row that fails hides no other
             wrong += 1
-            print(f"WRONG RESULT: {name}: {reason}", flush=True)
+            print(f"WRONG {name}: {type(reason).__name__}: {reason}", flush=True)
             continue
         before, after, ratio = (rows[-1][key] for key in ("original", "converted", "ratio"))
         print(f"{name:40} {before:9.3f} ms {after:9.3f} ms {ratio:6.3f}x", flush=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import calls, common, gpu_rows, models
-from benchmarks.rows import ATEN, GROUPS, MODES, OURS, PEERS, PLAIN, Result
+from benchmarks.common import GROUPS, MODES
+from benchmarks.rows import ATEN, OURS, PEERS, PLAIN, Result
 
 CPU, GPU_BESIDE, GPU, MODELS, CALLS, CALLS_AVX2 = (
     common.RESULTS / f"{name}.json"

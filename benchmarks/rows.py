@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,197 +22,11 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import SMALL_SECONDS, Disagreement
+from benchmarks.common import GROUPS, SMALL_SECONDS, WORKLOADS, Disagreement, Workload, select
 from torch_dmlpool.timing import Call, Times
-from torch_dmlpool.window import Window
 
 OURS, COPY, ATEN, PLAIN, INDUCTOR = "ours", "copy", "ATen", "without a mask", "torch.compile"
-MODES = {
-    "forward": "",
-    "indices": "with indices",
-    "recorded": "recording the graph",
-    "training": "forward + backward",
-    "quantized": "quantized",
-}
-"""What is timed: the values; those and the indices of maxima; autograd's book-keeping without a
-backward pass; both passes; averages of integers that stand for real numbers."""
-WAYS = {"F": "forward", "T": "training", "I": "indices", "R": "recorded", "Q": "quantized"}
-GROUPS = {
-    "core": "max and average pools, layouts, ranks and gradients",
-    "overhead": "tiny tensors: what a call costs",
-    "networks": "pools of well-known networks, in one to three spatial dimensions",
-    "published": "geometries for which other kernel libraries publish times",
-    "types": "data types beside float32",
-    "quantized": "averages of 8-bit integers with scales and zero points",
-    "batches": "one pool over batches of 1 to 256",
-    "extremes": "windows that tile an image, long rows, one window over everything",
-    "masks": "pools under a mask, half of it True",
-    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds; in no other list",
-}
-TABLE = Path(__file__).with_suffix(".txt")
 COLUMNS = "seconds", "skipped", "kept"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One row of the table, with one entry per spatial dimension in its window arguments."""
-
-    family: str  # max or average
-    sizes: tuple[int, ...]
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    ceil_mode: bool = False
-    include_padding: bool = True
-    dtype: str = "float32"
-    channels_last: bool = False
-    mode: str = "forward"
-    mask: str = ""  # for each sample or element
-    groups: tuple[str, ...] = field(default=(), compare=False)
-    origin: str = field(default="", compare=False)  # where this pool is met
-
-    @property
-    def rank(self) -> int:
-        return len(self.window)
-
-    @property
-    def pool(self) -> str:
-        """``max 8x64x112x112 window 3/2 pad 1``, then options and the type if not float32."""
-        parts = [self.family, "x".join(map(str, self.sizes))]
-        parts.append(f"window {_short(self.window)}/{_short(self.stride)}")
-        parts += [f"pad {_short(self.padding)}"] * any(self.padding)
-        parts += [f"dilation {_short(self.dilation)}"] * (max(self.dilation) > 1)
-        parts += ["ceil"] * self.ceil_mode + ["padding not counted"] * (not self.include_padding)
-        return " ".join(parts + [self.dtype] * (self.dtype != "float32"))
-
-    @property
-    def name(self) -> str:
-        parts = [self.pool, *["channels_last"] * self.channels_last, MODES[self.mode]]
-        return " ".join(filter(None, [*parts, self.mask and f"mask of each {self.mask}"]))
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
-
-    @functools.cached_property
-    def geometry(self) -> Window:
-        arguments = (self.rank, self.window, self.stride, self.padding, self.dilation)
-        return Window.pytorch(*arguments, self.ceil_mode)
-
-    @property
-    def output_sizes(self) -> tuple[int, ...]:
-        return (*self.sizes[:2], *self.geometry.output_sizes(self.sizes[2:]))
-
-    @property
-    def bytes_read(self) -> int:
-        return math.prod(self.sizes) * self.torch_dtype.itemsize
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        if not self.channels_last:
-            return torch.contiguous_format
-        return torch.channels_last if self.rank == 2 else torch.channels_last_3d
-
-    @property
-    def kind(self) -> str:
-        """What rows must share for a common mean."""
-        layout = "channels_last" if self.channels_last else "contiguous"
-        return f"{MODES[self.mode] or 'forward'}, {layout}, {self.dtype}"
-
-    @property
-    def bytes_moved(self) -> int:
-        """What no implementation can avoid: each input read once, each result written once."""
-        written = self.torch_dtype.itemsize + 8 * (self.mode == "indices")
-        moved = self.bytes_read + math.prod(self.output_sizes) * written
-        return moved * (1 + (self.mode == "training"))
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As PyTorch's pools take them."""
-        names = {"kernel_size": self.window, "stride": self.stride, "padding": self.padding}
-        if self.family == "max":
-            return {**names, "dilation": self.dilation, "ceil_mode": self.ceil_mode}
-        return {**names, "ceil_mode": self.ceil_mode, "count_include_pad": self.include_padding}
-
-    def random(self, sizes: Sequence[int], generator: torch.Generator) -> Tensor:
-        """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
-        type."""
-        how: dict[str, Any] = {"generator": generator, "device": generator.device}
-        if self.torch_dtype.is_floating_point:
-            tensor = torch.randn(sizes, **how).to(self.torch_dtype)
-        else:
-            limits = torch.iinfo(self.torch_dtype)
-            tensor = torch.randint(limits.min, limits.max, sizes, dtype=self.torch_dtype, **how)
-        return tensor.contiguous(memory_format=self.memory_format)
-
-
-def _short(numbers: Sequence[int]) -> str:
-    """One number where all are the same."""
-    return str(numbers[0]) if len(set(numbers)) == 1 else "x".join(map(str, numbers))
-
-
-def _rows(line: str) -> Iterator[Workload]:
-    """The rows of a line of the table."""
-    text, _, origin = line.partition(" # ")
-    group, families, sizes, window, *options = text.split()
-    shape = tuple(map(int, sizes.split("x")))
-    rank = len(shape) - 2
-
-    def entries(numbers: str) -> tuple[int, ...]:
-        found = tuple(map(int, numbers.split("x")))
-        return found * rank if len(found) == 1 else found
-
-    def option(letter: str, usual: str) -> tuple[int, ...]:
-        matching = (one[1:] for one in options if one[0] == letter and one[1].isdigit())
-        return entries(next(matching, usual))
-
-    ways = next((one for one in options if set(one) <= set("FTIRQftiq")), "F")
-    words = [one.split(",") for one in options]
-    types = next((one for one in words if "int" in one[0] or "float" in one[0]), ["float32"])
-    masks = next((one for one in words if one[0] == "sample"), [""])
-    size, _, step = window.partition("/")
-    numbers = entries(size), entries(step or size), option("p", "0"), option("d", "1")
-    flags = "ceil" in options, "uncounted" not in options
-    for family, dtype, mask, way in itertools.product(families.split(","), types, masks, ways):
-        mode = WAYS[way.upper()]
-        if mode != "indices" or family == "max":
-            how = (*flags, dtype, way.islower(), mode, mask)
-            yield Workload(family, shape, *numbers, *how, (group,), origin)
-
-
-def _table() -> tuple[Workload, ...]:
-    """Every row once; a row that several groups name belongs to all of them."""
-    rows: dict[str, Workload] = {}
-    lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
-    for row in itertools.chain.from_iterable(map(_rows, lines)):
-        known = rows.get(row.name, row)
-        groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
-        rows[row.name] = replace(known, groups=groups, origin=known.origin or row.origin)
-    return tuple(rows.values())
-
-
-WORKLOADS = _table()
-
-
-def select(wanted: str) -> list[Workload]:
-    """The rows that a comma-separated list names: ``all``, groups, or text of a name or origin.
-
-    Raises:
-        ValueError: An entry names nothing.
-    """
-    found: set[Workload] = set()
-    for text in (entry.strip().casefold() for entry in wanted.split(",")):
-        usual = [row for row in WORKLOADS if row.groups != ("large",)]
-        named = [row for row in usual if text in f"{row.name} {row.origin}".casefold()]
-        grouped = [row for row in WORKLOADS if text in row.groups]
-        rows = usual if text == "all" else grouped or (named if text else [])
-        if not rows:
-            raise ValueError(f"no row is named {text!r}; groups are all, {', '.join(GROUPS)}")
-        found.update(rows)
-    return [row for row in WORKLOADS if row in found]
-
-
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
@@ -316,16 +129,16 @@ def _copies(problem: Problem) -> list[Call]:
     return [functools.partial(destination.copy_, input) for input in problem.inputs]
 
 
-def _compiled(problem: Problem) -> list[Call]:
-    """Static shapes and one graph per row: the best that Inductor makes of ATen's operator."""
-    torch.compiler.reset()
-    return bound(torch.compile(aten(problem), fullgraph=True, dynamic=False), problem)
-
-
 def _plain(problem: Problem) -> list[Call]:
     if problem.mask is None:
         raise Absent("in rows with a mask alone")
     return bound(ours(replace(problem, mask=None)), problem)
+
+
+def _compiled(problem: Problem) -> list[Call]:
+    """Static shapes and one graph per row: the best that Inductor makes of ATen's operator."""
+    torch.compiler.reset()
+    return bound(torch.compile(aten(problem), fullgraph=True, dynamic=False), problem)
 
 
 def _onnx_runtime(problem: Problem) -> list[Call]:
@@ -355,13 +168,8 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
         binding.bind_ortvalue_input("input", runtime.OrtValue.ortvalue_from_numpy(array))
         for output in session.get_outputs():
             binding.bind_output(output.name, "cpu")
-        calls.append(functools.partial(_run, session, binding))
+        calls.append(lambda binding=binding: (session.run_with_iobinding(binding), binding)[1])
     return calls
-
-
-def _run(session: Any, binding: Any) -> Any:
-    session.run_with_iobinding(binding)
-    return binding
 
 
 def onnx_model(row: Workload) -> bytes:
@@ -375,9 +183,9 @@ def onnx_model(row: Workload) -> bytes:
 
     how: dict[str, Any] = {"kernel_shape": list(row.window), "strides": list(row.stride)}
     how |= {"pads": [*row.padding, *row.padding], "ceil_mode": int(row.ceil_mode)}
+    name, inputs, constants = "MaxPool", "input", ""
     if row.family == "average":
-        how["count_include_pad"] = int(row.include_padding)
-    name, inputs, constants = {"max": "MaxPool", "average": "AveragePool"}[row.family], "input", ""
+        name, how["count_include_pad"] = "AveragePool", int(row.include_padding)
     if row.mode == "quantized":
         name, how["channels_last"] = "com.microsoft.QLinearAveragePool", int(row.channels_last)
         inputs += "".join(f", {side}_{what}" for side in "xy" for what in ("scale", "zero"))
