@@ -339,7 +339,8 @@ const RowOperations &float_sums(int type) {
     return kernels_of(type).sums;
 }
 
-void average_pooling(const Problem &p, const void *input, void *output) {
+void average_pooling(const Problem &given, const void *input, void *output) {
+    const Problem p = joined_averages(given, false, true);
     const bool is_turned = are_turned(p, Windows(p));
     const Kernels kernels = kernels_of(int(p.type), is_turned);
     const int64_t element = kernels.sums.element_size;
@@ -354,7 +355,8 @@ void average_pooling(const Problem &p, const void *input, void *output) {
         [&](const void *from, void *to) { pool(kernels.sums, finish, from, to, g, WINDOWS); });
 }
 
-void average_pooling_grad(const Problem &p, const void *arriving, void *gradient) {
+void average_pooling_grad(const Problem &given, const void *arriving, void *gradient) {
+    const Problem p = joined_averages(given, true, true);
     const int type = int(p.type);
     const int64_t element = kernels_of(type).sums.element_size;
     expect_all(gradient, p.input_bytes(element));

@@ -29,6 +29,12 @@ struct Question {
     int64_t value_size;
 };
 
+// The same problem with fewer axes or planes, where windows allow it: rows that windows read whole,
+// rows that windows tile, and planes. Averages whose planes are `are_alike` may have their planes
+// joined. Numbers of winners stay the same.
+Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners);
+Problem joined_averages(const Problem &p, bool is_gradient, bool are_alike);
+
 Strategy choose(const Question &question);
 // Whether TURNED computes an average or its gradient. `windows` are the windows of the problem, or
 // for a gradient the windows seen from the input. A call for which TURNED is forced is counted.

@@ -230,7 +230,8 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 
 }  // namespace
 
-void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
+void max_pooling_indices(const Problem &given, const void *taps, void *indices) {
+    const Problem p = joined_maxima(given, true, true);
     constexpr int64_t BLOCK = 4096;
     const int tap_bytes = type_of(p).bytes;
     const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
@@ -255,7 +256,9 @@ void max_pooling_indices(const Problem &p, const void *taps, void *indices) {
     });
 }
 
-void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient) {
+void max_pooling_grad(const Problem &given, const void *arriving, const void *taps,
+                      void *gradient) {
+    const Problem p = joined_maxima(given, true, true);
     expect_all(gradient, p.input_bytes(type_of(p).bytes));
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     // Whether several windows may read an element. If not, nothing is added, and elements of half

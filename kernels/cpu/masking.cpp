@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "choose.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -190,8 +191,9 @@ void masked(const Masking &m, const void *input, const void *mask, void *output)
     });
 }
 
-void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                            const void *divisors, void *output) {
+void masked_average_pooling(const Problem &given, const Masking &m, const void *input,
+                            const void *mask, const void *divisors, void *output) {
+    const Problem p = joined_averages(given, false, false);
     expect_all(output, p.planes * p.output_plane() * m.bytes);
     const auto run = [&](auto element) {
         average<decltype(element)>(p, m, input, mask, divisors, static_cast<char *>(output));

@@ -150,7 +150,8 @@ struct WinningTaps final : Finish {
 
 }  // namespace
 
-void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
+void max_pooling(const Problem &given, const void *input, void *output, void *winners) {
+    const Problem p = joined_maxima(given, false, winners != nullptr);
     const DataType &data_type = type_of(p);
     const int64_t outputs = p.planes * p.output_plane();
     if (output != nullptr)

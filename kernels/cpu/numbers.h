@@ -13,7 +13,6 @@ namespace {
 // numbers of a row of at most KEPT_NUMBERS elements are kept. Those of a longer row are computed
 // BLOCK elements at a time.
 struct Columns {
-    static constexpr int64_t KEPT_NUMBERS = 1 << 16;
     static constexpr int64_t BLOCK = 512;
     const Problem &p;
     const int64_t channel_unit;

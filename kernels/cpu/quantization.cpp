@@ -268,8 +268,9 @@ const RowOperations &bool_sums() {
     return operations;
 }
 
-void quantized_average_pooling(const Problem &p, const void *input, void *output,
+void quantized_average_pooling(const Problem &given, const void *input, void *output,
                                const Quantization &q) {
+    const Problem p = joined_averages(given, false, false);
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;

@@ -194,7 +194,7 @@ struct WindowPooling {
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
                 if (reads_taps && read.count > 0)
-                    read_first(read.count, count / read.count, n * run.step, m);
+                    read_first(read.count, count / read.count, n * run.step, n == 1, m);
                 op.combine_window(read.are_shared, m.taps.data(), count, channels,
                                   results + k * pitch, out + k * result_pitch,
                                   {n, run.step * read.step, channels, divisor});
@@ -204,11 +204,14 @@ struct WindowPooling {
         }
         finish_all();
     }
-    // Reads what successive windows, the first with `taps` taps of each of `rows` rows, read.
-    void read_first(int64_t rows, int64_t taps, int64_t steps, const Memory &m) const {
+    // Reads what successive windows, the first with `taps` taps of each of `rows` rows, read. The
+    // loop that combines the taps of a single window reads the last one in that order itself.
+    void read_first(int64_t rows, int64_t taps, int64_t steps, bool is_single,
+                    const Memory &m) const {
+        const int64_t positions = std::max((taps - 1) * w.dilation + 1, steps);
         for (int64_t r = 0; r < rows && taps > 0; ++r)
             read_in_order(m.taps[r * taps].from,
-                          std::max((taps - 1) * w.dilation + 1, steps) * position);
+                          (positions - (is_single && r == rows - 1)) * position);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
     int64_t find_taps(const Read &read, const Span &span, Row *taps) const {

@@ -35,7 +35,7 @@ def calls(scale: int) -> dict[str, Call]:
     small = torch.randn(2, 2, 64 * scale, 64).to(torch.bfloat16)
     quantized = torch.randint(0, 255, many.shape, dtype=torch.uint8)
     quantized = quantized.to(memory_format=torch.channels_last)
-    kept = small > 0
+    kept, all_kept = small > 0, many > 0
     large, three = windowed(2, 31, 1, 2), windowed(2, 3, 2, 1)
     _, taps = cpu.max_pooling_with_taps(small, three)
     sizes = small.shape[2:]
@@ -58,7 +58,7 @@ def calls(scale: int) -> dict[str, Call]:
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
         "masked": lambda: cpu.masked(small, kept, True),
-        "masked_divisors": lambda: cpu.masked_average_pooling(small, kept, three, False),
+        "masked_divisors": lambda: cpu.masked_average_pooling(many, all_kept, large, False),
         "masked_average_pooling": lambda: cpu.masked_average_pooling(
             many, many[:, :1] > 0, three, False
         ),

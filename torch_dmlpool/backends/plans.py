@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.library import POSITIONS, TAPS, Axis, Counting, Problem, Quantization
+from torch_dmlpool.backends.library import TAPS, Axis, Counting, Problem, Quantization
 from torch_dmlpool.window import Window
 
 Windows = Window | tuple[int, ...]
@@ -45,23 +45,6 @@ a quantized tensor of integers would take a third of a small call."""
 DATA_TYPES.update(
     zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
 )
-
-KEPT_OUTPUTS = 1 << 16
-"""``Columns::KEPT_NUMBERS`` in kernels/cpu/numbers.h. For rows of more outputs the kernels compute
-the numbers of winners anew for each row, so :func:`_join_tiled_rows` makes no longer rows."""
-SMALL_PLANE = 8
-"""Whole planes of at most this many elements are merged into one row where only maxima are asked
-for. That makes maxima of 8x512 planes of 8 elements 2.9 times faster, and would make those of 16
-elements 1.1 times slower (float32, Zen 4). With winners, planes of all sizes are merged."""
-ROW_MOST = 1024
-"""Longer planes of one row stay planes, unless they are asked for maxima of windows that tile them:
-training of 4x128x2048 by averages 2/2 would be 0.85 times as fast, by maxima 5/5 0.8 (Zen 4)."""
-SHORT_WINDOW, SHORT_STRIDE = 15, 4
-"""The longest window and stride of averages that may be joined: ``LONG_CONVERTED`` and
-``STRIDE_WITHOUT_VECTORS`` in kernels/cpu/choose.cpp, each less 1. From there on the bits of a sum
-depend on how many windows a row has."""
-TURNED_ROW = 16
-"""``TURNED_WIDTH`` in kernels/cpu/choose.cpp: averages of rows up to this long are turned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +98,12 @@ def planned(
     outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
     if spatial_sizes is not None and isinstance(window, Window):
         _check_arriving(shape, dtype, window, outputs, None if counted else numbered)
-    if counted or is_contiguous:
-        _join_rows(axes, ends)
     samples, channels = shape[:2]
     planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
-    _join_tiled_rows(axes, ends, None if counted else KEPT_OUTPUTS // max(1, inner_channels))
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
         number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
     wider = _wider(axes, numbering, dtype)
-    is_gradient = spatial_sizes is not None
-    # Averages with scales or under a mask tell planes apart, and channels fill vectors as they are.
-    are_alike = dtype.is_floating_point and numbered is None and is_contiguous
-    if _joins_averages(axes, are_alike, is_gradient) if counted else not is_gradient:
-        planes, numbering = _join_planes(axes, ends, planes, numbering, numbered is not None)
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     missing = 3 - len(axes)
     include_padding, divisor = counted or (False, None)
@@ -182,8 +157,6 @@ def _check_arriving(
 _Axis = tuple[int, int, int, int, int, int]
 """Size, outputs, window, stride, start padding and dilation; a window of 0 stands for bins."""
 
-_ONE_ROW: _Axis = 1, 1, 1, 1, 0, 1
-
 
 def _axes_of(
     window: Windows, sizes: Sequence[int], are_averaged: bool
@@ -198,8 +171,6 @@ def _axes_of(
         for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
     ]
     ends = [axis.end_padding for axis in window.axes]
-    while len(axes) > 1 and axes[0][:3] == _ONE_ROW[:3] and axes[0][4] == ends[0] == 0:
-        del axes[0], ends[0]
     return outputs, axes, ends
 
 
@@ -215,45 +186,6 @@ def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
     return (size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1)
 
 
-def _join_rows(axes: list[_Axis], ends: list[int]) -> None:
-    """Merge the last two axes into one while each window reads whole rows.
-
-    A row of n elements then counts as n positions of the merged axis. Taps keep their numbers.
-    """
-    while len(axes) > 1:
-        rows, outputs, row_taps, stride, row_padding, row_dilation = axes[-2]
-        size, count, taps, _, padding, dilation = axes[-1]
-        is_whole = (count, taps, padding, dilation) == (1, size, 0, 1)
-        if not is_whole or (size > 1 and (row_taps == 0 or row_dilation > 1)):
-            return
-        axes[-2:] = [
-            (rows * size, outputs, row_taps * size, stride * size, row_padding * size, row_dilation)
-        ]
-        ends[-2:] = [ends[-2] * size]
-
-
-def _is_tiled(axis: _Axis) -> bool:
-    """Whether windows lie one after the other, each inside the input, up to its end."""
-    size, count, taps, stride, padding, dilation = axis
-    return 0 < taps <= stride and count * stride == size and (padding, dilation) == (0, 1)
-
-
-def _join_tiled_rows(axes: list[_Axis], ends: list[int], most: int | None) -> None:
-    """Merge the last two axes into one where windows of one row each tile that row.
-
-    The new axis has at most ``most`` outputs. Maxima of 2048x2x2x4 by 1x1x2 are 10 times faster,
-    and their gradient 2 times.
-    """
-    while len(axes) > 1:
-        rows, row_outputs, row_taps, row_stride, row_padding, _ = axes[-2]
-        size, count, *rest = axes[-1]
-        is_one_row = (row_outputs, row_taps, row_stride, row_padding) == (rows, 1, 1, 0)
-        if not is_one_row or not _is_tiled(axes[-1]) or (most is not None and rows * count > most):
-            return
-        axes[-2:] = [(rows * size, rows * count, *rest)]  # type: ignore[list-item]
-        ends[-2:] = ends[-1:]
-
-
 def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
     """The float type to convert the input to if the kernel cannot hold the numbers of its winners.
 
@@ -266,52 +198,6 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
     highest = math.prod([axis[2] for axis in axes]) if numbering == TAPS else reach + 1
     wider = torch.float32 if highest <= 2**31 else torch.float64
     return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
-
-
-def _joins_averages(axes: list[_Axis], are_alike: bool, is_gradient: bool) -> bool:
-    """Whether rows may be averaged as one plane (``_join_planes``), and are faster then.
-
-    Short rows are turned instead, unless windows tile them. Gradients of windows that share no
-    element are copies, which many rows make no faster. Averages of 512x64x17 by 2/2 are 9 times
-    faster, by 3/1 4 times, and training by 3/1 4 times.
-    """
-    size, count, taps, stride, *_ = axes[0]
-    if not are_alike or len(axes) > 1 or count == 1 or size > ROW_MOST:
-        return False
-    is_short = 0 < taps <= SHORT_WINDOW and stride <= SHORT_STRIDE
-    has_rows = size > TURNED_ROW and (taps > stride or not is_gradient)
-    return is_short and (has_rows or _is_tiled(axes[0]))
-
-
-def _join_planes(
-    axes: list[_Axis], ends: list[int], planes: int, numbering: int, has_winners: bool
-) -> tuple[int, int]:
-    """Merge all planes into one along the first axis, where windows tile that axis.
-
-    Planes of one row become the rows of one plane, unless their windows tile them: maxima of
-    64x128x64 by 3/1 are 4 times faster.
-
-    Returns the number of planes and the winners' numbering. A single window begins where its plane
-    does, so its winner's position is its tap: POSITIONS become TAPS. Maxima of many small planes
-    are 10 times faster.
-    """
-    size, count, taps, *_ = axes[0]
-    if len(axes) == 1 < count and taps > 0 and size <= ROW_MOST and not _is_tiled(axes[0]):
-        axes.insert(0, _ONE_ROW)
-        ends.insert(0, 0)
-    size, count, taps, stride, padding, dilation = axes[0]
-    is_single = len(axes) == count == 1
-    if is_single:
-        stride = size  # A single window has no next one, so its stride does not matter.
-    if not _is_tiled((size, count, taps, stride, padding, dilation)):
-        return planes, numbering
-    if is_single and numbering == POSITIONS:
-        numbering = TAPS
-    is_whole = is_single and taps == size
-    if numbering != TAPS or (is_whole and not has_winners and size > SMALL_PLANE):
-        return planes, numbering
-    axes[0] = planes * size, planes * count, taps, stride, 0, 1
-    return 1, numbering
 
 
 def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
