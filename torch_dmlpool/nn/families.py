@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from torch_dmlpool import operands
+from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import pools
 from torch_dmlpool.nn import quantized_tensors as quantized_tensors
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
@@ -93,6 +94,7 @@ class AvgPool(Pool):
     divisor_override: int | None = None
     dilation: Integers = 1
 
+    @layer
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -135,6 +137,7 @@ class LPPool(Pool):
     padding: Padding = 0
     dilation: Integers = 1
 
+    @layer
     def __init__(
         self: Any,
         norm_type: float,
@@ -171,6 +174,7 @@ class LPPool(Pool):
 class AdaptiveAvgPool(Pool):
     _pool = pools.adaptive_avg_pool
 
+    @layer
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
@@ -206,6 +210,7 @@ class AdaptiveMinPool(AdaptiveMaxPool[Result]):
 class MaxUnpool(Pool):
     _pool = pools.max_unpool
 
+    @layer
     def __init__(
         self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
     ) -> None:
