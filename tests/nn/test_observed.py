@@ -154,31 +154,30 @@ def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatc
     """As profilers replace them; ours is called again when PyTorch's is put back."""
     rank, calls = int(name.partition("d_w")[0].rstrip("d")[-1]), []
     theirs = getattr(functional, name)
-    image = samples.normal(*SIZES[rank])
-    arguments: tuple[Any, ...] = (2.0, 2) if name.startswith("lp") else (2,)
+    image, arguments = samples.normal(*SIZES[rank]), (2,)
+    if name.startswith("lp"):
+        arguments = 2.0, 2  # type: ignore[assignment]
     if "unpool" in name:
         image, indices = request_of(f"MaxUnpool{rank}d", (2,))[1]
-        arguments = indices, 2
-    layer = name.replace("_", " ").title().replace(" ", "").replace("Lp", "LP")
+        arguments = indices, 2  # type: ignore[assignment]
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
         return theirs(*args, **kwargs)
 
-    def run() -> None:
-        same(getattr(pooling, name)(image, *arguments), theirs(image, *arguments))
-        if hasattr(nn, layer):
-            with nn.rerouted():
-                getattr(nn, layer)(*arguments[name.startswith("max_unpool") :])(
-                    image, *arguments[: name.startswith("max_unpool")]
-                )
-
+    expected = theirs(image, *arguments)
     with monkeypatch.context() as patch:
         patch.setattr(functional, name, replaced)
-        run()
-    assert len(calls) == 1 + hasattr(nn, layer)
-    run()
-    assert len(calls) == 1 + hasattr(nn, layer)
+        same(getattr(pooling, name)(image, *arguments), expected)
+        assert len(calls) == 1
+        with nn.rerouted():  # as often as PyTorch's own
+            same(getattr(functional, name)(image, *arguments), expected)
+            count = len(calls) - 1
+            same(getattr(pooling, name)(image, *arguments), expected)
+        assert len(calls) == 1 + 2 * count
+    calls.clear()
+    same(getattr(pooling, name)(image, *arguments), expected)
+    assert not calls
 
 
 class Duck:

@@ -1,11 +1,12 @@
 """Pooling layers and functions with torch.nn's names and arguments, and what converts models.
 
-:func:`convert` replaces the pooling layers of a model. :func:`rerouted` replaces calls of PyTorch's
-pooling functions. :func:`integer_pooling` replaces the pools of a quantized program.
+:func:`convert` replaces the pooling layers of a model, :func:`reverted` puts torch.nn's back for a
+while. :func:`rerouted` replaces calls of PyTorch's pooling functions. :func:`integer_pooling`
+replaces the pools of a quantized program.
 """
 
 from torch_dmlpool.nn import functional, quantized
-from torch_dmlpool.nn.conversion import Conversion, convert, rerouted
+from torch_dmlpool.nn.conversion import Conversion, convert, reverted
 from torch_dmlpool.nn.exported import integer_pooling
 from torch_dmlpool.nn.layers import (
     AdaptiveAvgPool1d,
@@ -34,6 +35,7 @@ from torch_dmlpool.nn.layers import (
     MinPool3d,
 )
 from torch_dmlpool.nn.quantizers import pooling_quantizer
+from torch_dmlpool.nn.rerouting import rerouted
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -67,4 +69,5 @@ __all__ = [
     "pooling_quantizer",
     "quantized",
     "rerouted",
+    "reverted",
 ]

@@ -1,33 +1,29 @@
-"""Conversion of models to this package's pooling: layers change their class in place, and calls of
-functions are rerouted.
-"""
+"""Conversion of models to this package's pooling: layers change their class in place."""
 
 import contextlib
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import pooling
-from torch.overrides import TorchFunctionMode
 
 from torch_dmlpool import operands, timing
-from torch_dmlpool._private import NN_FUNCTIONS, _LPPoolNd, _MaxUnpoolNd
-from torch_dmlpool.nn import functional, layers, measuring
+from torch_dmlpool._private import _LPPoolNd, _MaxUnpoolNd
+from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
+from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.ops import missing_kernels
 from torch_dmlpool.window import ArgumentError, Window
 
-__all__ = ["Conversion", "convert", "rerouted"]
+__all__ = ["Conversion", "convert", "reverted"]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever
@@ -40,24 +36,6 @@ _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
 }
 """What replaces a class, which is known by its module and name as it need not be imported: our
 class, and the attributes that make it behave in the same way."""
-
-_ROUTES = {
-    getattr(module, name): (
-        getattr(functional, name),
-        operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES,
-    )
-    for name in functional.__all__
-    # Some models call the functions beneath torch.nn.functional's maxima. The averages there are
-    # torch.nn.functional's own, and adaptive maxima there return indices.
-    for module in (
-        (torch.nn.functional, torch, NN_FUNCTIONS)
-        if name.startswith("max")
-        else (torch.nn.functional,)
-    )
-    if hasattr(module, name) and not name.startswith(("lp_pool", "max_unpool"))
-}
-"""PyTorch's functions, ours with the same arguments, and the data types that ours take."""
-_ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, operands.MAX_TYPES
 
 
 @dataclass(frozen=True)
@@ -134,7 +112,7 @@ def convert(
     model: Module,
     *,
     inplace: bool = True,
-    example_inputs: tuple[Any, ...] | None = None,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
     training: bool = False,
 ) -> Conversion:
     """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this
@@ -144,8 +122,8 @@ def convert(
     stay what they were. A ``state_dict`` from before loads after and the other way round.
 
     Args:
-        model: Any module. Layers that it keeps out of PyTorch's sight (in plain lists, say) are not
-            found, nor are calls of functions: :func:`~torch_dmlpool.nn.rerouted` replaces both.
+        model: Any module. Layers that it keeps out of PyTorch's sight, in plain lists, are left, as
+            are calls of functions: :func:`~torch_dmlpool.nn.rerouted` replaces both.
         inplace: Whether to change the model itself rather than a deep copy of it.
         example_inputs: A tuple of arguments for the model. With it the model runs once, and each
             pooling layer's calls are measured on its device, here and in torch.nn, in turn. Layers
@@ -160,8 +138,8 @@ def convert(
         pooling that it lacks. Its ``revert()`` puts everything back.
 
     Raises:
-        TypeError: ``model`` is no ``torch.nn.Module``, ``example_inputs`` no tuple, or a flag no
-            bool.
+        TypeError: ``model`` is no ``torch.nn.Module``, ``example_inputs`` neither tuple nor dict,
+            or a flag no bool.
         ValueError: ``training`` without ``example_inputs``.
 
     Maxima and their indices do not change at all. Averages, norms and sums of gradients can differ
@@ -177,17 +155,16 @@ def convert(
           replaced  1  MaxPool2d: training keeps 1 byte per output, torch.nn 8 bytes and the input
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
     """
-    if not isinstance(model, Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    _check_model(model)
     operands.check_flag("inplace", inplace)
     operands.check_flag("training", training)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
-    named: dict[Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        named.setdefault(module, []).append(name)
+    named = _named(model)
     left: dict[str, str] = {}
-    chosen = _chosen(named, left)
+    chosen, hidden = _chosen(named, left), _hidden(named)
+    for layer in _chosen(hidden, left):
+        left.update(dict.fromkeys(hidden[layer], _IN_A_LIST))
     times: dict[Module, LayerTimes] = {}
     busy = unmeasured = None
     if example_inputs is not None:
@@ -208,16 +185,136 @@ def convert(
         counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
         before = {name: vars(module).get(name, _ABSENT) for name in attributes}
         report._before.append((module, kind, before))
+        if attributes:
+            _BEFORE[module] = kind, before
         _become(module, counterpart, attributes)
         report.replaced.update(dict.fromkeys(names, kind.__name__))
         report.effects.update(dict.fromkeys(names, _effect(module)))
     return report
 
 
+@contextlib.contextmanager
+def reverted(model: Module) -> Iterator[Conversion]:
+    """Put torch.nn's layers in place of this package's inside a ``with`` block, for tools that look
+    up the class of a layer.
+
+    It holds for converted layers and for those that were written as ``torch_dmlpool.nn...``. Each
+    stays the object that it is, with its hooks, names and training mode, and gets its class again
+    at the end of the block, after an exception too. What ``with ... as report`` gives has
+    ``report.replaced``, and in ``report.left`` the layers that stay because torch.nn has no layer
+    with the same meaning.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> model = torch.nn.Sequential(dmlpool.nn.MaxPool2d(2), dmlpool.nn.MinPool2d(2))
+        >>> with dmlpool.nn.reverted(model) as report:
+        ...     type(model[0]), report.left
+        (<class 'torch.nn.modules.pooling.MaxPool2d'>, {'1': 'torch.nn has no MinPool2d'})
+        >>> type(model[0])
+        <class 'torch_dmlpool.nn.MaxPool2d'>
+    """
+    _check_model(model)
+    report, ours = Conversion(model, {}, {}, {}), []
+    try:
+        for layer, names in _named(model).items():
+            kind = type(layer)
+            if not isinstance(layer, families.Pool):
+                continue
+            original = _original_of(layer)
+            if isinstance(original, str):
+                report.left.update(dict.fromkeys(names, original))
+                continue
+            theirs, attributes = original
+            before = {name: vars(layer).get(name, _ABSENT) for name in attributes}
+            ours.append((layer, theirs, kind, before))
+            _become(layer, theirs, attributes)
+            report.replaced.update(dict.fromkeys(names, kind.__name__))
+            report.effects.update(dict.fromkeys(names, "torch.nn's inside the block"))
+        yield report
+    finally:
+        for layer, theirs, kind, before in ours:
+            if type(layer) is theirs:  # nobody has given it another class since
+                _become(layer, kind, before)
+
+
+def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
+    """The class of torch.nn's, or of the library's that a layer is from, which means the same, and
+    the attributes that it needs; else why there is none.
+    """
+    kind = type(layer)
+    if layer in _BEFORE and layer.padding == "same":
+        return _BEFORE[layer]
+    theirs = getattr(torch.nn, kind.__name__, None)
+    if theirs is None or kind is not getattr(layers, kind.__name__, None):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        return f"torch.nn has no {name.removeprefix('torch_dmlpool.nn.')}"
+    if "forward" in vars(layer):
+        return "its forward was overridden"
+    given = {name: getattr(layer, name, None) for name in kind._pool.parameters}
+    same = observed.agreed(kind._pool.family, layer._rank, None, given)
+    if same is None:
+        return f"torch.nn's {kind.__name__} means something else by its arguments"
+    forms = {name: vars(layer)[name] for name in ("padding", "output_size") if name in vars(layer)}
+    return theirs, {
+        name: same[name] for name, form in forms.items() if not _is_plain(form, layer._rank)
+    }
+
+
+def _is_plain(form: Any, rank: int) -> bool:
+    """Whether torch.nn's layers take this form of an argument: no word, no pairs."""
+    if isinstance(form, (tuple, list)):
+        return len(form) == rank and not any(isinstance(each, Sequence) for each in form)
+    return isinstance(form, int)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def _named(model: Module) -> dict[Module, list[str]]:
+    """All modules of a model, each with every name that it has there."""
+    named: dict[Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        named.setdefault(module, []).append(name)
+    return named
+
+
+_IN_A_LIST = (
+    "in a list, tuple or dict, where PyTorch sees no layer: use torch.nn.ModuleList or ModuleDict, "
+    "or run the model inside torch_dmlpool.nn.rerouted()"
+)
+
+
+def _hidden(named: dict[Module, list[str]]) -> dict[Module, list[str]]:
+    """The modules that other modules keep in plain lists, tuples and dicts, and their names."""
+    found: dict[Module, list[str]] = {}
+    own, seen = vars(Module()), set[int]()
+
+    def walk(name: str, value: Any) -> None:
+        if isinstance(value, Module):
+            for inner, module in value.named_modules(prefix=name):
+                if module not in named:
+                    found.setdefault(module, []).append(inner)
+        elif isinstance(value, (list, tuple, dict)) and id(value) not in seen:
+            seen.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, entry in items:
+                walk(f"{name}[{key!r}]", entry)
+
+    for module, (path, *_) in named.items():
+        for name, value in vars(module).items():
+            if name not in own and not isinstance(value, Module):
+                walk(f"{path}.{name}".lstrip("."), value)
+    return found
+
+
 def _check_examples(example_inputs: object, training: bool) -> None:
-    if example_inputs is not None and not isinstance(example_inputs, tuple):
+    if example_inputs is not None and not isinstance(example_inputs, (tuple, Mapping)):
         kind = type(example_inputs).__name__
-        raise TypeError(f"example_inputs must be a tuple such as (x,), got {kind}")
+        raise TypeError(
+            f"example_inputs must be a tuple such as (x,), got {kind}; a dict has them by name"
+        )
     if training and example_inputs is None:
         raise ArgumentError("training must be False without example_inputs, which are measured")
 
@@ -250,6 +347,8 @@ def _chosen(named: dict[Module, list[str]], left: dict[str, str]) -> list[Module
 
 
 _ABSENT = object()
+_BEFORE: MutableMapping[Module, tuple[type[Module], dict[str, Any]]] = WeakKeyDictionary()
+"""Of converted layers that were not torch.nn's: the class and the attributes that they had."""
 
 
 def _become(layer: Module, kind: type[Module], attributes: dict[str, Any]) -> None:
@@ -275,7 +374,7 @@ def _functions_called(modules: Iterable[Module]) -> list[str]:
     """The names of pooling functions that the ``forward`` of modules uses; PyTorch's own modules
     are left out.
     """
-    names = {function.__name__ for function in _ROUTES}
+    names = {function.__name__ for function in ROUTES}
     found: set[str] = set()
     for module in modules:
         kinds = [base.__module__ for base in type(module).__mro__]
@@ -332,7 +431,9 @@ def _why_left(module: Module, original: str) -> str | None:
         return f"{kind.__qualname__} is a subclass of {original}{own}"
     if "forward" in vars(module):
         return "its forward was overridden"
-    if isinstance(module, _LPPoolNd) and (module.ceil_mode or float(module.norm_type) % 2 != 0):
+    if isinstance(module, _LPPoolNd) and not observed.norms_agree(
+        module.norm_type, module.ceil_mode
+    ):
         return (
             "PyTorch's norms differ with ceil_mode, "
             "and for negative elements unless norm_type is even"
@@ -359,48 +460,3 @@ def _why_left(module: Module, original: str) -> str | None:
 def _listed(value: Any) -> Any:
     """``value`` if it is a tuple or list, else ``(value,)``, so that it can be iterated."""
     return value if isinstance(value, (tuple, list)) else (value,)
-
-
-class _Region(TorchFunctionMode, contextlib.ContextDecorator):
-    """The mode that replaces PyTorch's pooling functions in the calls that this package takes."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call our function where it takes the input's data type and layout, without ``out``."""
-        kwargs = kwargs or {}
-        ours, dtypes = _ROUTES.get(func, (func, ()))
-        input = args[0] if args else kwargs.get("input")
-        is_taken = isinstance(input, Tensor) and input.dtype in dtypes and kwargs.get("out") is None
-        is_taken = is_taken and input.layout is torch.strided and not input.is_nested
-        return (ours if is_taken else func)(*args, **kwargs)
-
-
-@overload
-def rerouted() -> _Region: ...
-@overload
-def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
-def rerouted(function: Callable[..., Any] | None = None) -> Any:
-    """Replace PyTorch's pooling functions by this package's inside a ``with`` block, whoever calls
-    them.
-
-    It replaces ``max_pool1d`` to ``3d``, ``avg_pool1d`` to ``3d`` and the adaptive forms of both,
-    with indices too, in ``torch.nn.functional`` and in ``torch``, by those of
-    ``torch_dmlpool.nn.functional``. It holds for the calling thread, around a compiled function or
-    inside one. ``@rerouted`` before a function does the same for each of its calls.
-
-    ``lp_pool`` and ``max_unpool`` stay PyTorch's, because they mean something else there in some
-    cases. So does every call that this package does not take: averages of integers, quantized or
-    nested tensors, ``out=``, and calls that torch.fx traces. Code under ``torch.utils.checkpoint``
-    runs a second time outside the ``with`` block: put ``rerouted()`` inside the checkpointed
-    function.
-
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> image = torch.rand(1, 3, 8, 8, requires_grad=True)
-        >>> with dmlpool.nn.rerouted():
-        ...     pooled = torch.nn.functional.max_pool2d(image, 2)
-        >>> pooled.grad_fn.name()
-        'MaxPoolingBackward'
-    """
-    return _Region() if function is None else _Region()(function)

@@ -35,8 +35,8 @@ def for_batches(
 
     def decorate(function: Callable[..., Any]) -> Any:
         family = function.__name__
-        names = ["", *(f"{family}{rank}d{suffix}" for rank in observed.RANKS)]
-        originals = [observed.original(name) for name in names]
+        names = ["", *(f"{family}{rank}d{suffix}" for rank in (1, 2, 3))]
+        originals = [observed.ORIGINALS.get(name) for name in names]
         theirs = dict.fromkeys(names) if originals[1] is None else observed.FUNCTIONS
 
         @functools.wraps(function)
@@ -74,7 +74,7 @@ def for_batches(
             raise wrong
 
         made: Any = pool
-        made.types, made.family, made.names, made.originals = types, family, names, originals
+        made.types, made.family, made.names = types, family, names
         made.parameters = list(inspect.signature(function).parameters)[3:]
         return made
 

@@ -35,7 +35,7 @@ class LayerTimes(NamedTuple):
 def measured(
     model: Module,
     counterparts: Mapping[Module, Callable[[Module], Module]],
-    inputs: tuple[Any, ...],
+    inputs: tuple[Any, ...] | Mapping[str, Any],
     training: bool,
 ) -> tuple[dict[Module, LayerTimes], str | None]:
     """Times of each layer that the model calls for these inputs, and of its counterpart; and why
@@ -63,7 +63,10 @@ def measured(
     hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in counterparts]
     try:
         with _evaluating(model), torch.no_grad():
-            model(*inputs)
+            if isinstance(inputs, tuple):
+                model(*inputs)
+            else:
+                model(**inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -19,16 +19,13 @@ from torch_dmlpool._private import (
 from torch_dmlpool.window import Axis, Window, shared
 
 FUNCTIONS = vars(torch.nn.functional)
-RANKS = (1, 2, 3)
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a function after its input."""
+ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
+"""PyTorch's own functions, without what had wrapped them before this package was imported."""
 
 
-def original(name: str) -> Any:
-    """torch.nn.functional's function, without what had wrapped it before this package was imported;
-    None where it has none.
-    """
-    return inspect.unwrap(FUNCTIONS[name]) if name in FUNCTIONS else None
+def is_replaced(name: str) -> bool:
+    """Whether somebody has put another function in the place of torch.nn.functional's."""
+    return FUNCTIONS.get(name) is not ORIGINALS.get(name)
 
 
 def answer(
@@ -49,9 +46,9 @@ def answer(
         return NotImplemented
     name = pool.names[rank]
     given = dict(zip(pool.parameters, arguments, strict=True))
-    same = None if mask is not None else call_of_theirs(pool.family, rank, input, given)
+    same = None if mask is not None else agreed(pool.family, rank, input, given)
     if same is not None:
-        return FUNCTIONS[name](input, *same[0], **same[1])
+        return _theirs(name, input, same)
     if not is_seen:
         return NotImplemented
     function, bound = _public(name, input, mask, given)
@@ -64,8 +61,8 @@ def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
     kind: Any = type(input)
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
         return False
-    is_replaced = FUNCTIONS.get(pool.names[rank]) is not pool.originals[rank]
-    return (is_replaced or _is_tracing()) and not _are_functorch_transforms_active()
+    is_recorded = is_replaced(pool.names[rank]) or _is_tracing()
+    return is_recorded and not _are_functorch_transforms_active()
 
 
 def _recorded(
@@ -107,10 +104,10 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[An
         return NotImplemented
     name, wrong = pool.names[rank], "torch.nn.functional has no such pool"
     given = dict(zip(pool.parameters, arguments, strict=True))
-    same = None if mask is not None else call_of_theirs(pool.family, rank, input, given)
+    same = None if mask is not None else agreed(pool.family, rank, input, given)
     if same is not None:
         try:
-            return FUNCTIONS[name](input, *same[0], **same[1])
+            return _theirs(name, input, same)
         except (NotImplementedError, RuntimeError) as error:
             wrong = str(error).split("\n", 1)[0]
     kind = f"layout {input.layout}" if is_mkldnn else "data type qint32"
@@ -118,9 +115,16 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[An
     raise TypeError(f"{name}: PyTorch alone pools {kind}, and {wrong}: pool {what_to_do}")
 
 
-def call_of_theirs(family: str, rank: int, input: Any, given: dict[str, Any]) -> Call | None:
-    """The arguments after the input with which torch.nn's layer calls PyTorch's function, if that
-    gives the same as ours; else None. ``given`` has our arguments by name.
+def _theirs(name: str, input: Any, given: dict[str, Any]) -> Any:
+    """The results of PyTorch's function, called as torch.nn's layers call it."""
+    named = {"ceil_mode", "return_indices"} if name.startswith("max_pool") else set()
+    arguments = [value for each, value in given.items() if each not in named]
+    return FUNCTIONS[name](input, *arguments, **{each: given[each] for each in named})
+
+
+def agreed(family: str, rank: int, input: Any, given: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by which PyTorch's function gives what ours gives for ``given``, by name and in
+    the order in which it takes them; None if it gives something else.
     """
     given, sizes = dict(given), ()
     with DisableTorchFunction():  # so that nobody sees what is asked here
@@ -136,14 +140,7 @@ def call_of_theirs(family: str, rank: int, input: Any, given: dict[str, Any]) ->
             agrees = _agrees(family, rank, sizes, given)
         except (TypeError, ValueError):  # our operator says what is wrong
             return None
-    if not agrees:
-        return None
-    # torch.nn's layers of maxima give these two by name.
-    named = {"ceil_mode", "return_indices"} if family == "max_pool" else set()
-    return (
-        tuple(value for name, value in given.items() if name not in named),
-        {name: given[name] for name in named},
-    )
+    return given if agrees else None
 
 
 def _takes(family: str, rank: int, input: Tensor, given: dict[str, Any]) -> bool:
