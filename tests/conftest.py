@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 IS_FIRST = "PYTEST_XDIST_WORKER" not in os.environ
 if IS_FIRST:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_dmlpool_tests_")
+    # A checkout has the kernels of its own processor: those that are asked for are built if needed.
+    setup = Path(__file__).parents[1] / "setup.py"
+    if "ATEN_CPU_CAPABILITY" in os.environ and setup.exists():
+        build = [sys.executable, setup, "-q", "build_ext", "--inplace"]
+        subprocess.run(build, cwd=setup.parent, check=True)
 
 # Tracing makes millions of small objects that live as long as the graph. With Python's threshold of
 # 700 new objects the collections took a fourteenth of the tests' time.

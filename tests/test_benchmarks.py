@@ -14,6 +14,7 @@ import torch
 
 import torch_dmlpool as dmlpool
 from benchmarks import calls, common, models, overhead, report, rows
+from benchmarks.__main__ import QUESTIONS
 from torch_dmlpool.timing import Times
 
 NAMES = [name for name in rows.PEERS if name != rows.INDUCTOR]
@@ -108,6 +109,16 @@ def test_pages_have_what_was_measured(page: str) -> None:
     else:
         assert report.page() == text
         assert len(text.splitlines()) <= 350
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_each_question_has_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -m benchmarks NAME --help`` says what it measures."""
+    if name == "gpu":
+        pytest.importorskip("triton")
+    with pytest.raises(SystemExit, match="0"):
+        importlib.import_module(f"benchmarks.{name}").main(["--help"])
+    assert capsys.readouterr().out.startswith(f"usage: python -m benchmarks {name} ")
 
 
 def result(name: str, aten: float, ours: float) -> rows.Result:
