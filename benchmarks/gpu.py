@@ -34,22 +34,7 @@ from unittest import mock
 import torch
 import triton
 
-from benchmarks import common, kernels
-from benchmarks.gpu_rows import (
-    BF16,
-    F16,
-    Clock,
-    Request,
-    adaptive,
-    beside,
-    by_kernels,
-    line,
-    peer_requests,
-    row_of,
-    rows,
-    sliding,
-    training_of,
-)
+from benchmarks import common, gpu_rows, kernels
 from torch_dmlpool import backends
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends import triton as backend
@@ -126,12 +111,9 @@ def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[s
             every = "5" if name == "peers" else "30"
             words += ["--dry", "--every", every] if "benchmarks.gpu" in words else []
             words += ["--help"] if "models" in words else []
-        prefix = [sanitizer or "", "--tool", "memcheck", "--error-exitcode", "9"]
-        yield (
-            name,
-            [*(prefix if name == "memcheck" and sanitizer else []), sys.executable, *words],
-            limit,
-        )
+        checks = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9"] if sanitizer else []
+        if name != "memcheck" or sanitizer or dry:
+            yield name, [*(checks if name == "memcheck" else []), sys.executable, *words], limit
 
 
 Task = tuple[str, Callable[[], dict[str, Any]]]
@@ -154,7 +136,7 @@ def each_of(tasks: Iterable[Task], end: float, file: str) -> int:
                     found["failed"] = f"{type(error).__name__}: {error}"
             log.write(json.dumps(found) + "\n")
             log.flush()
-            print(line(found), flush=True)
+            print(gpu_rows.line(found), flush=True)
     print(f"{wrong} failed, {left} not begun", flush=True)
     return int(wrong + left > 0)  # what was not begun is not known to be right
 
@@ -164,7 +146,7 @@ def checked(call: calls.Call, device: str) -> dict[str, Any]:
     served, input = backend.BACKEND, call.input.to(device)
     if device == "meta":
         served, input = reference.BACKEND, call.input
-    found = by_kernels(lambda: call.compute(served, input, call.window))
+    found = gpu_rows.by_kernels(lambda: call.compute(served, input, call.window))
     differs = calls.difference(call.compute(reference.BACKEND, call.input, call.window), found)
     if differs:
         raise AssertionError(differs)
@@ -177,7 +159,7 @@ def compiled(how: Any, arguments: tuple[Any, ...]) -> Any:
     return backend._compiled(*backend.what_is_compiled(how, arguments, 0))[0]
 
 
-def expected(request: Request) -> dict[str, Any]:
+def expected(request: gpu_rows.Request) -> dict[str, Any]:
     """What the launches of a call are counted to do, and the seconds T that an H200 should take."""
     with launches() as found:
         request.prepared()[1]()
@@ -197,16 +179,16 @@ def expected(request: Request) -> dict[str, Any]:
 
 def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()) -> int:
     """One of the steps that are this module's own."""
-    clock = Clock(dry or name == "expected")
+    clock = gpu_rows.Clock(dry or name == "expected")
     measure: Callable[..., dict[str, Any]]
     if name == "smoke":
         measure, what = functools.partial(checked, device=clock.device), calls.calls(True)
     elif name == "peers":
-        measure, what = functools.partial(beside, clock=clock), peer_requests()
+        measure, what = functools.partial(gpu_rows.beside, clock=clock), gpu_rows.peer_requests()
     elif name == "rows":
-        measure, what = functools.partial(row_of, clock=clock), rows()
+        measure, what = functools.partial(gpu_rows.row_of, clock=clock), gpu_rows.rows()
     else:
-        measure, what = expected, rows()
+        measure, what = expected, gpu_rows.rows()
     tasks = [
         (each.name, functools.partial(measure, each))
         for each in list(what)[::every]
@@ -238,16 +220,18 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
 
 def wanted() -> list[tuple[Any, ...]]:
     """What rows, peers, smoke, the networks and the large tensors of tests/test_cuda.py launch."""
-    requests = [*rows(), *peer_requests()]
-    large, both = (8200, 64, 64, 64), (False, True)
-    requests += [sliding("max", large, F16, False, 3, 2, 1)]
-    averages = sliding("avg", large, F16, False, 3, 2, 1)
-    requests += [replace(averages, counted=(False, None))]
-    pools = [adaptive("adaptive avg", (32, 2048, 7, 7), BF16, last, 1, 1) for last in both]
-    pools += [sliding("max", (32, 64, 112, 112), BF16, last, 3, 2, 1) for last in both]
-    pools += [sliding("max", (32, 32, 256, 256), BF16, last, 2) for last in both]
-    for each in [*pools, *(each for each in peer_requests() if each.trains)]:
-        requests += training_of(each)
+    half, brain = torch.float16, torch.bfloat16
+    requests = [*gpu_rows.rows(), *gpu_rows.peer_requests()]
+    for operator, counted in (("max", (True, None)), ("avg", (False, None))):
+        large = gpu_rows.sliding(operator, (8200, 64, 64, 64), half, False, 3, 2, 1)
+        requests.append(replace(large, counted=counted))
+    trained = [each for each in requests if each.trains]
+    for last in (False, True):
+        trained.append(gpu_rows.adaptive("adaptive avg", (32, 2048, 7, 7), brain, last, 1, 1))
+        trained.append(gpu_rows.sliding("max", (32, 64, 112, 112), brain, last, 3, 2, 1))
+        trained.append(gpu_rows.sliding("max", (32, 32, 256, 256), brain, last, 2))
+    for each in trained:
+        requests += gpu_rows.training_of(each)
     with recorded() as found:
         for each in requests:
             each.prepared()[1]()

@@ -13,11 +13,9 @@ replaced 1, left 0
 torch.Size([1, 3, 4, 4])
 """
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from torch_dmlpool import integrations as integrations
-from torch_dmlpool import keywords as _keywords
 from torch_dmlpool import nn
 from torch_dmlpool.backends.fallbacks import SlowBackendWarning
 from torch_dmlpool.functional import (
@@ -59,10 +57,9 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker would take every name to exist
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> NoReturn:
         """Say where a name is that was looked for here: torch.nn's are in ``torch_dmlpool.nn``."""
-        module = sys.modules.get(f"{__name__}.{name}")
-        if module is not None:  # IPython's autoreload has emptied this module
-            return module
+        from torch_dmlpool import keywords
+
         public = {"": __all__, "nn.": nn.__all__, "nn.functional.": nn.functional.__all__}
-        raise AttributeError(_keywords.missing(name, public), name=name)
+        raise AttributeError(keywords.missing(name, public), name=name)

@@ -66,7 +66,7 @@ def decompositions(
         operator.overload: operator.composed
         if operator.is_composite
         else functools.partial(_decomposed, operator, atens.get(operator.name))
-        for operator in registration.OPERATORS.values()
+        for operator in registration.OPERATORS
     }
 
 

@@ -51,10 +51,9 @@ def translate_traces() -> None:
         onnx.register()
 
 
-registration.before_fake[:] = [lower_for_inductor, require_translations]
-registration.before_trace[:] = [translate_traces]
+registration.before_fake.extend([lower_for_inductor, require_translations])
+registration.before_trace.append(translate_traces)
 DTENSORS = "torch.distributed.tensor"
-if "torch_dmlpool.distributed" not in sys.modules:
-    registration.untaught[DTENSORS] = (
-        "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
-    )
+registration.untaught[DTENSORS] = (
+    "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
+)

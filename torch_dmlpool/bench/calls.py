@@ -159,7 +159,7 @@ REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
 
 FLOATS = (HALF, FLOAT, BFLOAT, DOUBLE)
 WHOLE_NUMBERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-TYPES = {
+TYPES: dict[Compute, tuple[torch.dtype, ...]] = {
     maxima: FLOATS + WHOLE_NUMBERS,
     winners: FLOATS + WHOLE_NUMBERS,
     quantized: (torch.int8, torch.uint8),

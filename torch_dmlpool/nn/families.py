@@ -13,9 +13,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from torch_dmlpool import operands
-from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import pools
-from torch_dmlpool.nn import quantized_tensors as quantized_tensors
+from torch_dmlpool.nn import pools, quantized_tensors
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
 
 Result = TypeVar("Result", default=Tensor)
@@ -52,7 +50,7 @@ class Pool(torch.nn.Module):
 
 
 class MaxPool(Pool, Generic[Result]):
-    _pool = pools.max_pool
+    _pool = quantized_tensors.accepting(pools.max_pool)
 
     def __init__(
         self: Any,
@@ -85,16 +83,15 @@ class MaxPool(Pool, Generic[Result]):
 
 
 class MinPool(MaxPool[Result]):
-    _pool = pools.min_pool
+    _pool = quantized_tensors.accepting(pools.min_pool)
 
 
 class AvgPool(Pool):
-    _pool = pools.avg_pool
+    _pool = quantized_tensors.accepting(pools.avg_pool)
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
 
-    @layer
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -137,7 +134,6 @@ class LPPool(Pool):
     padding: Padding = 0
     dilation: Integers = 1
 
-    @layer
     def __init__(
         self: Any,
         norm_type: float,
@@ -172,9 +168,8 @@ class LPPool(Pool):
 
 
 class AdaptiveAvgPool(Pool):
-    _pool = pools.adaptive_avg_pool
+    _pool = quantized_tensors.accepting(pools.adaptive_avg_pool)
 
-    @layer
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
@@ -188,7 +183,7 @@ class AdaptiveAvgPool(Pool):
 
 
 class AdaptiveMaxPool(Pool, Generic[Result]):
-    _pool = pools.adaptive_max_pool
+    _pool = quantized_tensors.accepting(pools.adaptive_max_pool)
 
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
@@ -204,13 +199,12 @@ class AdaptiveMaxPool(Pool, Generic[Result]):
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):
-    _pool = pools.adaptive_min_pool
+    _pool = quantized_tensors.accepting(pools.adaptive_min_pool)
 
 
 class MaxUnpool(Pool):
     _pool = pools.max_unpool
 
-    @layer
     def __init__(
         self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
     ) -> None:

@@ -24,10 +24,18 @@ def adaptive_max_pool1d(
 def adaptive_max_pool1d(
     input: Tensor,
     output_size: OutputSize,
-    *,
     return_indices: Literal[True],
+    *,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def adaptive_max_pool1d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs
@@ -67,10 +75,18 @@ def adaptive_max_pool2d(
 def adaptive_max_pool2d(
     input: Tensor,
     output_size: OutputSize,
-    *,
     return_indices: Literal[True],
+    *,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def adaptive_max_pool2d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs
@@ -110,10 +126,18 @@ def adaptive_max_pool3d(
 def adaptive_max_pool3d(
     input: Tensor,
     output_size: OutputSize,
-    *,
     return_indices: Literal[True],
+    *,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def adaptive_max_pool3d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs

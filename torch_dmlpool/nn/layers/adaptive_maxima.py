@@ -45,8 +45,13 @@ class AdaptiveMaxPool1d(
     def __init__(
         self: "AdaptiveMaxPool1d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
-        *,
         return_indices: Literal[True],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool1d[Tensor | tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        return_indices: bool = False,
     ) -> None: ...
 
     @layer
@@ -90,8 +95,13 @@ class AdaptiveMaxPool2d(
     def __init__(
         self: "AdaptiveMaxPool2d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
-        *,
         return_indices: Literal[True],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool2d[Tensor | tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        return_indices: bool = False,
     ) -> None: ...
 
     @layer
@@ -135,8 +145,13 @@ class AdaptiveMaxPool3d(
     def __init__(
         self: "AdaptiveMaxPool3d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
-        *,
         return_indices: Literal[True],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool3d[Tensor | tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        return_indices: bool = False,
     ) -> None: ...
 
     @layer
