@@ -4,7 +4,6 @@ switched off."""
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import cases
 import oracle
@@ -242,37 +241,6 @@ def test_maxima_of_many_taps_are_loops_that_equal_the_operators(device: torch.de
     assert "= torch.ops.dmlpool" not in "".join(code)
     for result, expected in zip(found, maxima(input), strict=True):
         samples.assert_same(result, expected)
-
-
-MOVES: dict[str, tuple[Callable[[Tensor], object], list[str]]] = {
-    "tanh": (lambda x: dmlpool.max_pooling(x.tanh(), 2, 2), ["max_pooling", "tanh"]),
-    "sigmoid": (lambda x: dmlpool.max_pooling(x.sigmoid(), 9, 4, 4, 4), ["max_pooling", "sigmoid"]),
-    "as many maxima": (
-        lambda x: dmlpool.max_pooling(x.tanh(), 3, 1, 1, 1),
-        ["tanh", "max_pooling"],
-    ),
-    "empty windows": (lambda x: dmlpool.max_pooling(x.tanh(), 2, 3, 3), ["tanh", "max_pooling"]),
-    "returned too": (
-        lambda x: ((y := x.tanh()), dmlpool.max_pooling(y, 2, 2)),
-        ["tanh", "max_pooling"],
-    ),
-}
-
-
-@cases.each("move", MOVES, ["tanh", "empty windows"])
-def test_sigmoid_and_tanh_are_computed_of_maxima_alone(move: str, device: torch.device) -> None:
-    """Where that gives the same results, of fewer evaluations."""
-    function, order = MOVES[move]
-    input, seen = samples.special(2, 3, 20, 22).to(device), list[str]()
-
-    def see(graph: Any) -> None:
-        targets = (str(node.target) for node in graph.nodes)
-        seen.extend(target.split(".")[-2] for target in targets if "." in target)
-
-    with config.patch(post_grad_custom_post_pass=see):
-        found = compiled(function)(input)
-    assert [name for name in seen if name in order] == order
-    torch.testing.assert_close(found, function(input), equal_nan=True)
 
 
 def test_training_fuses_forward_and_backward(device: torch.device) -> None:

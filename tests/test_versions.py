@@ -246,11 +246,7 @@ torch.compile(lambda x: torch_dmlpool.max_pooling(x.tanh(), 2, 2), backend="aot_
     torch.ones(1, 1, 4, 4)
 )
 compiled = settings()
-print([name for name in after if after[name] != compiled.get(name) and "lowerings" not in name
-       and not any("dmlpool" in key for key in set(compiled[name]) - set(after[name]))])
-for name in after:
-    if isinstance(after[name], dict):
-        print(*set(compiled[name]) - set(after[name]), sep="\\n")
+print([name for name in after if after[name] != compiled.get(name) and "lowerings" not in name])
 """
 
 
@@ -258,12 +254,8 @@ def test_importing_and_compiling_leave_the_users_settings_alone(
     python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     """Every setting of the compilers that can be read, the lists of patterns, warnings and
-    defaults. A first graph with the operators adds entries of their own, and changes none."""
-    lines = python("-W", "ignore", "-c", UNCHANGED).stdout.splitlines()
-    assert lines[:2] == ["[]", "[]"]
-    entries = set(filter(None, lines[2:]))
-    assert entries
-    assert all("dmlpool.max_pooling" in entry for entry in entries), entries
+    defaults. A first graph adds lowerings of the operators, and changes nothing else."""
+    assert python("-W", "ignore", "-c", UNCHANGED).stdout.splitlines() == ["[]", "[]"]
 
 
 def test_importing_does_nothing_but_register(run_python: Callable[..., str]) -> None:

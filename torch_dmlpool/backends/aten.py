@@ -1,10 +1,8 @@
-"""ATen's pools, for the plain PyTorch backend: they compute plain CPU tensors wherever their answer
-is the same by the rules.
+"""ATen's max pools, for the plain PyTorch backend: they compute plain CPU tensors wherever their
+answer is the same by the rules.
 
-ATen has no uneven padding and none above half a window, takes the last of several NaN where rule
-M3 takes the first, and adds the elements of a window one after the other, so that windows of more
-than three elements along an axis can exceed the error of rule E6. Its positions become taps, and
-taps positions, by tables:
+ATen has no uneven padding and none above half a window, and takes the last of several NaN where
+rule M3 takes the first. Its positions become taps, and taps positions, by tables:
 
     position in the plane - place of the window's first tap = place of the tap -> number of the tap
 """
@@ -62,70 +60,6 @@ def winners(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
     if window.rank == 3 and least == -math.inf and operands.is_channels_last(input):
         return None
     return values, positions
-
-
-LONGEST_SUM = 3
-"""The most elements that ATen, adding one after the other, rounds no more often than rule E6
-allows."""
-
-
-def sums(input: Tensor, window: Window) -> Tensor | None:
-    """ATen's sums of windows of channels_last tensors, where it is faster than slices; None
-    elsewhere.
-    """
-    if not (is_plain_cpu(input) and operands.is_channels_last(input) and _are_added(window, input)):
-        return None
-    for arguments in _in_turn(window):
-        input = torch.ops.aten.avg_pool2d(input, *arguments, window.axes[0].ceil_mode, True, 1)
-    return input
-
-
-def gradients_of_sums(gradient: Tensor, sizes: Sequence[int], window: Window) -> Tensor | None:
-    """The adjoint of :func:`sums` under the same conditions."""
-    is_fit = is_plain_cpu(gradient) and operands.is_channels_last(gradient)
-    if not (is_fit and _are_added(window, gradient)):
-        return None
-    operator = torch.ops.aten.avg_pool2d_backward
-    shape = list(gradient.shape)
-    memory_format = operands.named_memory_format(True, window.rank)
-    turns = _in_turn(window)
-    for number in reversed(range(len(turns))):
-        dims = range(window.rank) if len(turns) == 1 else [number]
-        for dim in dims:
-            shape[2 + dim] = sizes[dim]
-        # The operator reads no more of this tensor than its shape and layout.
-        like = operands.empty(shape, gradient, memory_format)
-        arguments = (*turns[number], window.axes[0].ceil_mode, True, 1)
-        gradient = operator(gradient, like, *arguments)
-    return gradient
-
-
-def _are_added(window: Window, tensor: Tensor) -> bool:
-    """Whether ATen computes the sums of ``window``: only with two spatial dimensions.
-
-    For volumes slices are 2 times faster than ATen (averages of 1x64x16x16x16 with windows of 2, in
-    channels_last), and ATen is slower still for one axis after the other.
-    """
-    return (
-        window.rank == 2
-        and _is_atens(window, tensor)
-        and (window.taps <= 4 or all(axis.window <= LONGEST_SUM for axis in window.axes))
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _in_turn(window: Window) -> list[tuple[list[int], list[int], list[int]]]:
-    """The window, strides and padding of each call of ATen: one call, or one for each axis."""
-    axes = window.axes
-    if window.taps <= 4:
-        whole = [axis.window for axis in axes], [axis.stride for axis in axes]
-        return [(*whole, [axis.start_padding for axis in axes])]
-    turns = []
-    for at, axis in enumerate(axes):
-        window_size, strides, padding = [1] * len(axes), [1] * len(axes), [0] * len(axes)
-        window_size[at], strides[at], padding[at] = axis.window, axis.stride, axis.start_padding
-        turns.append((window_size, strides, padding))
-    return turns
 
 
 def _pool(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:

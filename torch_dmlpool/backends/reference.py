@@ -39,9 +39,7 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     """Averages of windows or bins. ``counted``: whether padding counts, and the divisor or None."""
     _reject_sizes(input, windows)
     wide = _wide(input)
-    sums = aten.sums(wide, windows) if isinstance(windows, Window) else None
-    if sums is None:
-        (sums,) = slices.pooled((wide,), windows, reductions.SUM)
+    (sums,) = slices.pooled((wide,), windows, reductions.SUM)
     divisor = slices.divisor(windows, input.shape[2:], wide, *counted)
     averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
     return operands.laid_out_like(averages.to(input.dtype), input)
@@ -61,10 +59,6 @@ def average_pooling_grad(
     if slices.covers_all(windows, spatial_sizes):
         sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
         return operands.laid_out_like(sums, input_gradient)
-    if isinstance(windows, Window):
-        found = aten.gradients_of_sums(shares, spatial_sizes, windows)
-        if found is not None:
-            return operands.laid_out_like(found.to(input_gradient.dtype), input_gradient)
     is_plain = aten.is_plain_cpu(shares)
     # Passes are over memory in order, as in slices.pooled.
     moves = is_plain and operands.is_channels_last(shares)

@@ -43,9 +43,4 @@ def register() -> None:
     """
     if "torch._inductor.lowering" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):
-            from torch_dmlpool.inductor import (  # noqa: F401
-                gather,
-                lowerings,
-                patterns,
-                quantized_lowerings,
-            )
+            from torch_dmlpool.inductor import gather, lowerings, quantized_lowerings  # noqa: F401
