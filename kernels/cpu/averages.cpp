@@ -191,7 +191,7 @@ struct AverageGradient {
                      double divisor, char *to) const {
         const Geometry adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
-        if (strategy == AUTOMATIC && gathers_shares(windows.p))
+        if (strategy == GATHERED)
             return gather_shares(op, windows.p, shares, by, to);
         pool(op, by, shares, to, adjoint, strategy);
     }
@@ -304,9 +304,9 @@ struct AverageGradient {
         });
     }
     void run() const {
-        if (g.are_planes())
+        if (strategy == PLANES)
             return repeat_planes();
-        if (strategy == AUTOMATIC && are_disjoint(p))
+        if (strategy == COPIED)
             return copy_shares();
         if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
@@ -341,7 +341,8 @@ const RowOperations &float_sums(int type) {
 
 void average_pooling(const Problem &given, const void *input, void *output) {
     const Problem p = joined_averages(given, false, true);
-    const bool is_turned = are_turned(p, Windows(p));
+    const Windows windows(p);
+    const bool is_turned = choose({AVERAGE, windows}) == TURNED;
     const Kernels kernels = kernels_of(int(p.type), is_turned);
     const int64_t element = kernels.sums.element_size;
     expect_all(output, p.planes * p.output_plane() * element);
@@ -361,7 +362,8 @@ void average_pooling_grad(const Problem &given, const void *arriving, void *grad
     const int64_t element = kernels_of(type).sums.element_size;
     expect_all(gradient, p.input_bytes(element));
     const Windows windows(p);
-    const bool is_turned = !windows.are_planes() && are_turned(p, adjoint_of(windows));
+    const Strategy chosen = choose({AVERAGE_GRADIENT, windows});
+    const bool is_turned = chosen == TURNED;
     const Problem q = is_turned ? turned_problem(p) : p;
     const Geometry g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
@@ -370,7 +372,7 @@ void average_pooling_grad(const Problem &given, const void *arriving, void *grad
             .run();
     };
     if (!is_turned)
-        return run(arriving, gradient, AUTOMATIC);
+        return run(arriving, gradient, chosen);
     turn_planes(p.planes, q.channels, element, p.output_plane(), p.plane(), arriving, gradient,
                 [&](const void *from, void *to) { run(from, to, WINDOWS); });
 }

@@ -1,6 +1,5 @@
-// Which strategy computes a problem, and how it cuts the problem into tiles. The plans are pure
-// functions of the problem; a strategy that a test forces changes the choice. Tuned numbers are in
-// choose.cpp; the two that strategies read themselves are here.
+// Which implementation serves a request, and how it cuts the problem into tiles. Both are pure
+// functions of the problem; an implementation that a test forces changes the choice.
 #pragma once
 
 #include <cstdint>
@@ -9,24 +8,41 @@
 
 namespace dmlpool {
 
+// The implementations, and AUTOMATIC for the first one of the list in choose.cpp that serves. Tests
+// have their numbers.
 enum Strategy : int64_t {
-    AUTOMATIC,  // what `choose` says
+    AUTOMATIC,
     PLANES,     // one window over each plane: planes.cpp
     ROWS,       // rows of outputs: rows.cpp
     BOXES,      // blocks of the input, pooled along one axis after the other: boxes.cpp
     WINDOWS,    // each window by itself: windows.cpp
-    TURNED,     // WINDOWS over small planes that are transposed first: turned.h
+    TURNED,     // averages by WINDOWS over small planes that are transposed first: turned.h
+    COMPARED,   // winners by WINDOWS that compare channels in vectors: maxima.cpp
+    COPIED,     // gradients of averages whose windows share no element: disjoint.h
+    GATHERED,   // gradients of channels, each element from its windows: gathered.h
+    SCATTERED,  // gradients of maxima, each window to its winner: gradients.cpp
 };
 
-// What the choice depends on.
-struct Question {
+// What is asked for: POOL of the strategies that combine any values, the others of the operators.
+enum Operation : int {
+    POOL = 1,
+    AVERAGE = 2,
+    AVERAGE_GRADIENT = 4,
+    WINNERS = 8,
+    WINNERS_GRADIENT = 16,
+};
+
+// What the choice depends on. `windows` are those of the problem, of a gradient too.
+struct Request {
+    Operation operation;
     const Windows &windows;
-    bool is_idempotent;    // combining a value twice changes nothing: maxima, not sums
-    bool is_exact;         // the order in which values are combined changes no bit
-    bool has_numbers;      // values hold the number of the tap that they come from
-    bool is_uniform;       // results depend on values alone, not on the output's coordinates
-    int64_t element_size;  // bytes
-    int64_t value_size;
+    int64_t element_size = 0;  // bytes
+    int64_t value_size = 0;
+    bool is_idempotent = false;      // combining a value twice changes nothing: maxima, not sums
+    bool is_exact = false;           // the order in which values are combined changes no bit
+    bool has_numbers = false;        // values hold the number of the tap that they come from
+    bool is_uniform = true;          // results depend on values alone, not on where they are
+    const int64_t *units = nullptr;  // a tap's number is the sum of its coordinates times these
 };
 
 // The same problem with fewer axes or planes, where windows allow it: rows that windows read whole,
@@ -35,15 +51,8 @@ struct Question {
 Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners);
 Problem joined_averages(const Problem &p, bool is_gradient, bool are_alike);
 
-Strategy choose(const Question &question);
-// Whether TURNED computes an average or its gradient. `windows` are the windows of the problem, or
-// for a gradient the windows seen from the input. A call for which TURNED is forced is counted.
-bool are_turned(const Problem &p, const Windows &windows);
-// Whether windows share no element, so that disjoint.h computes the gradient of averages. It is
-// false for bins, and while a strategy is forced.
-bool are_disjoint(const Problem &p);
-// Whether a strategy other than TURNED can compute the problem.
-bool can_compute(Strategy strategy, const Question &question);
+// The implementation that serves the request. AUTOMATIC where none does that is not for POOL.
+Strategy choose(const Request &request);
 
 // For tests alone: every call that the strategy can compute is computed by it, until AUTOMATIC is
 // forced.
@@ -59,7 +68,7 @@ struct PlanePlan {
     int64_t at_once;    // planes that are finished at once
     bool reads_first;   // rows are read in order before they are combined
 };
-PlanePlan plan_planes(const Question &question);
+PlanePlan plan_planes(const Request &request);
 
 // The planes of one channel that one call reduces; a call may also reduce a multiple of it. Reason:
 // one call for each plane takes 1.1 to 2.3 times as long; request and processor not noted.
@@ -76,8 +85,8 @@ struct BlockPlan {
     bool reduces_w;  // each window reads its own elements along W, without vectors over windows
     bool reads_first = false;  // what a block reads is read in order before it is combined
 };
-BlockPlan plan_rows(const Question &question);
-BlockPlan plan_boxes(const Question &question);
+BlockPlan plan_rows(const Request &request);
+BlockPlan plan_boxes(const Request &request);
 
 struct WindowPlan {
     int64_t outputs_w;    // of a tile
@@ -86,16 +95,19 @@ struct WindowPlan {
 };
 WindowPlan plan_windows(const Windows &windows, const WindowOperations &op);
 
-// Whether maxima with winners, of several channels, keep elements and the numbers of their taps in
-// vectors of their own (`ChannelWinners`), and do not combine integers that hold both (`Winner`). A
-// tap's number is the sum of its coordinates times `units`.
-bool compares_channels(const Problem &p, const int64_t (&units)[3], int64_t element_size);
-// Whether a gradient of maxima of channels reads, for each element, the windows that it may have
-// won, and does not add what arrives at each window to its winner.
-bool gathers_channels(const Problem &p, int64_t value_size);
-// Whether a gradient of averages of channels adds up, for each element, what arrives at the windows
-// that read it. It is false while a strategy is forced.
-bool gathers_shares(const Problem &p);
+// Windows of at least SHARED_ROWS rows share columns with their neighbours if they have few
+// channels.
+constexpr int64_t SHARED_ROWS = 8;
+// Windows of one channel whose elements are converted are reduced one by one from this many taps
+// on, and rows of at most TURNED_WIDTH elements are turned rather than joined.
+constexpr int64_t LONG_CONVERTED = 16;
+constexpr int64_t TURNED_WIDTH = 16;
+// Whether an axis is wide: windows overlap so much that they are made of windows of 1, 2, 4, ...
+// taps.
+bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
+// With at least this stride each window of one channel reads its own elements, because every fifth
+// element of a row cannot be taken in vectors.
+constexpr int64_t STRIDE_WITHOUT_VECTORS = 5;
 // Whether a gradient of averages pools rows of arriving elements with zeros between them.
 bool puts_zeros_between(const Axis &axis);
 

@@ -221,7 +221,8 @@ struct Scatter {
 
 template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
-    if (gathers_channels(p, sizeof(Wide<T>)))
+    const Windows windows(p);
+    if (choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)}) == GATHERED)
         return GatheredChannels<T>(p, arriving, taps, gradient).run();
     Scatter<T>{p, static_cast<const char *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}

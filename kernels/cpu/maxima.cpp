@@ -163,6 +163,7 @@ void max_pooling(const Problem &given, const void *input, void *output, void *wi
         const Max<S> op(data_type);
         pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, Windows(p));
     };
+    const Windows windows(p);
     if (winners != nullptr) {
         const Numbers numbers(p, winners);
         const auto pool_as = [&](auto element_of_channels, auto element, auto wide) {
@@ -170,13 +171,15 @@ void max_pooling(const Problem &given, const void *input, void *output, void *wi
             using P = decltype(wide);
             const Winner<S, P> op(data_type);
             void *const to = output ? output : winners;  // nothing is written where it is winners
-            if (compares_channels(p, numbers.units, sizeof(S))) {
+            const Request request = {WINNERS, windows, sizeof(S), sizeof(S),    true,
+                                     true,    true,    false,     numbers.units};
+            if (choose(request) == COMPARED) {
                 const ChannelWinners<decltype(element_of_channels), S, P> channels(
                     numbers, op, output != nullptr);
-                return pool_windows(channels, WinningTaps<S>(numbers), input, to, Windows(p));
+                return pool_windows(channels, WinningTaps<S>(numbers), input, to, windows);
             }
             pool(Rows<Winner<S, P>>(op, numbers.units),
-                 Winners<S, P>(numbers, op, output != nullptr), input, to, Windows(p));
+                 Winners<S, P>(numbers, op, output != nullptr), input, to, windows);
         };
         if (p.type == 0)
             pool_as(float(), int32_t(), int64_t());

@@ -25,6 +25,7 @@ enum Mechanism : int {
 #define NUMBERED(mechanism, name) mechanism,
     MECHANISMS(NUMBERED)
 #undef NUMBERED
+        MECHANISM_COUNT,  // the implementations of choose.cpp follow
 };
 
 // For benchmarks and tests alone: a bit for each mechanism that is switched off, and the name of a

@@ -275,7 +275,8 @@ void quantized_average_pooling(const Problem &given, const void *input, void *ou
         reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;
     // The planes of a block are requantized together, so they must share scales and zero points.
-    const bool is_turned = q.is_uniform() && are_turned(p, Windows(p));
+    const Windows windows(p);
+    const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
     const Problem problem = is_turned ? turned_problem(p) : p;
     const Geometry g(problem, true);
     double most = 255;  // the largest sum of the most taps that a window reads
