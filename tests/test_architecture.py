@@ -13,7 +13,7 @@ from torch_dmlpool.ops import registration
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
-ROOMS = ["bench", "distributed", "decompositions", "integrations", "nn", "quantized", "minima"]
+ROOMS = ["bench", "distributed", "integrations", "decompositions", "nn", "quantized", "minima"]
 ROOMS += ["functional", "ops", "inductor", "onnx", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands", "keywords", "observers", "timing", "_private"}

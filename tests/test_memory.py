@@ -108,7 +108,6 @@ def caches() -> dict[str, Callable[..., object]]:
 ENDLESS = {
     "torch_dmlpool.backends.serving",
     "torch_dmlpool.quantized._hide_the_warning",
-    "torch_dmlpool.onnx.register",
 }
 """By the name of a device type, and by nothing at all."""
 

@@ -51,16 +51,16 @@ class Exported:
 def export(
     model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = False, **options: bool
 ) -> Exported:
-    opset = options.pop("opset_version", None)
+    """With this package's table, or with ``has_table=False`` as torch.nn's layers are exported."""
+    has_table = options.pop("has_table", True)
     shapes: Any = tuple(dict.fromkeys([0, *range(2, input.dim())], DYNAMIC) for input in inputs)
     program = torch.onnx.export(
         model.eval(),
         tuple(inputs),
         dynamo=True,
         verbose=False,
-        opset_version=opset,
         dynamic_shapes=((shapes,) if isinstance(model, Model) else shapes) if dynamic else None,
-        custom_translation_table=translations(**options),
+        custom_translation_table=translations(**options) if has_table else None,
     )
     assert program is not None
     settings = onnxruntime.SessionOptions()
@@ -311,24 +311,58 @@ def test_a_network_of_layers() -> None:
                 torch.testing.assert_close(result, expected.detach())
 
 
-def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
+PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
+WITHOUT_TABLE: dict[str, Callable[[Tensor], Any]] = {
+    "maximum": dmlpool.nn.MaxPool2d(3, 2, 1),
+    "average": dmlpool.nn.AvgPool2d(3, 2, 1),
+    "global average": dmlpool.nn.AdaptiveAvgPool2d(1),
+    "minimum": dmlpool.nn.MinPool2d(2),
+}
+OF_KNOWN_SIZES: dict[str, Callable[[Tensor], Any]] = {
+    "same": dmlpool.nn.MaxPool2d(2, 1, "same"),
+    "ceil": dmlpool.nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+    "divisor": dmlpool.nn.AvgPool2d(2, divisor_override=-3),
+    "norm": dmlpool.nn.LPPool2d(2, 2),
+    "uneven": dmlpool.nn.AdaptiveAvgPool2d((3, 5)),
+    "mask": lambda x: dmlpool.nn.functional.avg_pool2d(x, 3, 1, 1, mask=x[:, :1] > 0),
+    "by name": lambda x: torch.ops.dmlpool.average_pooling(x, *PLANE, False, None),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_without_a_table(dynamic: bool) -> None:
+    """Plain pools are PyTorch's, which its own translations write; others need known sizes."""
+    functions = [*({} if dynamic else OF_KNOWN_SIZES).values(), *WITHOUT_TABLE.values()]
+    input = samples.ties(2, 3, 14, 13)
+    exported = export(Model(functions), [input] * len(functions), dynamic, has_table=False)
+    kinds = [node for node in exported.nodes if "Pool" in node or node == "ReduceMean"]
+    assert kinds[-4:] == ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
+    assert len(kinds) == 4 + (not dynamic)
+    image = samples.ties(3, 3, 16, 19) if dynamic else input
+    for result, function in zip(exported.run(*[image] * len(functions)), functions, strict=True):
+        torch.testing.assert_close(result, function(image))
+
+
+@pytest.mark.parametrize("name", ["same", "indices"])
+def test_the_cause_of_a_failed_export_names_the_table(name: str) -> None:
+    function = OF_KNOWN_SIZES.get(name, dmlpool.nn.MaxPool2d(2, return_indices=True))
+    with pytest.raises(torch.onnx.OnnxExporterError) as failed:
+        export(Model([function]), [samples.ties(2, 3, 9, 8)], name == "same", has_table=False)
+    table = "custom_translation_table=torch_dmlpool.onnx.translations()"
+    assert str(failed.value.__cause__).startswith(f"torch.onnx.export needs dynamo=True, {table}")
+
+
+def older(layer: torch.nn.Module, input: Tensor) -> Exported:
     """By the TorchScript exporter, in a program of any batch and image size."""
     import io
 
     import onnx
 
-    file, axes = io.BytesIO(), {"x": dict.fromkeys([0, *range(2, input.dim())], "size")}
+    file, axes = io.BytesIO(), {"x": dict.fromkeys([0, 2, 3], "size")}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore")
         torch.onnx.export(
-            model.eval(),
-            (input,),
-            file,
-            dynamo=False,
-            input_names=["x"],
-            dynamic_axes=axes,
-            **options,
+            layer.eval(), (input,), file, dynamo=False, input_names=["x"], dynamic_axes=axes
         )
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
     nodes = [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node]
@@ -340,35 +374,25 @@ def older(model: torch.nn.Module, input: Tensor, **options: Any) -> Exported:
     )
 
 
-def test_the_older_exporter() -> None:
-    """``dynamo=False`` needs no table: a network of layers, adaptive ones among them, and every
-    kind of window."""
-    network, input = cases.Pools(1), samples.normal(2, 3, 14, 13)
-    exported = older(network, input)
-    for image in (input, samples.normal(3, 3, 17, 16)):
-        for result, expected in zip(exported.run(image), network(image), strict=True):
-            torch.testing.assert_close(result, expected.detach())
-    for case in FEW[:1]:
-        image = samples.ties(2, 3, *case.sizes)
-        check(case, image, older(Model([all_of(case)]), image).run(image))
+def test_the_older_exporter_finds_pytorchs_pools() -> None:
+    """Whatever has been imported: torchvision imports this module, which is another than the one
+    that ``torch.onnx`` has at first."""
+    import torch.onnx.symbolic_helper
 
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_what_the_older_exporter_refuses() -> None:
-    """In words that say what to do."""
-    layer, image = dmlpool.nn.MaxPool2d(2), samples.normal(1, 1, 4, 4)
+    layers = [
+        dmlpool.nn.MaxPool2d(3, 2, 1),
+        dmlpool.nn.AvgPool2d(2),
+        dmlpool.nn.AdaptiveAvgPool2d(1),
+    ]
+    network = torch.nn.Sequential(*layers)
+    exported = older(network, samples.normal(2, 3, 14, 13))
+    assert exported.nodes == ["MaxPool", "AveragePool", "GlobalAveragePool"]
+    image = samples.normal(3, 3, 17, 16)
+    torch.testing.assert_close(exported.run(image), [network(image)])
     with pytest.raises(
-        ValueError, match=r"opset 18 and later, got opset_version=17: export with a later one"
+        TypeError, match=r"dynamo=False writes only the pools that .*use dynamo=True"
     ):
-        older(layer, image, opset_version=17)
-    with pytest.raises(
-        ValueError,
-        match=r"average_pooling_grad cannot be written for ONNX: torch_dmlpool\.onnx\.translations",
-    ):
-        older(Model([lambda x: dmlpool.average_pooling_grad(x, (1, 1, 5, 5), 2)]), image)
-    unpool = Model([lambda x: dmlpool.max_unpooling(x, x.long(), x.shape)])
-    with pytest.raises(ValueError, match=r"sizes of max_unpooling depend on dynamic sizes"):
-        older(unpool, image)
+        older(dmlpool.nn.MinPool2d(2), image)
 
 
 class Recorder:
@@ -381,7 +405,6 @@ class Recorder:
 
 
 SYMBOL = "u0"
-PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 DEPENDS = "depends on dynamic sizes"
 REFUSALS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     f"strides {DEPENDS} in spatial dimension W": (
@@ -445,27 +468,11 @@ assert not any(name.split('.')[0] in ('onnx', 'onnxscript', 'onnxruntime') for n
 sys.modules['onnxscript'] = None
 torch_dmlpool.onnx.translations()
 """
-WITHOUT_TABLE = """
-import torch, torch_dmlpool as dmlpool
-model = torch.nn.Sequential(dmlpool.nn.MaxPool2d(2)).eval()
-torch.onnx.export(model, (torch.ones(1, 1, 4, 4),), dynamo=True, verbose=False)
-"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "error", "text"),
-    [
-        (MISSING, "ImportError", "which is not installed: pip install torch-dmlpool[onnx]"),
-        (WITHOUT_TABLE, "TypeError", "custom_translation_table=torch_dmlpool.onnx.translations()"),
-    ],
-    ids=["onnxscript", "table"],
-)
-def test_what_is_missing_is_said(
-    program: str, error: str, text: str, python: Callable[..., Any]
-) -> None:
-    """onnxscript is imported when it is needed, and not before; the exporter's error names the
-    table."""
-    finished = python("-c", program, fails=True)
+def test_onnxscript_is_imported_when_it_is_needed(python: Callable[..., Any]) -> None:
+    finished = python("-c", MISSING, fails=True)
+    text = "which is not installed: pip install torch-dmlpool[onnx]"
     assert text in finished.stderr
-    assert error in finished.stderr
+    assert "ImportError" in finished.stderr

@@ -65,16 +65,21 @@ def decompositions(
     return {
         operator.overload: operator.composed
         if operator.is_composite
-        else functools.partial(_decomposed, operator, atens.get(operator.name))
+        else functools.partial(_decomposed, operator, atens.get(operator.name), _DYNAMIC)
         for operator in registration.OPERATORS
     }
 
 
 def _decomposed(
-    operator: registration.Operator, atens: Callable[..., Any] | None, *arguments: Any, **_: str
+    operator: registration.Operator,
+    atens: Callable[..., Any] | None,
+    dynamic: Sequence[str],
+    *arguments: Any,
+    **_: str,
 ) -> Any:
     """The results of ATen's pool for a call of ``operator``, or else of the reference backend.
-    NotImplemented, which keeps the call, if image sizes are dynamic and neither computes them.
+    NotImplemented, which keeps the call, if image sizes are dynamic, ATen has no such pool and
+    ``dynamic`` does not name the operator.
     """
     # The reference reads the bits of elements, and the bits of a lazily negated view lack the
     # negation.
@@ -99,7 +104,7 @@ def _decomposed(
         results = atens(*arguments)
         if results is not None:
             return results
-    if operator.name not in _DYNAMIC and not are_ints(*sizes):
+    if operator.name not in dynamic and not are_ints(*sizes):
         return NotImplemented
     if before is not None:
         for axis, size, dimension in zip(
@@ -112,6 +117,25 @@ def _decomposed(
                     "if it is a number, or if it covers the whole dimension without padding"
                 )
     return operator.computed_by(reference.BACKEND)(*arguments)
+
+
+def for_onnx(operator: registration.Operator, *arguments: Any) -> Any:
+    """The results in a program that PyTorch writes for ONNX by its own translations alone.
+
+    These write plain maxima and averages right, but leave divisors out, fix the sizes of adaptive
+    pools, and round quotients of dynamic sizes otherwise than Python. So other windows are taken
+    apart if sizes are known. Else, and for indices, the result is NotImplemented.
+    """
+    if operator.name == "lp_pooling":
+        return operator.composed(*arguments)
+    if operator.name not in ("max_pooling", "average_pooling", "adaptive_average_pooling"):
+        return NotImplemented
+    is_plain = operator.name == "max_pooling" or (
+        operator.name == "average_pooling" and arguments[-1] is None
+    )
+    has_ceil_mode = operator.window_at is not None and arguments[operator.window_at + 5]
+    atens = _ATENS[operator.name] if is_plain and not has_ceil_mode else None
+    return _decomposed(operator, atens, (), *arguments)
 
 
 def _called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:

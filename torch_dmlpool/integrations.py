@@ -4,6 +4,8 @@
 """
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -31,28 +33,54 @@ def lower_for_inductor(operator: registration.Operator) -> None:
         )
 
 
-def require_translations(_: registration.Operator) -> None:
-    """Raise an error that says what ``torch.onnx.export`` needs if nobody has imported the
-    translations.
-    """
+def lacks_translation(operator: registration.Operator) -> bool:
+    """Whether PyTorch exports to ONNX without a translation of the operator."""
     onnx = sys.modules.get("torch.onnx")
-    if onnx is not None and onnx.is_in_onnx_export() and "torch_dmlpool.onnx" not in sys.modules:
+    if onnx is None or not onnx.is_in_onnx_export():
+        return False
+    from torch_dmlpool.onnx import is_translated
+
+    return not is_translated(operator.overload)
+
+
+def require_translations(operator: registration.Operator) -> None:
+    """Raise an error that says what ``torch.onnx.export`` needs for an operator that stays in the
+    program.
+    """
+    if lacks_translation(operator):
         table = "custom_translation_table=torch_dmlpool.onnx.translations()"
         raise TypeError(
             f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators"
         )
 
 
-def translate_traces() -> None:
-    """Register the ONNX translations where PyTorch's older exporter traces an operator."""
-    if torch.onnx.is_in_onnx_export():
-        from torch_dmlpool import onnx
+def take_apart_for_onnx(operator: registration.Operator) -> Callable[..., Any] | None:
+    """What computes an operator by ATen's where an export to ONNX has no translation of it."""
+    if not lacks_translation(operator):
+        return None
+    from torch_dmlpool.decompositions import for_onnx
 
-        onnx.register()
+    def compute(*arguments: Any) -> Any:
+        results = for_onnx(operator, *arguments)
+        if results is NotImplemented:
+            require_translations(operator)
+        return results
+
+    return compute
+
+
+def refuse_older_exporter() -> None:
+    """Raise an error where PyTorch's older exporter traces a pool that PyTorch does not have."""
+    if torch.onnx.is_in_onnx_export():
+        raise TypeError(
+            "torch.onnx.export with dynamo=False writes only the pools that torch.nn.functional "
+            "has, and this is another: use dynamo=True"
+        )
 
 
 registration.before_fake.extend([lower_for_inductor, require_translations])
-registration.before_trace.append(translate_traces)
+registration.before_trace.append(refuse_older_exporter)
+registration.in_place.append(take_apart_for_onnx)
 DTENSORS = "torch.distributed.tensor"
 registration.untaught[DTENSORS] = (
     "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"

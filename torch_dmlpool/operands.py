@@ -187,17 +187,21 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     return sizes
 
 
+def ints(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes as ints. In a trace of torch.jit they are tensors, which become constants with a
+    warning of PyTorch's.
+    """
+    return tuple(int(size) if isinstance(size, Tensor) else size for size in sizes)
+
+
 def checked_output_size(
     output_size: int | Sequence[int | None] | None, sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
     """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps
     the input's size.
     """
-    if type(sizes[0]) is not int and torch.jit.is_tracing():
-        # In a trace of torch.jit sizes are tensors. -1 stands for the input's size, and the
-        # operator reads that size when it runs.
-        sizes = (-1,) * len(sizes)
-    elif 0 in sizes:
+    sizes = ints(sizes)
+    if 0 in sizes:
         check_spatial_sizes("the input", sizes, len(sizes))
     rank = len(sizes)
     if output_size is None:

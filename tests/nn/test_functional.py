@@ -330,8 +330,6 @@ TRACED = {
     "averages": lambda x: pooling.avg_pool2d(x, 3, 2, 1, True, False),
     "norms": lambda x: pooling.lp_pool2d(x, 2, 2),
     "same": lambda x: pooling.max_pool2d(x, 3, 1, "same"),
-    "unpooling": lambda x: pooling.max_unpool2d(*pooling.max_pool2d(x, 2, return_indices=True), 2),
-    "minima": lambda x: pooling.min_pool2d(x, 3, 2, 2),
     "taps far apart": lambda x: pooling.max_pool2d(x, 2, 1, 1, 3),
 }
 
@@ -358,9 +356,10 @@ def test_a_trace_serves_other_sizes(name: str, image: Image) -> None:
     "function",
     [
         lambda x: pooling.max_pool2d(x, 3, 2, "same"),
-        lambda x: pooling.max_unpool2d(*pooling.max_pool2d(x, 3, 2, return_indices=True), 3, 2),
+        lambda x: pooling.max_unpool2d(*pooling.max_pool2d(x, 2, return_indices=True), 2),
+        lambda x: pooling.adaptive_min_pool2d(x, (None, 5)),
     ],
-    ids=["same with a stride", "unpooling windows that overlap"],
+    ids=["same with a stride", "unpooling", "adaptive minima"],
 )
 def test_a_trace_that_holds_sizes_warns(function: Callable[[Tensor], Tensor]) -> None:
     """PyTorch's tracer warns of sizes that become constants; the traced size is right."""

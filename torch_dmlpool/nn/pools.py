@@ -40,18 +40,13 @@ def window_of(
     rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Window:
     """The Window of torch.nn's arguments. Rows that came as (N, C, 1, W) get a height of 1."""
-    sizes = _numbers(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
+    sizes = (
+        operands.ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
+    )
     window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
     if rank > 1 or batched.dim() == 3:
         return window
     return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # rows that have a height of 1
-
-
-def _numbers(sizes: Sequence[int]) -> list[int]:
-    """Sizes as ints. In a trace of torch.jit they are tensors, which become constants with a
-    warning of PyTorch's.
-    """
-    return [int(size) if isinstance(size, Tensor) else size for size in sizes]
 
 
 @for_batches(operands.AVERAGED_TYPES)
@@ -125,7 +120,7 @@ def min_pool(
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if return_indices:
         operands.check_taps(window.taps, "kernel_size")
-    window.output_sizes(_numbers(input.shape[2:]))  # rejected before any work
+    window.output_sizes(operands.ints(input.shape[2:]))  # rejected before any work
     numbering = (torch.int64, True) if return_indices else ()
     request = mask, window, *numbering
     return min_pooling.minima(lambda each: masked_pooling.maxima(each, *request), input)
@@ -210,7 +205,7 @@ def max_unpool(
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
         (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
-        for size, axis in zip(_numbers(input.shape[-rank:]), window.axes, strict=True)
+        for size, axis in zip(operands.ints(input.shape[-rank:]), window.axes, strict=True)
     ]
     if output_size is not None:
         is_full = isinstance(output_size, Sequence) and len(output_size) == rank + 2

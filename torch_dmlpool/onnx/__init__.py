@@ -4,23 +4,18 @@ A pooling node leaves nothing to the runtime's reading of ``ceil_mode``: the ove
 padding, and windows too many are sliced off. Where padding is larger than runtimes accept it
 becomes a Pad node. Divisors and empty windows that ONNX cannot express become constants, or are
 computed in the graph if sizes are dynamic.
-
-PyTorch's older exporter (``dynamo=False``) asks for a symbolic function by the name of each
-operator that it has traced. It gets the same translations into its graph. They are registered when
-an operator is first traced for it, so nothing has to be imported, as with PyTorch's own layers.
 """
 
-import functools
 import importlib.util
+import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.onnx import JitScalarType, symbolic_helper
 
 from torch_dmlpool.onnx import operators
-from torch_dmlpool.onnx.lowering import Emitter, spatial_sizes
+from torch_dmlpool.onnx.lowering import Emitter
 
 __all__ = ["translations"]
 
@@ -98,160 +93,17 @@ def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
     return emit.op.Div(dividend - emit.op.Mod(dividend, divisor), divisor)
 
 
-LEAST_OPSET = 18
-"""The first opset in which nodes that the translations write take axes as inputs."""
+def is_translated(overload: Any) -> bool:
+    """Whether the export that is running knows an operator, as far as that can be told. What an
+    operator is made of inside needs no translation.
 
-
-def _adaptive(whole: Callable[..., Any], bins: Callable[..., Any]) -> Callable[..., Any]:
-    """The translation of adaptive pooling for PyTorch's older exporter, whose traces keep the
-    operator.
-
-    It calls ``whole`` with a window if the bins are one, else ``bins``. A trace has -1 for a size
-    that is the input's.
+    PyTorch has no public way to ask, but its function that exports keeps the table in a variable.
     """
-
-    def translate(emit: Emitter, input: Any, output_sizes: Sequence[int]) -> Any:
-        steps, asked = [], []
-        for known, size, entry in zip(
-            spatial_sizes(input), input.shape[2:], output_sizes, strict=True
-        ):
-            asked.append(size if entry == -1 else entry)
-            divides = known is not None and entry > 0 and known % entry == 0
-            steps.append(
-                1 if entry == -1 else size if entry == 1 else known // entry if divides else None
-            )
-        if None in steps:
-            return bins(emit, input, asked)
-        zeros, ones = [0] * len(steps), [1] * len(steps)
-        return whole(emit, input, steps, steps, zeros, zeros, ones, False)
-
-    return translate
-
-
-def _unpooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    """The translation of unpooling for PyTorch's older exporter, whose traces have the output's
-    sizes as numbers.
-    """
-    if None in spatial_sizes(input):
-        raise ValueError(
-            "the output's sizes of max_unpooling depend on dynamic sizes, which a trace has not: "
-            "export with dynamo=True, or without dynamic height and width"
-        )
-    return operators.max_unpooling(emit, input, *arguments)
-
-
-_TRANSLATIONS: dict[str, Callable[..., Any]] = {
-    **{
-        name: function
-        for name, function in OPERATORS.items()
-        if "taps" not in name and name != "max_pooling_indices"
-    },
-    "max_unpooling": _unpooling,
-    "adaptive_average_pooling": _adaptive(
-        lambda *window: operators.average_pooling(*window, False, None),
-        operators.adaptive_average_pooling,
-    ),
-    "adaptive_max_pooling": _adaptive(
-        lambda emit, *window: operators.max_pooling_with_indices(
-            emit, *window, emit.ir.DataType.INT64, True
-        ),
-        operators.adaptive_max_pooling,
-    ),
-}
-
-
-@functools.cache
-def register() -> None:
-    """Give the exporter a symbolic function for every operator of this package."""
-    for name in torch.ops.dmlpool:
-        torch.onnx.register_custom_op_symbolic(
-            f"dmlpool::{name}", functools.partial(_symbolic, name), 9
-        )
-
-
-def _symbolic(name: str, graph: Any, *arguments: Any) -> Any:
-    """The symbolic function of the operator ``name``: it records the nodes of the translation, then
-    writes them to ``graph``.
-    """
-    if name not in _TRANSLATIONS:
-        raise ValueError(
-            f"dmlpool::{name} cannot be written for ONNX: torch_dmlpool.onnx.translations says "
-            "what can"
-        )
-    if importlib.util.find_spec("onnxscript") is None:
-        raise ImportError(
-            "pooling for ONNX needs onnxscript, which is not installed: pip install "
-            "torch-dmlpool[onnx]"
-        )
-    version = symbolic_helper.GLOBALS.export_onnx_opset_version
-    if version < LEAST_OPSET:
-        raise ValueError(
-            f"pooling is written for ONNX in opset {LEAST_OPSET} and later, got "
-            f"opset_version={version}: "
-            "export with a later one, or with dynamo=True and torch_dmlpool.onnx.translations()"
-        )
-    from onnxscript import evaluator, values
-    from torch.onnx._internal.exporter._building import OpRecorder
-
-    recorder: Any = OpRecorder(values.Opset("", version), {})  # type: ignore[abstract]
-    written: dict[Any, Any] = {}
-    declared = getattr(torch.ops.dmlpool, name).default._schema.arguments
-    # The last, the revision, is empty in programs that are exported.
-    kinds = [str(argument.real_type) for argument in declared if not argument.kwarg_only]
-    pairs = zip(kinds, arguments[: len(kinds)], strict=True)
-    translated = [_argument(recorder.opset, written, *pair) for pair in pairs]
-    with evaluator.default_as(recorder):
-        results = _TRANSLATIONS[name](Emitter(False), *translated)
-    for node in recorder.nodes:
-        outputs = _written(graph, node, [written[each] for each in node.inputs])
-        written.update(zip(node.outputs, outputs, strict=True))
-    return (
-        tuple(written[each] for each in results) if isinstance(results, tuple) else written[results]
-    )
-
-
-def _argument(opset: Any, written: dict[Any, Any], kind: str, value: Any) -> Any:
-    """An argument as the translations take it, made of a value of the older exporter's graph: a
-    tensor, or a constant as Python has it. ``written`` gets the value of each tensor.
-    """
-    if value.node().mustBeNone():
-        return None
-    from onnxscript import ir
-    from torch.onnx._internal.exporter._tensors import SymbolicTensor
-
-    data_type: Any = ir.DataType
-    if "Tensor" not in kind:
-        descriptions: dict[str, Any] = {"List[int]": "is", "bool": "b", "float": "f"}
-        constant = symbolic_helper._parse_arg(value, descriptions.get(kind, "i"))
-        return data_type(JitScalarType(constant).onnx_type()) if kind == "ScalarType" else constant
-    sizes = value.type().varyingSizes()
-    if sizes is None:
-        raise ValueError(
-            "the number of dimensions of what is pooled is not known: export with dynamo=True"
-        )
-    shape = ir.Shape(["?" if size is None else size for size in sizes])
-    dtype = data_type(JitScalarType.from_value(value).onnx_type())
-    tensor = SymbolicTensor(opset, shape=shape, type=ir.TensorType(dtype))
-    written[tensor] = value
-    return tensor
-
-
-def _written(graph: Any, node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Write ``node`` to the older exporter's graph, which wants a letter of the type at the end of
-    an attribute's name, and return its outputs.
-    """
-    if (
-        node.op_type == "Squeeze"
-        and len(inputs) == 1
-        and inputs[0].node().kind() == "onnx::Constant"
-    ):
-        # Runtimes look for scales that are scalars before they compute what follows from constants.
-        return [graph.op("Constant", value_t=inputs[0].node().t("value").squeeze())]
-    attributes = {
-        f"{each.name}_{each.type.name[0].lower()}": torch.from_numpy(each.value.numpy().copy())
-        if each.type.name == "TENSOR"
-        else each.value
-        for each in node.attributes.values()
-    }
-    outputs = graph.op(node.op_type, *inputs, outputs=len(node.outputs), **attributes)
-    return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    frame = inspect.currentframe() if overload._opname in OPERATORS else None
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.onnx._internal.exporter._core":
+            registry: Any = frame.f_locals.get("registry")
+            if hasattr(registry, "is_registered"):
+                return bool(registry.is_registered(overload))
+        frame = frame.f_back
+    return True

@@ -404,9 +404,7 @@ def _bins(
 
 def _shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
     """``flat``, which has one axis of bins, with the output's spatial sizes."""
-    # The shape has a -1, because PyTorch's older exporter fails on shapes that copy sizes and have
-    # none.
-    return emit.op.Reshape(flat, [0, -1, *output_sizes])
+    return emit.op.Reshape(flat, [0, 0, *output_sizes])
 
 
 def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
@@ -465,11 +463,7 @@ def max_unpooling(
         places = _last_of_several(emit, places, sizes)
     zeros = op.ConstantOfShape(sizes, value=emit.ir.tensor([0], dtype=input.dtype))
     rows = op.ScatterElements(zeros, places, op.Reshape(input, [0, 0, -1]), axis=2)
-    # Sizes are numbers if they are known: PyTorch's older exporter takes copied ones for other
-    # numbers.
-    known = [size if isinstance(size, int) else -1 for size in input.shape[:2]]
-    leading = known if known.count(-1) < 2 else [0, -1]
-    return op.Reshape(op.Slice(rows, [0], listed(plane), [2]), [*leading, *output_sizes])
+    return op.Reshape(op.Slice(rows, [0], listed(plane), [2]), [0, 0, *output_sizes])
 
 
 def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:

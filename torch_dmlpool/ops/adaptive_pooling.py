@@ -88,10 +88,10 @@ def bins(
 
 def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
     """The window whose positions are the bins, or None. Symbolic sizes must be known to divide: a
-    guess would become part of the compiled graph.
+    guess would become part of the compiled graph, and a window part of a trace of torch.jit, where
+    sizes are tensors.
     """
-    # A window would hold the sizes of the image that torch.jit traces.
-    if type(sizes[0]) is not int and torch.jit.is_tracing():
+    if isinstance(sizes[0], Tensor):
         return None
     steps = []
     for size, output in zip(sizes, output_sizes, strict=True):
@@ -115,23 +115,12 @@ def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
     return [*input.shape[:2], *sizes]
 
 
-def _with_sizes(input: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-    """The arguments with -1, which stands for a size that is a tensor in a trace of torch.jit,
-    replaced by the input's size.
-    """
-    if len(sizes) != input.dim() - 2:  # rejected by the check
-        return input, sizes
-    asked = zip(sizes, input.shape[2:], strict=True)
-    return input, [size if type(entry) is int and entry == -1 else entry for entry, size in asked]
-
-
 _bin_averages: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
     Backend.adaptive_average_pooling,
     recorded=Backend.recorded_adaptive_average_pooling,
-    complete=_with_sizes,
     adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )
 _bin_averages_grad: Operator = Operator(
@@ -146,7 +135,6 @@ _bin_maxima: Operator = Operator(
     [operands.MAX_TYPES],
     _check,
     Backend.adaptive_max_pooling,
-    complete=_with_sizes,
     dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
     tangent=lambda input, output_sizes: (max_unpooling.gather_positions, (True,)),
 )

@@ -56,6 +56,9 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 before_fake: list[Callable[["Operator"], None]] = []
 """Functions of integrations that are called before an operator meets fake tensors: they give a
 compiler or an exporter what it needs, or raise an error."""
+in_place: list[Callable[["Operator"], Callable[..., Any] | None]] = []
+"""Functions of integrations that may return what computes an operator where a program is
+exported."""
 before_trace: list[Callable[[], None]] = []
 """Functions that are called before ``torch.jit``'s tracer records an operator."""
 untaught: dict[str, str] = {}
@@ -199,6 +202,11 @@ class Operator:
 
     def dispatched(self, *arguments: Any) -> Any:
         """The results of the registered operator; a window is given as its six schema arguments."""
+        if type(arguments[0]) is not Tensor and not is_dynamo_compiling():
+            for replacement in in_place:
+                compute = replacement(self)
+                if compute is not None:
+                    return compute(*arguments)
         return call(self.overload, *arguments)
 
     def _differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
