@@ -32,6 +32,14 @@ COLUMNS = {
     96: Block(False, 64, 16, 2),
     ANY: Block(False, 32, 32, 2, True),
 }
+# Other blocks by the operation and whether the axis is the innermost one: threads that hold no
+# positions load more at once, those that hold them less.
+OTHERS = {
+    (SUM, True): {3072: Block(True, 2, 512, 2), ANY: Block(True, 1, 1024, 4, True)},
+    (SUM, False): {ANY: Block(False, 32, 32, 4, True)},
+    (FIRST_GREATEST, True): {ANY: Block(True, 1, 1024, 1)},
+    (FIRST_GREATEST, False): {96: Block(False, 64, 16, 1), ANY: Block(False, 32, 32, 1)},
+}
 # Whole axes of more elements than the first number are folded twice, first into slices of the
 # second number, so that enough programs run. The keys say whether the axis is the innermost one.
 # Slices depend on the length alone, so that a sample's bits do not depend on its batch.
@@ -156,9 +164,10 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         bound = launch.widest_bin(along.source, along.targets)
     elif request.adjoint:
         bound = min(launch.windows_over(axis), along.source)
-    blocks = ROWS if along.inner == 1 else COLUMNS
+    operation, rows = step.mode.operation, along.inner == 1
+    blocks = (ROWS if rows else COLUMNS) | OTHERS.get((operation, rows), {})
     # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer.
-    wanted = bound if step.mode.operation == SUM else min(bound, 96 if bound <= 768 else bound)
+    wanted = bound if operation == SUM else min(bound, 96 if bound <= 768 else bound)
     block = blocks[min(longest for longest in blocks if wanted <= longest)]
     farthest = launch.farthest(part.inputs, part.outputs, axis)
     largest = [along.results, (along.source + 1) * along.inner, farthest]
