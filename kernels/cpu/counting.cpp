@@ -18,7 +18,13 @@ struct Counted final : Finish {
     const Geometry &g;
 
     explicit Counted(const Geometry &g)
-        : Finish(sizeof(N), !g.p.counting.include_padding, false), g(g) {}
+        : Finish(sizeof(N), !g.p.counting.include_padding || !reads_padding(g.p), false), g(g) {}
+    static bool reads_padding(const Problem &p) {
+        for (const Axis &axis : p.axes)
+            if (axis.padding > 0 || axis.window == 0 || axis.span(axis.outputs) > axis.size)
+                return true;
+        return false;
+    }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
         const int32_t *const from = static_cast<const int32_t *>(sums);
