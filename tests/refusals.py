@@ -384,14 +384,14 @@ LAYERS = ["AvgPool", "MaxPool", "MinPool", "LPPool", "AdaptiveAvgPool", "Adaptiv
 LAYERS += ["AdaptiveMinPool", "MaxUnpool"]
 
 
-def wrong_images(layer: str, rank: int, is_layer: bool) -> list[Wrong]:
+def wrong_images(layer: str, rank: int) -> list[Wrong]:
     if layer == "MaxUnpool":
         types = NOT_FLOATS[:3]
     else:
         is_ordered = "Max" in layer or "Min" in layer
         types = [*NOT_FLOATS[:2], NOT_ORDERED[0]] if is_ordered else NOT_FLOATS
     dense = types if rank == 2 else []
-    if is_layer and layer not in ("LPPool", "MaxUnpool"):  # which take quantized tensors
+    if layer not in ("LPPool", "MaxUnpool"):  # which take quantized tensors
         dense = [one for one in dense if one not in NOT_PLAIN]
     other = [of_shape(2, 3, *SPATIAL[-rank:], 7)] if rank == 3 else []
     return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
@@ -430,7 +430,7 @@ def torch_rows(rank: int) -> Iterator[Row]:
         )
         tensors, wrong_tensors, more = (
             {"input": planes(rank)},
-            {"input": wrong_images(layer, rank, is_layer=False)},
+            {"input": wrong_images(layer, rank)},
             {},
         )
         if layer != "MaxUnpool":
@@ -461,7 +461,6 @@ def torch_rows(rank: int) -> Iterator[Row]:
                 arguments_of(kind, FEW) | wrong_tensors,
             )
         yield f"nn.{layer}{rank}d", kind, right, wrong
-        wrong_tensors = {**wrong_tensors, "input": wrong_images(layer, rank, is_layer=True)}
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
     parameters = {
         "input_scale": SCALES,

@@ -19,11 +19,9 @@ AXES = {1: "W", 2: "H, W", 3: "D, H, W"}
 WINDOWS = ["Integers", "OutputSize", "Padding"]
 WRITTEN = "Written by tools/write_dimensions.py from the texts in tools/families.py: edit those."
 FLOAT = [
-    "from torch_dmlpool.keywords import layer",
     "from torch_dmlpool.nn import families",
 ]
 INTEGER = [
-    "from torch_dmlpool.keywords import layer",
     "from torch_dmlpool.nn import quantized_families",
     "from torch_dmlpool.nn.layers.maxima import MaxPool1d, MaxPool2d, MaxPool3d",
 ]
@@ -126,34 +124,27 @@ def layer(family: Family, rank: int) -> list[str]:
     if len(lines[0]) > WIDTH:
         lines = [f"class {name}(", *(f"    {base}," for base in bases), "):"]
     lines += docstring(family, rank, family.of_layer, family.constructed, family.of_layers)
-    arguments = family.constructed
-    lines += [""]
-    if generic:
+    if generic:  # All others inherit their constructor, from which no type of results follows.
+        arguments = family.constructed
+        lines += [""]
         for variant, result in overloads(arguments):
             lines += ["    @overload"]
             own = Argument("self", f'"{name}[{result}]"')
             lines += indented(declared("__init__", [own, *variant], "None", " ..."))
-        lines += [""]
-    lines += ["    @layer"]
-    lines += indented(declared("__init__", [Argument("self", ""), *arguments], "None"))
-    lines += call("super().__init__", passed(arguments), 8)
+        lines += ["", "    @layer"]
+        lines += indented(declared("__init__", [Argument("self", ""), *arguments], "None"))
+        lines += call("super().__init__", [argument.name for argument in arguments], 8)
     return [*lines, "", ""]
 
 
 def overloads(arguments: list[Argument]) -> Iterator[tuple[list[Argument], str]]:
-    """The arguments, and what is returned, without indices, with them and where nobody knows."""
+    """The arguments, and what is returned, without indices and with them, asked for by name."""
     at = arguments.index(INDICES)
-    for kind, result in (("Literal[False]", "Tensor"), ("Literal[True]", PAIR)):
-        asked = INDICES._replace(kind=kind, default="" if result is PAIR else "False")
-        if result is PAIR:
-            rest = [argument for argument in arguments[at + 1 :] if argument is not STAR]
-            if arguments[at - 1].default:
-                yield [*arguments[:at], STAR, asked, *rest], result
-                before = [each._replace(default="") for each in arguments[:at]]
-                yield [*before, asked, *arguments[at + 1 :]], result
-                continue
-        yield [*arguments[:at], asked, *arguments[at + 1 :]], result
-    yield arguments, EITHER
+    before, after = arguments[:at], arguments[at + 1 :]
+    without = INDICES._replace(kind="Literal[False]")
+    yield [*before, without, *after], "Tensor"
+    by_name = [argument for argument in after if argument is not STAR]
+    yield [*before, STAR, INDICES._replace(kind="Literal[True]", default=""), *by_name], PAIR
 
 
 def declared(name: str, arguments: list[Argument], result: str, body: str = "") -> list[str]:
@@ -161,15 +152,6 @@ def declared(name: str, arguments: list[Argument], result: str, body: str = "") 
         f"    {argument.declared() if argument.kind else argument.name}," for argument in arguments
     ]
     return [f"def {name}(", *listed, f") -> {result}:{body}"]
-
-
-def passed(arguments: list[Argument]) -> list[str]:
-    """The arguments handed on, those after a star by name."""
-    if STAR not in arguments:
-        return [argument.name for argument in arguments]
-    star = arguments.index(STAR)
-    named = [f"{argument.name}={argument.name}" for argument in arguments[star + 1 :]]
-    return [*(argument.name for argument in arguments[:star]), *named]
 
 
 def call(function: str, arguments: list[str], indent: int = 4) -> list[str]:
@@ -239,12 +221,19 @@ def module(heading: str, imports: list[str], lines: list[str]) -> str:
     body = "\n".join(lines).rstrip() + "\n"
     code = re.sub(r'""".*?"""', "", body, flags=re.DOTALL)
     typing = used_in(code, ["Literal", "overload"])
+    windows = ", ".join(used_in(code, WINDOWS))
     used = [
         ["from collections.abc import Sequence"] * ("Sequence[" in code)
         + [f"from typing import {', '.join(typing)}"] * bool(typing),
         ["import torch"] * ("torch." in code)
         + ["from torch import Tensor"] * bool(used_in(code, ["Tensor"])),
-        [*imports, f"from torch_dmlpool.window import {', '.join(used_in(code, WINDOWS))}"],
+        sorted(
+            [
+                *imports,
+                *["from torch_dmlpool.keywords import layer"] * ("@layer" in code),
+                *[f"from torch_dmlpool.window import {windows}"] * bool(windows),
+            ]
+        ),
     ]
     blocks = "\n\n".join("\n".join(block) for block in used if block)
     return f'"""{heading}\n\n{WRITTEN}\n"""\n\n{blocks}\n\n\n{body}'

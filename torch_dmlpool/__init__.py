@@ -13,9 +13,11 @@ replaced 1, left 0
 torch.Size([1, 3, 4, 4])
 """
 
-from typing import TYPE_CHECKING, NoReturn
+import sys
+from typing import TYPE_CHECKING, Any
 
 from torch_dmlpool import integrations as integrations
+from torch_dmlpool import keywords as _keywords
 from torch_dmlpool import nn
 from torch_dmlpool.backends.fallbacks import SlowBackendWarning
 from torch_dmlpool.functional import (
@@ -57,9 +59,10 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker would take every name to exist
 
-    def __getattr__(name: str) -> NoReturn:
+    def __getattr__(name: str) -> Any:
         """Say where a name is that was looked for here: torch.nn's are in ``torch_dmlpool.nn``."""
-        from torch_dmlpool import keywords
-
+        module = sys.modules.get(f"{__name__}.{name}")
+        if module is not None:  # IPython's autoreload has emptied this module
+            return module
         public = {"": __all__, "nn.": nn.__all__, "nn.functional.": nn.functional.__all__}
-        raise AttributeError(keywords.missing(name, public), name=name)
+        raise AttributeError(_keywords.missing(name, public), name=name)

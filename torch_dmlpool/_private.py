@@ -6,7 +6,7 @@ tests/test_versions.py holds that, and says of each name when it is gone.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -100,6 +100,7 @@ _CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
 """The two names are read where they are needed. They stand here too, so that the import fails where
 PyTorch has removed one."""
 
+_T = TypeVar("_T")
 # The functions beneath torch.nn.functional's maxima, which some models call.
 NN_FUNCTIONS: Any = torch._C._nn
 
@@ -126,6 +127,18 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
 current_gpu: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """The number of the current GPU where a tensor is on one: the public function asks more first. A
 PyTorch for CPUs alone lacks this."""
+
+
+def outliving(made: _T, name: str) -> _T:
+    """``made``, or what a module made under this ``name`` before it was reloaded, as IPython's
+    autoreload does: whoever imported it still has that. PyTorch's namespace of operators keeps it.
+    """
+    return vars(torch.ops.dmlpool).setdefault(f"_{name}", made)
+
+
+def surviving(kind: type[_T]) -> type[_T]:
+    """The class as it was first defined, so that ``isinstance`` holds after a reload."""
+    return outliving(kind, kind.__name__)
 
 
 def single_level_function(title: str, methods: type) -> Any:

@@ -66,7 +66,7 @@ def decompositions(
         operator.overload: operator.composed
         if operator.is_composite
         else functools.partial(_decomposed, operator, atens.get(operator.name), _DYNAMIC)
-        for operator in registration.OPERATORS
+        for operator in registration.OPERATORS.values()
     }
 
 

@@ -78,10 +78,11 @@ def refuse_older_exporter() -> None:
         )
 
 
-registration.before_fake.extend([lower_for_inductor, require_translations])
-registration.before_trace.append(refuse_older_exporter)
-registration.in_place.append(take_apart_for_onnx)
+registration.before_fake[:] = [lower_for_inductor, require_translations]
+registration.before_trace[:] = [refuse_older_exporter]
+registration.in_place[:] = [take_apart_for_onnx]
 DTENSORS = "torch.distributed.tensor"
-registration.untaught[DTENSORS] = (
-    "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
-)
+if "torch_dmlpool.distributed" not in sys.modules:
+    registration.untaught[DTENSORS] = (
+        "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
+    )

@@ -60,15 +60,15 @@ def pytorchs(function: _F) -> _F:
 
 def layer(constructor: _F) -> _F:
     """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's."""
-    name = constructor.__qualname__.removesuffix(".__init__")
-    return _with_suggestions(constructor, name, PYTORCHS_FOR_DIRECTMLS)
+    return _with_suggestions(constructor, None, PYTORCHS_FOR_DIRECTMLS)
 
 
 def _with_suggestions(
-    function: _F, name: str, meant: Mapping[str, str], is_shown: bool = False
+    function: _F, name: str | None, meant: Mapping[str, str], is_shown: bool = False
 ) -> _F:
-    """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`. Its
-    calls are shown to those who observe them if ``is_shown``.
+    """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`. It
+    has the ``name`` of the function, or None for the class of the layer that is built. Calls are
+    shown to those who observe them if ``is_shown``.
     """
     accepted = inspect.signature(function).parameters
 
@@ -80,8 +80,13 @@ def _with_suggestions(
                 return observers.shown(checked, given, *args, **kwargs)
         try:
             return function(*args, **kwargs)
-        except TypeError:
-            error = suggestion(name, kwargs, accepted, meant)
+        except TypeError as wrong:
+            called = type(args[0]).__name__ if name is None else name
+            error = suggestion(called, kwargs, accepted, meant)
+            if error is None and name is None and str(wrong).startswith(function.__qualname__):
+                # Python names the family that the constructor is inherited from.
+                text = str(wrong).replace(function.__qualname__, f"{called}.__init__", 1)
+                error = TypeError(text)
             if error is None:
                 raise
         raise error

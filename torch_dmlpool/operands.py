@@ -475,8 +475,10 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 def laid_out_like(results: Any, input: Tensor) -> Any:
     """A result, or a pair of them, in the memory format that PyTorch suggests for results computed
-    from ``input`` (rule G7).
+    from ``input`` (rule G7). A trace of torch.jit has no strides.
     """
+    if torch.jit.is_tracing():
+        return results
     memory_format = suggested_memory_format(input)
     if isinstance(results, Tensor):
         return laid_out(results, memory_format)

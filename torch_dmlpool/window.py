@@ -16,6 +16,8 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
 import torch
 from torch.compiler import is_dynamo_compiling, is_exporting
 
+from torch_dmlpool._private import surviving
+
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,12 +33,14 @@ Padding: TypeAlias = (
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
+@surviving
 class ArgumentError(ValueError, RuntimeError):
     """An argument with a wrong value: a ValueError, and a RuntimeError as PyTorch raises for most
     of them.
     """
 
 
+@surviving
 class NoOutputError(ArgumentError):
     """A window that does not fit into the padded input; it names DirectML's ``window_size``."""
 
@@ -45,6 +49,7 @@ class NoOutputError(ArgumentError):
         return ArgumentError(str(self).replace("window_size", argument, 1))
 
 
+@surviving
 @dataclass(frozen=True, slots=True)
 class Axis:
     """The window along one spatial dimension."""
@@ -135,6 +140,7 @@ def _one_of_equal(window: "Window") -> "Window":
     return window
 
 
+@surviving
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W``

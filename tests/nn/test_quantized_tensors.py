@@ -1,6 +1,7 @@
-"""Layers on quantized tensors, and models with quantized layers."""
+"""Layers and functions on quantized tensors, and models with quantized layers."""
 
 import fractions
+import itertools
 import warnings
 from typing import Any
 
@@ -69,6 +70,25 @@ def test_maxima_and_minima_are_those_of_the_integers(family: str, rank: int) -> 
     assert values.qscheme() is torch.per_channel_affine
     plain = quantized(rank)
     samples.assert_same(layer(plain[0])[0].int_repr(), layer(plain.int_repr()[0])[0])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(
+    "name", ["max", "min", "avg", "adaptive_max", "adaptive_min", "adaptive_avg"]
+)
+def test_functions_take_what_layers_take(name: str, rank: int) -> None:
+    """Of every type and scheme, without a batch too, with indices, or the same error."""
+    function = getattr(nn.functional, f"{name}_pool{rank}d")
+    layer = getattr(nn, f"{name.title().replace('_', '')}Pool{rank}d")
+    pairs = [{}] if "avg" in name else [{"return_indices": True}, {}]
+    for dtype, per_channel, more in itertools.product(TYPES, [False, True], pairs):
+        batch = quantized(rank, dtype, per_channel)
+        for input in (batch,) if per_channel else (batch, batch[0]):
+            found, expected = function(input, 3, **more), layer(3, **more)(input)
+            for one, other in zip(samples.listed(found), samples.listed(expected), strict=True):
+                assert torch.equal(one, other)
+    with pytest.raises(TypeError, match="mask must be None for a quantized tensor"):
+        function(batch, 3, mask=torch.ones(batch.shape[2:], dtype=torch.bool))
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

@@ -1,12 +1,15 @@
 """Compiled graphs carry the revision of the package, and nothing else does: PyTorch's caches keep
 the graphs of two versions apart, and find those without pooling again."""
 
+import compileall
 import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cases
 import pytest
@@ -150,6 +153,35 @@ def test_every_change_of_a_source_is_another_revision(tmp_path: Path) -> None:
     assert revision.revision(twin / "torch_dmlpool") != marks[0]
 
 
+@pytest.mark.parametrize("form", ["compiled files alone", "archive", "frozen"])
+def test_code_without_sources_has_a_revision(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update is another revision: of compiled files alone, of an archive, and of a frozen
+    program, where the version is all there is."""
+    marks = []
+    for version in ("1", "2"):
+        package = tmp_path / version / "package"
+        package.mkdir(parents=True)
+        source = package / "module.py"
+        source.write_text(f"VERSION = {version}\n")
+        found: Any = package
+        if form == "compiled files alone":
+            assert compileall.compile_dir(package, quiet=2, legacy=True)
+            source.unlink()
+        elif form == "archive":
+            with zipfile.ZipFile(tmp_path / f"{version}.zip", "w") as archive:
+                archive.write(source, "package/module.py")
+            found = zipfile.Path(tmp_path / f"{version}.zip", "package/")
+        else:
+            source.unlink()
+            monkeypatch.setattr(torch_dmlpool, "__version__", version)
+        revision.revision.cache_clear()
+        marks.append(revision.revision(found))
+    revision.revision.cache_clear()
+    assert marks[0] != marks[1]
+
+
 def graphs_of(function: Callable[[Tensor], Tensor], input: Tensor) -> list[torch.fx.GraphModule]:
     """What torch.compile makes of a function and its gradient: Dynamo's graph, then those that
     Inductor gets, whose code is in the keys of the caches."""
@@ -226,7 +258,7 @@ def test_pytorchs_caches_do_not_know_what_an_operator_does() -> None:
     details = FxGraphHashDetails(graph, [], {}, [])
     before = FxGraphCachePickler(graph).get_hash(details)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration.OPERATORS[0], "adjoint", None)
+        patch.setattr(registration.OPERATORS["max_pooling"], "adjoint", None)
         assert FxGraphCachePickler(graph).get_hash(details) == before
     (call,) = graph.graph.find_nodes(op="call_function", target=torch.ops.dmlpool.max_pooling)
     call.kwargs = {"revision": "another"}

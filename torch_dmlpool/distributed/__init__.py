@@ -14,6 +14,6 @@ from torch_dmlpool.integrations import DTENSORS
 from torch_dmlpool.ops.registration import NAMESPACE, untaught
 
 # Importing any of the package has registered all operators before.
-for _name in RULES:
-    torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)
-untaught.pop(DTENSORS, None)
+if untaught.pop(DTENSORS, None) is not None:
+    for _name in RULES:
+        torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)

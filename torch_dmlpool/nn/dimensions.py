@@ -13,23 +13,24 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
 from torch_dmlpool import operands
-from torch_dmlpool._private import _is_tracing
+from torch_dmlpool._private import _is_tracing, outliving
 from torch_dmlpool.nn import observed
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
 
+QUANTIZED: dict[str, Callable[..., Any]] = outliving({}, "quantized")
+"""What pools quantized tensors in the place of a function of ``pools``, by that function's name."""
+
 
 def for_batches(
-    types: tuple[torch.dtype, ...],
-    quantized: Callable[..., Any] | None = None,
-    suffix: str = "",
+    types: tuple[torch.dtype, ...], suffix: str = ""
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a function of batches take unbatched inputs too, and reject data types that are not in
     ``types``. Its errors name torch.nn's arguments.
 
     The function gets the number of spatial dimensions, the input, its mask or None, and then its
     own arguments: all by position, as keywords would take a tenth of a small call. A layer gives
-    itself in place of the number. ``quantized`` is called for a quantized tensor. The name of the
-    function of ``nn.functional`` is the family's, the dimensions and ``suffix``.
+    itself in place of the number. The name of the function of ``nn.functional`` is the family's,
+    the dimensions and ``suffix``.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -67,7 +68,7 @@ def for_batches(
             except TypeError as error:
                 wrong = error
             if type(wrong) is TypeError:
-                answer = _of_unusual(pool, quantized, rank, input, mask, arguments)
+                answer = _of_unusual(pool, rank, input, mask, arguments)
                 if answer is not NotImplemented:
                     return answer
             raise wrong
@@ -80,15 +81,15 @@ def for_batches(
     return decorate
 
 
-def _of_unusual(pool: Any, quantized: Any, rank: int, *request: Any) -> Any:
+def _of_unusual(pool: Any, rank: int, *request: Any) -> Any:
     """What a pool returns for what is no usual tensor; ``NotImplemented`` if that is an error."""
     answer = observed.only_theirs(pool, rank, *request)
     if answer is not NotImplemented:
         return answer
     input, mask, arguments = request
-    if quantized is not None and type(input) is Tensor and input.is_quantized:
+    if type(input) is Tensor and input.is_quantized and pool.family in QUANTIZED:
         try:
-            return quantized(rank, input, mask, *arguments)
+            return QUANTIZED[pool.family](pool.__wrapped__, rank, input, mask, *arguments)
         except NoOutputError as error:
             wrong = error.naming("kernel_size")
         raise wrong

@@ -13,7 +13,9 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from torch_dmlpool import operands
-from torch_dmlpool.nn import pools, quantized_tensors
+from torch_dmlpool.keywords import layer
+from torch_dmlpool.nn import pools
+from torch_dmlpool.nn import quantized_tensors as quantized_tensors
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
 
 Result = TypeVar("Result", default=Tensor)
@@ -50,7 +52,7 @@ class Pool(torch.nn.Module):
 
 
 class MaxPool(Pool, Generic[Result]):
-    _pool = quantized_tensors.accepting(pools.max_pool)
+    _pool = pools.max_pool
 
     def __init__(
         self: Any,
@@ -83,15 +85,16 @@ class MaxPool(Pool, Generic[Result]):
 
 
 class MinPool(MaxPool[Result]):
-    _pool = quantized_tensors.accepting(pools.min_pool)
+    _pool = pools.min_pool
 
 
 class AvgPool(Pool):
-    _pool = quantized_tensors.accepting(pools.avg_pool)
+    _pool = pools.avg_pool
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
 
+    @layer
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -134,6 +137,7 @@ class LPPool(Pool):
     padding: Padding = 0
     dilation: Integers = 1
 
+    @layer
     def __init__(
         self: Any,
         norm_type: float,
@@ -168,8 +172,9 @@ class LPPool(Pool):
 
 
 class AdaptiveAvgPool(Pool):
-    _pool = quantized_tensors.accepting(pools.adaptive_avg_pool)
+    _pool = pools.adaptive_avg_pool
 
+    @layer
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
@@ -183,7 +188,7 @@ class AdaptiveAvgPool(Pool):
 
 
 class AdaptiveMaxPool(Pool, Generic[Result]):
-    _pool = quantized_tensors.accepting(pools.adaptive_max_pool)
+    _pool = pools.adaptive_max_pool
 
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
@@ -199,12 +204,13 @@ class AdaptiveMaxPool(Pool, Generic[Result]):
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):
-    _pool = quantized_tensors.accepting(pools.adaptive_min_pool)
+    _pool = pools.adaptive_min_pool
 
 
 class MaxUnpool(Pool):
     _pool = pools.max_unpool
 
+    @layer
     def __init__(
         self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
     ) -> None:

@@ -3,13 +3,8 @@
 Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
 """
 
-import torch
-from torch import Tensor
-
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import quantized_families
 from torch_dmlpool.nn.layers.maxima import MaxPool1d, MaxPool2d, MaxPool3d
-from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
 class AvgPool1d(quantized_families.AvgPool, rank=1):
@@ -46,36 +41,6 @@ class AvgPool1d(quantized_families.AvgPool, rank=1):
     tensor([ 5, 15], dtype=torch.uint8)
     """
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        dilation: Integers = 1,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            dilation=dilation,
-            input_scale=input_scale,
-            input_zero_point=input_zero_point,
-            output_scale=output_scale,
-            output_zero_point=output_zero_point,
-            output_dtype=output_dtype,
-        )
-
 
 class AvgPool2d(quantized_families.AvgPool, rank=2):
     """:class:`torch.nn.AvgPool2d` of quantized integers, which represent ``scale * (integer -
@@ -110,36 +75,6 @@ class AvgPool2d(quantized_families.AvgPool, rank=2):
     >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, 1, 4)).flatten()
     tensor([ 5, 15], dtype=torch.uint8)
     """
-
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        dilation: Integers = 1,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            dilation=dilation,
-            input_scale=input_scale,
-            input_zero_point=input_zero_point,
-            output_scale=output_scale,
-            output_zero_point=output_zero_point,
-            output_dtype=output_dtype,
-        )
 
 
 class AvgPool3d(quantized_families.AvgPool, rank=3):
@@ -176,36 +111,6 @@ class AvgPool3d(quantized_families.AvgPool, rank=3):
     tensor([ 5, 15], dtype=torch.uint8)
     """
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        *,
-        dilation: Integers = 1,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            dilation=dilation,
-            input_scale=input_scale,
-            input_zero_point=input_zero_point,
-            output_scale=output_scale,
-            output_zero_point=output_zero_point,
-            output_dtype=output_dtype,
-        )
-
 
 class AdaptiveAvgPool1d(quantized_families.AdaptiveAvgPool, rank=1):
     """:class:`torch.nn.AdaptiveAvgPool1d` of quantized integers, which represent ``scale * (integer
@@ -230,26 +135,6 @@ class AdaptiveAvgPool1d(quantized_families.AdaptiveAvgPool, rank=1):
     >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, 4)).flatten()
     tensor([27], dtype=torch.uint8)
     """
-
-    @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        *,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            output_size,
-            input_scale=input_scale,
-            input_zero_point=input_zero_point,
-            output_scale=output_scale,
-            output_zero_point=output_zero_point,
-            output_dtype=output_dtype,
-        )
 
 
 class AdaptiveAvgPool2d(quantized_families.AdaptiveAvgPool, rank=2):
@@ -276,26 +161,6 @@ class AdaptiveAvgPool2d(quantized_families.AdaptiveAvgPool, rank=2):
     tensor([27], dtype=torch.uint8)
     """
 
-    @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        *,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            output_size,
-            input_scale=input_scale,
-            input_zero_point=input_zero_point,
-            output_scale=output_scale,
-            output_zero_point=output_zero_point,
-            output_dtype=output_dtype,
-        )
-
 
 class AdaptiveAvgPool3d(quantized_families.AdaptiveAvgPool, rank=3):
     """:class:`torch.nn.AdaptiveAvgPool3d` of quantized integers, which represent ``scale * (integer
@@ -320,26 +185,6 @@ class AdaptiveAvgPool3d(quantized_families.AdaptiveAvgPool, rank=3):
     >>> layer(torch.tensor([10, 12, 14, 18], dtype=torch.uint8).view(1, 1, 1, 4)).flatten()
     tensor([27], dtype=torch.uint8)
     """
-
-    @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        *,
-        input_scale: float | Tensor = 1.0,
-        input_zero_point: int | Tensor = 0,
-        output_scale: float | Tensor | None = None,
-        output_zero_point: int | Tensor | None = None,
-        output_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            output_size,
-            input_scale=input_scale,
-            input_zero_point=input_zero_point,
-            output_scale=output_scale,
-            output_zero_point=output_zero_point,
-            output_dtype=output_dtype,
-        )
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands, quantized
+from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import dimensions, pools
 from torch_dmlpool.nn.families import Pool
 from torch_dmlpool.ops.adaptive_pooling import bins
@@ -161,6 +162,7 @@ class QuantizedPool(Pool):
 
 
 class AvgPool(QuantizedPool):
+    @layer
     def __init__(
         self,
         kernel_size: Integers,
@@ -213,6 +215,7 @@ class AvgPool(QuantizedPool):
 
 
 class AdaptiveAvgPool(QuantizedPool):
+    @layer
     def __init__(
         self,
         output_size: OutputSize,

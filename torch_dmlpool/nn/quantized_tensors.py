@@ -1,5 +1,5 @@
-"""torch.nn's layers on quantized tensors (quint8 and qint8), as torch.nn has them: the result has
-the scale and the zero point of the input.
+"""torch.nn's layers and functions on quantized tensors (quint8 and qint8): as in torch.nn, the
+result has the scale and the zero point of the input.
 
 Maxima and minima are those of the integers, bit for bit PyTorch's. Averages are exact, with halves
 to even.
@@ -11,25 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import quantized
+from torch_dmlpool import operands, quantized
 from torch_dmlpool.nn import dimensions, pools
 from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared
 
 
-def accepting(pool: Any) -> Any:
-    """A function of :mod:`torch_dmlpool.nn.pools` that takes quantized tensors too."""
-    pool_quantized = _FAMILIES[pool.__name__]
+def _batched(family: str, pool_quantized: Callable[..., Any]) -> Callable[..., Any]:
+    """``pool_quantized`` of batches as a function that takes unbatched tensors too."""
 
-    def quantized_pool(rank: int, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+    def pool(
+        plain: Callable[..., Any], rank: int, input: Tensor, mask: Tensor | None, *arguments: Any
+    ) -> Any:
         if mask is not None:
             raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-        name = f"{pool.__name__}{rank}d"
-        batched, added = dimensions.with_batch(name, rank, input, (input.dtype,))
-        output = pool_quantized(pool.__wrapped__, rank, batched, *arguments)
+        batched, added = dimensions.with_batch(f"{family}{rank}d", rank, input, (input.dtype,))
+        output = pool_quantized(plain, rank, batched, *arguments)
         return output if added is None else dimensions.without(output, added)
 
-    return dimensions.for_batches(pool.types, quantized_pool)(pool.__wrapped__)
+    return pool
 
 
 def _extremes(pool: Callable[..., Any], rank: int, input: Tensor, *arguments: Any) -> Any:
@@ -76,17 +76,20 @@ def _adaptive_averages(
         zero_point: Any = quantized.zero_point_of(input)
         average = pool(rank, plain.to(torch.float64) - zero_point, None, output_size)
         limits = torch.iinfo(plain.dtype)
-        return (average.round() + zero_point).clamp(limits.min, limits.max).to(plain.dtype)
+        average = (average.round() + zero_point).clamp(limits.min, limits.max)
+        return operands.laid_out_like(average.to(plain.dtype), plain)
 
     return quantized.of_integers(input, exactly)
 
 
-_FAMILIES: dict[str, Callable[..., Any]] = {
-    "max_pool": _extremes,
-    "min_pool": _extremes,
-    "adaptive_max_pool": _extremes,
-    "adaptive_min_pool": _extremes,
-    "avg_pool": _averages,
-    "adaptive_avg_pool": _adaptive_averages,
-}
-"""The names of functions in pools.py, and what pools a batched quantized tensor in their place."""
+dimensions.QUANTIZED.update(
+    (family, _batched(family, pool))
+    for family, pool in {
+        "max_pool": _extremes,
+        "min_pool": _extremes,
+        "adaptive_max_pool": _extremes,
+        "adaptive_min_pool": _extremes,
+        "avg_pool": _averages,
+        "adaptive_avg_pool": _adaptive_averages,
+    }.items()
+)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
+from torch_dmlpool._private import surviving
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import (
@@ -39,6 +40,7 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     return backends.serving(input.device.type).masked(input, mask, fills_lowest)
 
 
+@surviving
 class _Kept(torch.autograd.Function):
     """``kept`` with a gradient in reverse mode: calls that use another mode go through the
     dispatcher.
@@ -65,6 +67,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
 
 
+@surviving
 class _Averages(torch.autograd.Function):
     """Averages by one call of a backend, with a gradient in reverse mode alone, as ``_Kept`` has
     it.
@@ -156,6 +159,7 @@ def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     )
 
 
+@surviving
 class _Maxima(torch.autograd.Function):
     """Maxima and the taps of their winners, with a gradient in reverse mode alone, as ``_Kept`` has
     it.

@@ -29,6 +29,7 @@ from torch_dmlpool._private import (
     _set_fwd_grad_enabled,
     enable_single_level_autograd_function,
     forward_ad,
+    outliving,
     profiler,
     single_level_function,
 )
@@ -52,20 +53,20 @@ WINDOW_SCHEMA = (
     "SymInt[] dilations, "
     "bool ceil_mode"
 )
-_library = torch.library.Library(NAMESPACE, "DEF")
-before_fake: list[Callable[["Operator"], None]] = []
+_library = outliving(torch.library.Library(NAMESPACE, "FRAGMENT"), "library")
+before_fake: list[Callable[["Operator"], None]] = outliving([], "before_fake")
 """Functions of integrations that are called before an operator meets fake tensors: they give a
 compiler or an exporter what it needs, or raise an error."""
-in_place: list[Callable[["Operator"], Callable[..., Any] | None]] = []
+in_place: list[Callable[["Operator"], Callable[..., Any] | None]] = outliving([], "in_place")
 """Functions of integrations that may return what computes an operator where a program is
 exported."""
-before_trace: list[Callable[[], None]] = []
+before_trace: list[Callable[[], None]] = outliving([], "before_trace")
 """Functions that are called before ``torch.jit``'s tracer records an operator."""
-untaught: dict[str, str] = {}
+untaught: dict[str, str] = outliving({}, "untaught")
 """Modules of tensors that the operators do not know until an integration is imported, with an error
 message that says which."""
-OPERATORS: list["Operator"] = []
-"""All registered operators."""
+OPERATORS: dict[str, "Operator"] = outliving({}, "operators")
+"""All registered operators by their names."""
 
 
 @dataclass(eq=False)
@@ -113,12 +114,15 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
-        OPERATORS.append(self)
+        # PyTorch keeps what it was given when a module of operators is reloaded.
+        is_new = self.name not in OPERATORS
+        OPERATORS[self.name] = self
         # flexible_layout lets Inductor pass tensors in any layout: the layout of the results
         # follows from it.
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
         arguments, results = self.schema.replace("WINDOW", WINDOW_SCHEMA).split(") -> ")
-        _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
+        if is_new:
+            _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
         self.overload: OpOverload = getattr(torch.ops.dmlpool, self.name).default
         given = self.overload._schema.arguments[:-1]  # without the revision
         names = [argument.name for argument in given]
@@ -137,6 +141,17 @@ class Operator:
         knows = self.recorder is not None and (self.recorder is not self or self.tangent is None)
         self.known = self.recorder.recorded if knows and self.recorder is not None else None
         self.has_derivative = self.recorder is not None or self.differentiable is not None
+        if is_new:
+            self._register()
+        if self.recorder is self:
+            title = "".join(
+                part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
+            )
+            self.apply = single_level_function(title, Derivative).apply
+            self.apply_known = single_level_function(title, KnownDerivative).apply
+
+    def _register(self) -> None:
+        """Give PyTorch the operator's implementations."""
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
                 _library.impl(self.name, self._recorded, key)
@@ -146,12 +161,6 @@ class Operator:
             _library.impl(self.name, self._recorded, "Autograd")
         torch.library.register_fake(self.overload, self._fake, lib=_library)
         torch.library.register_vmap(self.overload, self._mapped, lib=_library)
-        if self.recorder is self:
-            title = "".join(
-                part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
-            )
-            self.apply = single_level_function(title, Derivative).apply
-            self.apply_known = single_level_function(title, KnownDerivative).apply
 
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already."""

@@ -3,32 +3,46 @@
 The caches that torch.compile keeps on disk know a graph by the names and arguments of its
 operators, not by what their derivatives, fakes and lowerings do. So each operator has an argument
 ``revision``, which is empty where a user or an exported program calls it, and which compiled graphs
-fill with a digest of the package's sources. A graph without the package's operators has none, and
-is found again after an update.
+fill with the package's version and a digest of its code. A graph without the package's operators
+has none, and is found again after an update.
 """
 
+import contextlib
 import functools
 import hashlib
+import importlib.resources
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torch_dmlpool._private import TracingContext
 
-PACKAGE = Path(__file__).parents[1]
-
 
 @functools.lru_cache(maxsize=8)
-def revision(package: Path = PACKAGE) -> str:
-    """A digest of all sources of the package, so that an edit counts as much as a new version."""
+def revision(package: Any = None) -> str:
+    """The package's version and a digest of its code, so that an edit counts as much as an update.
+
+    Code is sources, in folders or in an archive, or compiled files that lie in their place. A
+    frozen program has neither, and then the version is all.
+    """
+    from torch_dmlpool import __version__
+
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(
-            path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
-        )
-    return digest.hexdigest()[:16]
+    with contextlib.suppress(OSError, ImportError, TypeError, NotImplementedError):
+        for path, code in _code_in(package or importlib.resources.files("torch_dmlpool")):
+            digest.update(path.encode() + b"\0" + code + b"\0")
+    return f"{__version__}-{digest.hexdigest()[:16]}"
+
+
+def _code_in(folder: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
+    """The paths and contents of all files of code below a folder of any kind."""
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+        if entry.is_dir() and entry.name != "__pycache__":
+            yield from _code_in(entry, f"{path}{entry.name}/")
+        elif entry.name.endswith((".py", ".pyc")):
+            yield path + entry.name, entry.read_bytes()
 
 
 def is_compiled_now() -> bool:

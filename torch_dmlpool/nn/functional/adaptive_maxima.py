@@ -24,18 +24,10 @@ def adaptive_max_pool1d(
 def adaptive_max_pool1d(
     input: Tensor,
     output_size: OutputSize,
-    return_indices: Literal[True],
     *,
+    return_indices: Literal[True],
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def adaptive_max_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs
@@ -75,18 +67,10 @@ def adaptive_max_pool2d(
 def adaptive_max_pool2d(
     input: Tensor,
     output_size: OutputSize,
-    return_indices: Literal[True],
     *,
+    return_indices: Literal[True],
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def adaptive_max_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs
@@ -126,18 +110,10 @@ def adaptive_max_pool3d(
 def adaptive_max_pool3d(
     input: Tensor,
     output_size: OutputSize,
-    return_indices: Literal[True],
     *,
+    return_indices: Literal[True],
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def adaptive_max_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs

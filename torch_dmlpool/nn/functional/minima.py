@@ -36,30 +36,6 @@ def min_pool1d(
     return_indices: Literal[True],
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def min_pool1d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None,
-    padding: Padding,
-    dilation: Integers,
-    ceil_mode: bool,
-    return_indices: Literal[True],
-    *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def min_pool1d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs
@@ -133,30 +109,6 @@ def min_pool2d(
     return_indices: Literal[True],
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def min_pool2d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None,
-    padding: Padding,
-    dilation: Integers,
-    ceil_mode: bool,
-    return_indices: Literal[True],
-    *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def min_pool2d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs
@@ -230,30 +182,6 @@ def min_pool3d(
     return_indices: Literal[True],
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def min_pool3d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None,
-    padding: Padding,
-    dilation: Integers,
-    ceil_mode: bool,
-    return_indices: Literal[True],
-    *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def min_pool3d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 @pytorchs

@@ -5,9 +5,7 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 import torch
 
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import OutputSize
 
 
 class AdaptiveAvgPool1d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1):
@@ -26,13 +24,6 @@ class AdaptiveAvgPool1d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, ra
     tensor([1.5000, 2.5000])
     """
 
-    @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-    ) -> None:
-        super().__init__(output_size)
-
 
 class AdaptiveAvgPool2d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2):
     """:class:`torch.nn.AdaptiveAvgPool2d`: averages over ``output_size`` windows that cover the
@@ -50,13 +41,6 @@ class AdaptiveAvgPool2d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, ra
     tensor([1.5000, 2.5000])
     """
 
-    @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-    ) -> None:
-        super().__init__(output_size)
-
 
 class AdaptiveAvgPool3d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3):
     """:class:`torch.nn.AdaptiveAvgPool3d`: averages over ``output_size`` windows that cover the
@@ -73,10 +57,3 @@ class AdaptiveAvgPool3d(families.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, ra
     >>> AdaptiveAvgPool3d((1, 1, 2))(row).flatten()
     tensor([1.5000, 2.5000])
     """
-
-    @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-    ) -> None:
-        super().__init__(output_size)

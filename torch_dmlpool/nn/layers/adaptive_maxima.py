@@ -45,13 +45,8 @@ class AdaptiveMaxPool1d(
     def __init__(
         self: "AdaptiveMaxPool1d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
+        *,
         return_indices: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool1d[Tensor | tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        return_indices: bool = False,
     ) -> None: ...
 
     @layer
@@ -95,13 +90,8 @@ class AdaptiveMaxPool2d(
     def __init__(
         self: "AdaptiveMaxPool2d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
+        *,
         return_indices: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool2d[Tensor | tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        return_indices: bool = False,
     ) -> None: ...
 
     @layer
@@ -145,13 +135,8 @@ class AdaptiveMaxPool3d(
     def __init__(
         self: "AdaptiveMaxPool3d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
+        *,
         return_indices: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool3d[Tensor | tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        return_indices: bool = False,
     ) -> None: ...
 
     @layer

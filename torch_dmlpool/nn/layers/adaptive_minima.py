@@ -40,13 +40,8 @@ class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     def __init__(
         self: "AdaptiveMinPool1d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
+        *,
         return_indices: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool1d[Tensor | tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        return_indices: bool = False,
     ) -> None: ...
 
     @layer
@@ -85,13 +80,8 @@ class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     def __init__(
         self: "AdaptiveMinPool2d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
+        *,
         return_indices: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool2d[Tensor | tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        return_indices: bool = False,
     ) -> None: ...
 
     @layer
@@ -130,13 +120,8 @@ class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     def __init__(
         self: "AdaptiveMinPool3d[tuple[Tensor, Tensor]]",
         output_size: OutputSize,
+        *,
         return_indices: Literal[True],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool3d[Tensor | tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        return_indices: bool = False,
     ) -> None: ...
 
     @layer

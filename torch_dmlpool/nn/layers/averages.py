@@ -5,9 +5,7 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 import torch
 
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, Padding
 
 
 class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1):
@@ -38,28 +36,6 @@ class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1):
     tensor([2., 3.])
     """
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        *,
-        dilation: Integers = 1,
-    ) -> None:
-        super().__init__(
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            divisor_override,
-            dilation=dilation,
-        )
-
 
 class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2):
     """:class:`torch.nn.AvgPool2d` with any padding and with ``dilation``.
@@ -89,28 +65,6 @@ class AvgPool2d(families.AvgPool, torch.nn.AvgPool2d, rank=2):
     tensor([2., 3.])
     """
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        *,
-        dilation: Integers = 1,
-    ) -> None:
-        super().__init__(
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            divisor_override,
-            dilation=dilation,
-        )
-
 
 class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3):
     """:class:`torch.nn.AvgPool3d` with any padding and with ``dilation``.
@@ -139,25 +93,3 @@ class AvgPool3d(families.AvgPool, torch.nn.AvgPool3d, rank=3):
     >>> AvgPool3d((1, 1, 2), stride=1, dilation=2)(row).flatten()
     tensor([2., 3.])
     """
-
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        *,
-        dilation: Integers = 1,
-    ) -> None:
-        super().__init__(
-            kernel_size,
-            stride,
-            padding,
-            ceil_mode,
-            count_include_pad,
-            divisor_override,
-            dilation=dilation,
-        )

@@ -58,26 +58,6 @@ class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
         return_indices: Literal[True],
         ceil_mode: bool = False,
     ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool1d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None,
-        padding: Padding,
-        dilation: Integers,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool1d[Tensor | tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
 
     @layer
     def __init__(
@@ -137,26 +117,6 @@ class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
         return_indices: Literal[True],
         ceil_mode: bool = False,
     ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool2d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None,
-        padding: Padding,
-        dilation: Integers,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool2d[Tensor | tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
 
     @layer
     def __init__(
@@ -214,26 +174,6 @@ class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
         dilation: Integers = 1,
         *,
         return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool3d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None,
-        padding: Padding,
-        dilation: Integers,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool3d[Tensor | tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None: ...
 

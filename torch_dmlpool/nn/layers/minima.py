@@ -58,26 +58,6 @@ class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
         return_indices: Literal[True],
         ceil_mode: bool = False,
     ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool1d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None,
-        padding: Padding,
-        dilation: Integers,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool1d[Tensor | tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
 
     @layer
     def __init__(
@@ -137,26 +117,6 @@ class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
         return_indices: Literal[True],
         ceil_mode: bool = False,
     ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool2d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None,
-        padding: Padding,
-        dilation: Integers,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool2d[Tensor | tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
 
     @layer
     def __init__(
@@ -214,26 +174,6 @@ class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
         dilation: Integers = 1,
         *,
         return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool3d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None,
-        padding: Padding,
-        dilation: Integers,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool3d[Tensor | tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None: ...
 

@@ -5,9 +5,7 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 import torch
 
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, Padding
 
 
 class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1):
@@ -36,26 +34,6 @@ class LPPool1d(families.LPPool, torch.nn.LPPool1d, rank=1):
     tensor([5.])
     """
 
-    @layer
-    def __init__(
-        self,
-        norm_type: float,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        ceil_mode: bool = False,
-        *,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-    ) -> None:
-        super().__init__(
-            norm_type,
-            kernel_size,
-            stride,
-            ceil_mode,
-            padding=padding,
-            dilation=dilation,
-        )
-
 
 class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2):
     """:class:`torch.nn.LPPool2d` with the norms of DirectML and ONNX.
@@ -83,26 +61,6 @@ class LPPool2d(families.LPPool, torch.nn.LPPool2d, rank=2):
     tensor([5.])
     """
 
-    @layer
-    def __init__(
-        self,
-        norm_type: float,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        ceil_mode: bool = False,
-        *,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-    ) -> None:
-        super().__init__(
-            norm_type,
-            kernel_size,
-            stride,
-            ceil_mode,
-            padding=padding,
-            dilation=dilation,
-        )
-
 
 class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3):
     """:class:`torch.nn.LPPool3d` with the norms of DirectML and ONNX.
@@ -129,23 +87,3 @@ class LPPool3d(families.LPPool, torch.nn.LPPool3d, rank=3):
     >>> LPPool3d(2, (1, 1, 2))(torch.tensor([3.0, -4.0]).view(1, 1, 1, 2)).flatten()
     tensor([5.])
     """
-
-    @layer
-    def __init__(
-        self,
-        norm_type: float,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        ceil_mode: bool = False,
-        *,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-    ) -> None:
-        super().__init__(
-            norm_type,
-            kernel_size,
-            stride,
-            ceil_mode,
-            padding=padding,
-            dilation=dilation,
-        )

@@ -5,9 +5,7 @@ Written by tools/write_dimensions.py from the texts in tools/families.py: edit t
 
 import torch
 
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, Padding
 
 
 class MaxUnpool1d(families.MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
@@ -29,15 +27,6 @@ class MaxUnpool1d(families.MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
     tensor([0., 4., 3., 0.])
     """
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding)
-
 
 class MaxUnpool2d(families.MaxUnpool, torch.nn.MaxUnpool2d, rank=2):
     """:class:`torch.nn.MaxUnpool2d`: every element at its index, zeros elsewhere.
@@ -58,15 +47,6 @@ class MaxUnpool2d(families.MaxUnpool, torch.nn.MaxUnpool2d, rank=2):
     tensor([0., 4., 3., 0.])
     """
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding)
-
 
 class MaxUnpool3d(families.MaxUnpool, torch.nn.MaxUnpool3d, rank=3):
     """:class:`torch.nn.MaxUnpool3d`: every element at its index, zeros elsewhere.
@@ -86,12 +66,3 @@ class MaxUnpool3d(families.MaxUnpool, torch.nn.MaxUnpool3d, rank=3):
     >>> MaxUnpool3d((1, 1, 2))(values.view(1, 1, 1, 2), indices.view(1, 1, 1, 2)).flatten()
     tensor([0., 4., 3., 0.])
     """
-
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding)
