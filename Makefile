@@ -15,7 +15,7 @@ LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 
-.PHONY: help demo test test-all test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare docs examples wheel wheels test-windows test-aarch64 clean
+.PHONY: help demo test test-all test-tools test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare docs examples wheel wheels test-windows test-aarch64 clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,6 +33,9 @@ test-all: $(FOR)test $(LIBRARY)  ## every test, with thorough property tests; th
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
+
+test-tools: $(FOR)test $(FOR)tools $(LIBRARY)  ## other people's tools on converted models
+	$(BIN)/python -m pytest tests/test_tools.py
 
 TRITONS := 3.6.0 3.7.0 3.8.0 3.9.0
 
