@@ -72,8 +72,7 @@ the difference in place of the ratio: how many µs longer ours takes.
 | kept | bytes that the forward pass keeps for the backward pass beside its input and output |
 
 Columns without a peer's name are ratios to ATen. Where ATen has no pool of a data type, its time is that of a conversion to
-float32, its pool, and a conversion back. Its quantized pool works on PyTorch's quantized tensors; making them is not timed.
-ONNX Runtime's threads sleep between calls, so that they do not take time from the contestant that is measured next.
+float32, its pool, and a conversion back. ONNX Runtime's threads sleep between calls, so that they take no time from others.
 """
 CALLS_INTRODUCTION = """## Calls of real models on a CPU
 
@@ -84,7 +83,6 @@ samples, of which there are one or two. A ratio is ATen's time divided by ours. 
 "sums" the ratio of the added times, both over rows in which ATen takes 50 µs and more. "Over ATen" is how many µs longer ours
 takes in the other rows. A row that is below .95, or a short one that is 5 µs and more over ATen, is measured a second time,
 five times as long. Means and sums have the first measurement, the list below and "most" the second.
-
 A row of 4 MB and more may come out twice as slow for one side by chance, in training above all: the C library hands freed
 memory back to the system, and the next call of either side has to wait for new pages.
 """
