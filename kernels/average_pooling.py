@@ -160,6 +160,7 @@ def sum_tile(
     B: tl.constexpr = FORM.lanes
     ones = tl.full([B], 1, tl.float64 if QUANTIZED else DIVISORS)
     first_chunk = place[0] * (COLS.advance // CHUNK) + COLS.low // CHUNK
+    at = (first_chunk, W)
     first_row = place[1] * ROWS.advance + ROWS.low
     first_depth = place[2] * DEPTHS.advance + DEPTHS.low
     opening, apart = addressing.first_vector(first_chunk, place[3], strides, FORM)
@@ -178,17 +179,9 @@ def sum_tile(
         rows = ()
         for r in tl.static_range(N_ROWS):
             mask = addressing.inside(in_slice, first_row + r, H, FORM.rank >= 2)
-            line = (first_depth + d) * strides[2] + (first_row + r) * strides[3] + opening
+            line = ((first_depth + d) * strides[2] + (first_row + r) * strides[3] + opening, apart)
             values = loaded_row(
-                base,
-                (line, apart),
-                mask,
-                (first_chunk, W),
-                each[0],
-                DEPTHS.used[d] and ROWS.used[r],
-                COLS,
-                SOURCE,
-                FORM,
+                base, line, mask, at, each[0], DEPTHS.used[d] and ROWS.used[r], COLS, SOURCE, FORM
             )
             if not QUANTIZED:
                 weight = ones
@@ -235,18 +228,9 @@ def sum_tile(
                                 )
                             mask = addressing.inside(live, depth, TD, FORM.rank == 3)
                             above = place[1] * T_ROWS
+                            lines = (depth * TH + above, tl.where(mask, TH - above, 0))
                             addressing.store_row(
-                                base_target,
-                                finished,
-                                place,
-                                (depth * TH + above, tl.where(mask, TH - above, 0)),
-                                j,
-                                C,
-                                TW,
-                                0,
-                                1,
-                                T,
-                                FORM,
+                                base_target, finished, place, lines, j, C, TW, 0, 1, T, FORM
                             )
                 new_planes = new_planes + (own_planes,)
             planes = new_planes

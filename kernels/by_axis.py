@@ -204,15 +204,13 @@ def spread(
 ) -> tuple[Launch, ...] | None:
     """The gradient of undilated windows, or of bins of one size, that do not overlap; else None."""
     count, divisor = counting
-    if divisor >= ANY:
-        return None
     parts = []
     for inputs, outputs, axis, bins in launch.parts(request):
         if outputs == 1:  # no other window starts before the end
             axis = axis._replace(stride=max(axis.stride, inputs + axis.start))
         if bins and inputs % outputs == 0:
             axis = Axis(inputs // outputs, inputs // outputs)
-        elif bins or axis.stride < axis.window or axis.extent > axis.window:
+        elif bins or axis.stride < axis.window or axis.extent > axis.window or divisor >= ANY:
             return None
         if (inputs, outputs, axis.window) != (1, 1, 1) or axis.start:
             parts.append((inputs, outputs, axis))

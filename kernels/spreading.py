@@ -31,9 +31,9 @@ def one_axis_out(so_far, axis, COUNT):
     if COUNT > 0:
         # from the window's first position to its end, inside the input or the padded input
         first = own * stride[0] - start
-        past = size[0] + end if COUNT == 2 else size[0]
-        past = tl.minimum(first + length, past) - (first if COUNT == 2 else tl.maximum(first, 0))
-        count *= past.to(count.dtype)  # the product may pass any integer
+        past = tl.minimum(first + length, size[0] + (end if COUNT == 2 else 0))
+        inside = past - (first if COUNT == 2 else tl.maximum(first, 0))
+        count *= inside.to(count.dtype)  # the product may pass any integer
     exists = exists & (own_tap < length) & (own < number)
     window += own * windows
     tap += own_tap * taps
