@@ -108,65 +108,17 @@ struct Kernels {
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
 };
-template <class U>
-Kernels kernels_for(bool are_turned) {
-    return {are_turned ? sums_of_windows<U>() : sums_of<U>(), divide<U>};
-}
 // The same for a data type by its number in backends/plans.py.
-Kernels kernels_of(int type, bool are_turned = false) {
-    if (type == 0)
-        return kernels_for<float>(are_turned);
-    if (type == 1)
-        return kernels_for<double>(are_turned);
-    if (type == 2)
-        return kernels_for<Half>(are_turned);
-    if (type == 3)
-        return kernels_for<BFloat16>(are_turned);
-    reject("averages of type", type);
+Kernels kernels_of(int64_t type, bool are_turned = false) {
+    return with_floats(type, "averages of type", [=](auto element) {
+        using U = decltype(element);
+        return Kernels{are_turned ? sums_of_windows<U>() : sums_of<U>(), divide<U>};
+    });
 }
 
 // The most shares that are kept at once. Where windows divide by different numbers, the gradient
 // needs the shares of all windows before it adds them.
 constexpr int64_t SHARES_MOST = 1 << 21;
-
-// Several planes, or a range of positions of one plane along an axis, and the outputs that read it.
-struct GradientPart {
-    int64_t plane;
-    int64_t planes;
-    int axis;
-    Range positions;
-    Range outputs;
-};
-
-// Cuts a gradient into parts that are read by at most about SHARES_MOST outputs each.
-std::vector<GradientPart> parts_of_gradient(const Problem &p) {
-    const auto is_plain = [&](int a) { return p.axes[a].size == 1 && p.axes[a].outputs == 1; };
-    const int a = !is_plain(0) ? 0 : !is_plain(1) ? 1 : 2;
-    const Axis &axis = p.axes[a];
-    const int64_t slab = p.output_plane() / axis.outputs;
-    std::vector<GradientPart> parts;
-    if (p.output_plane() <= SHARES_MOST || axis.window == 0) {
-        const int64_t together = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
-        for (int64_t plane = 0; plane < p.planes; plane += together)
-            parts.push_back({plane,
-                             std::min(together, p.planes - plane),
-                             a,
-                             {0, axis.size},
-                             {0, axis.outputs}});
-        return parts;
-    }
-    const Seen seen(axis);
-    const int64_t step =
-        std::max(std::max<int64_t>(1, SHARES_MOST / slab) * axis.stride, 2 * axis.extent());
-    for (int64_t plane = 0; plane < p.planes; ++plane)
-        for (int64_t start = 0; start < axis.size; start += step) {
-            const int64_t stop = std::min(axis.size, start + step);
-            const int64_t low = std::min(seen.outputs_around(start).begin, axis.outputs - 1);
-            const int64_t high = std::max(seen.outputs_around(stop - 1).end, low + 1);
-            parts.push_back({plane, 1, a, {start, stop}, {low, high}});
-        }
-    return parts;
-}
 
 struct AverageGradient {
     const Geometry &g;
@@ -274,15 +226,14 @@ struct AverageGradient {
             .run();
     }
     // Writes the shares of the outputs of a part. `q` is the problem of that part.
-    void divide_part(const GradientPart &part, const Problem &q, char *shares) const {
+    void divide_part(const PlanePart &part, int cut, const Problem &q, char *shares) const {
         const Divide by(g, value, value, of_shares.divide);
         constexpr int64_t COLUMNS = 4096;
         const Axis &w = q.w();
         const int64_t origin = part.plane * p.output_plane() +
-                               part.outputs.begin * (p.output_plane() / p.axes[part.axis].outputs);
-        const int64_t begins[3] = {part.axis == 0 ? part.outputs.begin : 0,
-                                   part.axis == 1 ? part.outputs.begin : 0,
-                                   part.axis == 2 ? part.outputs.begin : 0};
+                               part.outputs.begin * (p.output_plane() / p.axes[cut].outputs);
+        int64_t begins[3] = {0, 0, 0};
+        begins[cut] = part.outputs.begin;
         const int64_t blocks = parts_of(w.outputs, COLUMNS);
         const int64_t rows = q.planes * q.d().outputs * q.h().outputs;
         const double cost = double(2 * std::min(COLUMNS, w.outputs) * q.channels);
@@ -310,24 +261,32 @@ struct AverageGradient {
             return copy_shares();
         if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
+        // Small planes are divided together, large ones in parts.
+        const bool is_small = p.output_plane() <= SHARES_MOST || p.w().window == 0;
+        const double size = double(p.plane()) / double(p.output_plane());
+        const PlaneParts parts{p, is_small ? p.plane() : int64_t(size * double(SHARES_MOST))};
+        const int64_t together = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
+        const int64_t step = is_small ? together : 1;
         std::unique_ptr<char[]> shares;
-        int64_t size = 0;
-        for (const GradientPart &part : parts_of_gradient(p)) {
+        int64_t kept = 0;
+        for (int64_t number = 0; number < p.planes * parts.count; number += step) {
+            PlanePart part = parts.of(number);
+            part.outputs.begin = std::min(part.outputs.begin, parts.axis.outputs - 1);
+            part.outputs.end = std::max(part.outputs.end, part.outputs.begin + 1);
             Problem q = p;
-            Axis &axis = q.axes[part.axis];
-            q.planes = part.planes;
+            Axis &axis = q.axes[parts.cut];
+            q.planes = std::min(step, p.planes * parts.count - number);
             axis.size = part.positions.end - part.positions.begin;
             axis.outputs = part.outputs.end - part.outputs.begin;
             axis.padding += part.positions.begin - part.outputs.begin * axis.stride;
             const int64_t needed = q.planes * q.output_plane() * value;
-            if (needed > size) {
+            if (needed > kept) {
                 shares.reset();
                 shares.reset(new char[needed]);
-                size = needed;
+                kept = needed;
             }
-            divide_part(part, q, shares.get());
-            const int64_t first = part.plane * p.plane() +
-                                  part.positions.begin * (p.plane() / p.axes[part.axis].size);
+            divide_part(part, parts.cut, q, shares.get());
+            const int64_t first = part.plane * p.plane() + part.positions.begin * parts.slab;
             pool_shares(of_shares.sums, Windows(q), shares.get(), 1, gradient + first * element);
         }
     }

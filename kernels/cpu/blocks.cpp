@@ -29,7 +29,7 @@ Block BlockPooling::block_at(int64_t plane, int64_t channel_part, int64_t od, in
 }
 
 Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
-    constexpr uintptr_t ALIGNMENT = 64;  // 3/1 is 1.09 times faster than with 16
+    constexpr uintptr_t ALIGNMENT = 64;  // of a vector
     const int64_t size = rows * pitch;
     const int64_t staged = size + vector;
     const bool has_scratch = (channels == 1 && w.stride > 1) || windows.spacing > 1;

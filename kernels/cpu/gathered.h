@@ -50,7 +50,8 @@ struct Gathering {
     const Windows seen = adjoint_of(Windows(p));
     const int64_t channels = p.channels;
     const Axis &w = p.w();
-    // From one window that reads an element to the next one: in outputs, and in taps.
+    // Step between consecutive windows that read the same element, by axis: in output positions,
+    // and in tap numbers.
     const int64_t outputs[3] = {seen.seen[0][0].step, seen.seen[1][0].step, seen.seen[2][0].step};
     const int64_t taps[3] = {taps_between(0), taps_between(1), taps_between(2)};
 
@@ -162,7 +163,7 @@ struct GatheredChannels : Gathering {
         (this->*run)(m.windows.data(), count, group.positions, out);
     }
     // Writes the sums of the positions of a group, each of `any` windows. If their number is known
-    // when the library is compiled it is `fixed`: 3/2 is 1.2 times faster.
+    // when the library is compiled it is `fixed`.
     template <int64_t fixed>
     void gather(const Reader *given, int64_t any, int64_t positions, L *out) const {
         const int64_t count = fixed ? fixed : any;

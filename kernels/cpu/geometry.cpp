@@ -21,27 +21,6 @@ int64_t inverse_of(int64_t a, int64_t m) {
     return old_factor < 0 ? old_factor + m : old_factor;
 }
 
-// `find_runs` joins outputs whose windows reach past the input into runs. It looks at GROUP of them
-// at a time, and at AHEAD more to see whether the last run goes on.
-constexpr int64_t GROUP = 4096;
-constexpr int64_t AHEAD = 2 * RUN_LEAST;
-
-// Joins runs of one output into longer ones, from the last back. An output joins the next run if
-// both read equally many positions from the same tap on, and the step to the run equals the run's
-// own step. A run of a single output takes any step that is not negative.
-void join(std::vector<Run> &group) {
-    for (int64_t k = int64_t(group.size()) - 2; k >= 0; --k) {
-        Run &run = group[k];
-        const Run &next = group[k + 1];
-        const int64_t step = next.begin - run.begin;
-        if (next.count == run.count && next.tap == run.tap &&
-            (next.outputs == 1 ? step >= 0 : next.step == step)) {
-            run.outputs = next.outputs + 1;
-            run.step = step;
-        }
-    }
-}
-
 }  // namespace
 
 Seen::Seen(const Axis &axis)
@@ -83,7 +62,7 @@ void Windows::keep(int a) {
     // The rows of one-dimensional pools: as many as there are planes.
     if (!seen[a].empty() && seen[a].front().axis.window == 1 && seen[a].front().axis.stride == 1)
         return;
-    for (int64_t o = 0; p.axes[a].outputs <= KEPT_SPANS && o < p.axes[a].outputs; ++o)
+    for (int64_t o = 0; p.axes[a].outputs <= TILE_OUTPUTS && o < p.axes[a].outputs; ++o)
         kept[a].push_back(computed(a, o));
 }
 
@@ -143,47 +122,33 @@ bool Windows::are_planes() const {
     return result;
 }
 
-int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
-                  std::vector<Run> &runs) {
+void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
+               std::vector<Run> &runs) {
     const Axis &axis = windows.p.w();
     const Range whole = axis.whole();
-    const int64_t stop = end - output <= 2 * RUNS_MOST ? end : output + RUNS_MOST;
-    std::vector<Run> group;
     runs.clear();
-    while (output < stop) {
+    while (output < end) {
         if (whole.contains(output)) {
-            const int64_t together = std::min(whole.end, end) - output;
-            const int64_t taken = std::min(together, stop - output);
-            if (taken < together && taken < RUN_LEAST && !runs.empty())
-                return output;
-            runs.push_back({axis.first(output), axis.window, 0, taken,
-                            whole.end - output > 1 ? axis.stride : 0});
+            const int64_t taken = std::min(whole.end, end) - output;
+            runs.push_back(
+                {axis.first(output), axis.window, 0, taken, taken > 1 ? axis.stride : 0});
             output += taken;
             continue;
         }
-        const bool is_before = output < whole.begin && whole.begin < whole.end;
-        const int64_t last = is_before ? whole.begin : axis.outputs;
-        const int64_t known = std::min(last, std::min(output + GROUP, stop) + AHEAD);
-        group.clear();
-        group.reserve(known - output);
-        for (int64_t o = output; o < known; ++o) {
-            const Span span = windows.at(2, o);
-            group.push_back({span.begin, span.count, are_numbered ? span.tap : 0, 1, 0});
+        const Span span = windows.at(2, output++);
+        const int64_t tap = are_numbered ? span.tap : 0;
+        // A run of a single output takes any step that is not negative.
+        if (!runs.empty() && runs.back().count == span.count && runs.back().tap == tap) {
+            Run &last = runs.back();
+            const int64_t step = span.begin - last.begin - (last.outputs - 1) * last.step;
+            if (last.outputs == 1 ? step >= 0 : step == last.step) {
+                last.step = step;
+                ++last.outputs;
+                continue;
+            }
         }
-        join(group);
-        const int64_t enough = known < last ? int64_t(group.size()) - AHEAD : known - output;
-        int64_t k = 0;
-        while (k < enough && output + k < stop) {
-            Run run = group[k];
-            if (known < last && output + k + run.outputs == known)
-                run.outputs -= RUN_LEAST;
-            run.outputs = std::min(run.outputs, end - output - k);
-            runs.push_back(run);
-            k += run.outputs;
-        }
-        output += k;
+        runs.push_back({span.begin, span.count, tap, 1, 0});
     }
-    return output;
 }
 
 }  // namespace dmlpool

@@ -153,6 +153,44 @@ struct Seen {
     Span span_of(int64_t x) const;
 };
 
+// Positions of a plane along one axis, and the outputs whose windows may read them.
+struct PlanePart {
+    int64_t plane;
+    Range positions;
+    Range outputs;
+};
+
+// Cuts planes into parts of about `most` elements along the first axis that has more than one
+// position. A window that reads two parts is visited for each of them.
+struct PlaneParts {
+    const Problem &p;
+    const int64_t most;
+
+    const int cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
+    const Axis &axis = p.axes[cut];
+    const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
+    const int64_t step =
+        std::clamp<int64_t>(most / slab, std::min(axis.size, 2 * axis.extent()), axis.size);
+    const int64_t count = parts_of(axis.size, step);  // of a plane
+
+    // Part `number`, counted over all planes.
+    PlanePart of(int64_t number) const {
+        const int64_t start = number % count * step;
+        const int64_t stop = std::min(axis.size, start + step);
+        if (count == 1)
+            return {number, {start, stop}, {0, axis.outputs}};
+        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
+        const int64_t low = before < 0 ? 0 : std::min(before / axis.stride, axis.outputs);
+        const int64_t high = (stop - 1 + axis.padding) / axis.stride + 1;
+        return {number / count, {start, stop}, {low, std::clamp(high, low, axis.outputs)}};
+    }
+    Range outputs_along(const PlanePart &part, int a) const {
+        return a == cut ? part.outputs : Range{0, p.axes[a].outputs};
+    }
+};
+
+// The most outputs of a tile of a row, so that what is listed for each of them stays small.
+constexpr int64_t TILE_OUTPUTS = 4096;
 // A problem and what each of its outputs reads. For a gradient the outputs are positions of the
 // input, and `seen` has the windows that `p` does not describe.
 struct Windows {
@@ -162,10 +200,9 @@ struct Windows {
     int64_t spacing = 1;
     // An entry for each axis whose windows are seen from the input, else empty.
     std::vector<Seen> seen[3];
-    // What each output reads along D and along H. It is kept for at most KEPT_SPANS outputs, and
+    // What each output reads along D and along H. It is kept for at most TILE_OUTPUTS outputs, and
     // only where computing it takes divisions, because every row of every plane asks for it.
     std::vector<Span> kept[3];
-    static constexpr int64_t KEPT_SPANS = 4096;
 
     explicit Windows(const Problem &problem);
     // What an output reads along an axis (0 for D, 1 for H, 2 for W): as kept, or computed.
@@ -176,7 +213,7 @@ struct Windows {
         return seen[axis].empty() ? p.axes[axis].span_of(output)
                                   : seen[axis].front().span_of(output);
     }
-    // Fills `kept` for an axis, if it has at most KEPT_SPANS outputs.
+    // Fills `kept` for an axis, if it has at most TILE_OUTPUTS outputs.
     void keep(int axis);
     // Axis W whose size counts the inserted zeros.
     Axis spaced_w() const {
@@ -196,15 +233,9 @@ struct Windows {
 // outputs. Bins seen from the input are bins again.
 Windows adjoint_of(const Windows &windows);
 
-// The number of outputs after which `find_runs` stops, so that `runs` stays small.
-constexpr int64_t RUNS_MOST = 1 << 14;
-// A run that one call begins and the next call goes on with has at least this many outputs in each,
-// because short runs are slow.
-constexpr int64_t RUN_LEAST = 32;
-// Fills `runs` with the runs of the outputs along W from `output` on, and returns the output after
-// the last of them: `end`, or one about RUNS_MOST after `output`. Without `are_numbered` the tap of
+// Fills `runs` with the runs of outputs [output, end) along W. Without `are_numbered` the tap of
 // each run is 0.
-int64_t find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
-                  std::vector<Run> &runs);
+void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
+               std::vector<Run> &runs);
 
 }  // namespace dmlpool

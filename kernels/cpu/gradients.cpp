@@ -104,46 +104,6 @@ struct Taps {
     }
 };
 
-// A part of a plane, and the windows that may read it.
-struct PlanePart {
-    int64_t plane;
-    int64_t first;  // the first element, counted in the plane
-    int64_t size;   // elements
-    Range positions[3];
-    Range outputs[3];
-};
-
-// Cuts planes into parts along the first axis that has more than one position. A window that reads
-// two parts is visited for each of them.
-struct PlaneParts {
-    const Problem &p;
-    const int64_t most;  // elements of a part, unless windows are large
-
-    const int64_t cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
-    const Axis &axis = p.axes[cut];
-    const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
-    const int64_t step =
-        std::clamp<int64_t>(most / slab, std::min(axis.size, 4 * axis.extent()), axis.size);
-    const int64_t count = parts_of(axis.size, step);  // of a plane
-
-    // Part `number`, counted over all planes.
-    PlanePart of(int64_t number) const {
-        const int64_t start = number % count * step;
-        const int64_t stop = std::min(axis.size, start + step);
-        PlanePart part = {number / count, start * slab, (stop - start) * slab, {}, {}};
-        for (int a = 0; a < 3; ++a) {
-            part.positions[a] = {0, p.axes[a].size};
-            part.outputs[a] = {0, p.axes[a].outputs};
-        }
-        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
-        const int64_t low = before < 0 ? 0 : std::min(before / axis.stride, axis.outputs);
-        const int64_t high = (stop - 1 + axis.padding) / axis.stride + 1;
-        part.positions[cut] = {start, stop};
-        part.outputs[cut] = {low, std::clamp(high, low, axis.outputs)};
-        return part;
-    }
-};
-
 // Adds what arrives at each window to its winner, in the order of the windows: plane by plane, or
 // part by part of a large plane.
 template <class T>
@@ -162,6 +122,7 @@ struct Scatter {
     // Converts elements: the sum of one row is the row.
     const RowOperations &sums_of_elements = float_sums(int(p.type));
     const PlaneParts parts{p, PART};
+    const int64_t most = parts.step * parts.slab;  // elements of a part
 
     // A thread's own memory.
     struct Memory {
@@ -170,36 +131,42 @@ struct Scatter {
     };
     void run() const {
         const int64_t block = std::min(BLOCK, p.output_row());
-        const double cost = 4. * double(parts.step * parts.slab);
+        const double cost = 4. * double(most);
         parallel(p.planes * parts.count, cost, [&](int64_t begin, int64_t end) {
             Memory m;
-            m.sums.resize(is_direct ? 0 : parts.step * parts.slab);
+            m.sums.resize(is_direct ? 0 : most);
             m.loaded.resize(is_direct ? 0 : block);
             for (int64_t number = begin; number < end; ++number)
                 add_part(parts.of(number), m);
         });
     }
     void add_part(const PlanePart &part, Memory &m) const {
-        T *const out = gradient + part.plane * p.plane() + part.first;
+        const int64_t first = part.positions.begin * parts.slab;
+        const int64_t size = (part.positions.end - part.positions.begin) * parts.slab;
+        T *const out = gradient + part.plane * p.plane() + first;
         L *sums = m.sums.data();
         if constexpr (is_direct)
             sums = out;
-        std::fill_n(sums, part.size, L(0));
-        for (int64_t od = part.outputs[0].begin; od < part.outputs[0].end; ++od)
-            for (int64_t oh = part.outputs[1].begin; oh < part.outputs[1].end; ++oh)
-                add_row(part, od, oh, sums, m);
+        std::fill_n(sums, size, L(0));
+        const Range depth = parts.outputs_along(part, 0);
+        const Range height = parts.outputs_along(part, 1);
+        for (int64_t od = depth.begin; od < depth.end; ++od)
+            for (int64_t oh = height.begin; oh < height.end; ++oh)
+                add_row(part, first, size, od, oh, sums, m);
         if constexpr (!is_direct)
-            divide<T>(sums, part.size, 1, nullptr, out);
+            divide<T>(sums, size, 1, nullptr, out);
     }
-    void add_row(const PlanePart &part, int64_t od, int64_t oh, L *sums, Memory &m) const {
+    void add_row(const PlanePart &part, int64_t origin, int64_t size, int64_t od, int64_t oh,
+                 L *sums, Memory &m) const {
+        const Range columns = parts.outputs_along(part, 2);
         const int64_t row =
             ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
         const char *const which = numbers + row * bytes;
-        const int64_t first = part.outputs[2].begin * p.channels;
-        const int64_t end = part.outputs[2].end * p.channels;
-        const auto add_from = [&part, sums](const L *from) {
-            return [first = part.first, size = part.size, sums, from](int64_t i, int64_t place) {
-                const int64_t at = place - first;
+        const int64_t first = columns.begin * p.channels;
+        const int64_t end = columns.end * p.channels;
+        const auto add_from = [=](const L *from) {
+            return [=](int64_t i, int64_t place) {
+                const int64_t at = place - origin;
                 if (uint64_t(at) < uint64_t(size))
                     sums[at] += read<L>(from + i);
             };
@@ -265,18 +232,11 @@ void max_pooling_grad(const Problem &given, const void *arriving, const void *ta
     // Whether several windows may read an element. If not, nothing is added, and elements of half
     // precision are copied as integers.
     const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
-    if (p.type == 0)
-        gradient_of_maxima<float>(p, arriving, taps, gradient);
-    else if (p.type == 1)
-        gradient_of_maxima<double>(p, arriving, taps, gradient);
-    else if (p.type == 2 && adds)
-        gradient_of_maxima<Half>(p, arriving, taps, gradient);
-    else if (p.type == 3 && adds)
-        gradient_of_maxima<BFloat16>(p, arriving, taps, gradient);
-    else if (p.type == 2 || p.type == 3)
-        gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
-    else
-        reject("gradients of type", p.type);
+    if (!adds && (p.type == 2 || p.type == 3))
+        return gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
+    with_floats(p.type, "gradients of type", [&](auto element) {
+        gradient_of_maxima<decltype(element)>(p, arriving, taps, gradient);
+    });
 }
 
 }  // namespace dmlpool

@@ -5,9 +5,7 @@
 //     masked    | a 0 c 0 0 |   windows of 2, added         ->  sums      | a c c 0 |
 //     divisors  | 1 1 1 1 |     from counting.cpp           ->  averages  | a/1 c/1 c/1 0/1 |
 //
-// PyTorch's `where` is not vectorized on a CPU: with a mask for all channels it takes 2.5 times as
-// long as a copy of the elements, with a random mask for each element 7 times (8x64x112x112,
-// float32, Zen 4).
+// PyTorch's `where` is not vectorized on a CPU, and takes several times as long as a copy.
 
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +22,7 @@ namespace {
 constexpr int64_t BLOCK = 1 << 14;  // elements of one part
 
 // The bytes of a large tensor that are masked at a time. They are pooled before the next ones,
-// while they are in a cache. Reason: 1.4x on 3/2 and 1.2x on 3/1 over masking the whole tensor
-// first (averages of 8x64x112x112, float32, one thread, Zen 4).
+// while they are in a cache.
 constexpr int64_t CACHED = 1 << 18;
 
 // The index in the mask of what an element is masked by.
@@ -195,19 +192,9 @@ void masked_average_pooling(const Problem &given, const Masking &m, const void *
                             const void *mask, const void *divisors, void *output) {
     const Problem p = joined_averages(given, false, false);
     expect_all(output, p.planes * p.output_plane() * m.bytes);
-    const auto run = [&](auto element) {
+    with_floats(p.type, "averages of type", [&](auto element) {
         average<decltype(element)>(p, m, input, mask, divisors, static_cast<char *>(output));
-    };
-    if (p.type == 0)
-        run(float());
-    else if (p.type == 1)
-        run(double());
-    else if (p.type == 2)
-        run(Half());
-    else if (p.type == 3)
-        run(BFloat16());
-    else
-        reject("averages of type", p.type);
+    });
 }
 
 }  // namespace dmlpool

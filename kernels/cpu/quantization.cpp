@@ -45,7 +45,7 @@ struct Ratio {
 
 // The taps that each window of a row counts and reads along W. All are null if windows do not
 // differ.
-struct Columns {
+struct RowCounts {
     const float *inverses;  // 1 / counted
     const int32_t *counted;
     const int32_t *read;
@@ -53,7 +53,7 @@ struct Columns {
 
 // Scales and zero points, and how sums become quantized averages by them.
 struct Requantization {
-    static constexpr int64_t BLOCK = LANES<float>;  // 16 with AVX2 takes 1.3 to 3.6 times as long
+    static constexpr int64_t BLOCK = LANES<float>;
     int64_t channels;  // entries of the following: one for each channel, or one for all
     std::vector<Ratio> ratios;
     std::vector<float> scales;
@@ -84,8 +84,7 @@ struct Requantization {
         output_zeros.resize(channels + BLOCK);
     }
 
-    // Converts int32 to uint8. AVX2 has no single instruction for it, so it goes by way of int16,
-    // which is 1.1 to 1.2 times faster there.
+    // Converts int32 to uint8, by way of int16 with AVX2, which has no single instruction for it.
     static Vector<uint8_t, BLOCK> bytes_of(Vector<int32_t, BLOCK> values) {
         using Words = Vector<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
         return __builtin_convertvector(__builtin_convertvector(values, Words),
@@ -100,7 +99,7 @@ struct Requantization {
     // number may become a half, too, and Ratio::rounded decides.
     template <bool checks_halves, class L>
     void store_blocks(const L *sums, int64_t count, bool of_channels, int64_t channel,
-                      int64_t inside, int64_t divisor, Columns columns, uint8_t *to) const {
+                      int64_t inside, int64_t divisor, RowCounts columns, uint8_t *to) const {
         using Reals = Vector<float, BLOCK>;
         using Integers = Vector<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f;
@@ -176,7 +175,7 @@ struct Requantization {
     // The same for any number of sums.
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
-               int64_t divisor, Columns columns, uint8_t *to) const {
+               int64_t divisor, RowCounts columns, uint8_t *to) const {
         if (count < BLOCK) {
             L padded[BLOCK] = {};  // channels there have scales of 0
             uint8_t results[BLOCK];
@@ -223,7 +222,7 @@ struct Requantize final : Finish {
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = int64_t(g.rows_divisor(d, h));
         const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads,
-                               int64_t counts, Columns columns) {
+                               int64_t counts, RowCounts columns) {
             const auto run = [&](auto sum) {
                 const auto *const values = static_cast<const decltype(sum) *>(sums) + at;
                 by.store(values, n, are_of_channels, channel, rows_read * reads,

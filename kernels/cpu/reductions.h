@@ -109,7 +109,8 @@ struct Rows final : RowOperations {
         L *out = static_cast<L *>(made);
         int64_t done = 0;
         if constexpr (n > 1 && n <= 16 && !Op::has_numbers) {
-            // A plane has the same bits in any number of planes.
+            // A plane's result must not depend on how many planes the call has: so the branch is
+            // chosen by size alone.
             constexpr int64_t few = std::min<int64_t>(n, 32 / sizeof(L));
             if (size < std::max<int64_t>(n, 8) && !std::is_integral_v<L>)
                 return reduce_each<are_plain, few>(from, size, size, planes, out, end);

@@ -121,8 +121,8 @@ WindowPlan plan_windows(const Windows &windows, const WindowOperations &op) {
     const int64_t rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
     const int64_t elements = WINDOWS_BYTES / (p.channels == 1 ? op.value_size : rows);
     WindowPlan plan;
-    plan.outputs_w =
-        std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1, w.outputs);
+    plan.outputs_w = std::clamp<int64_t>(elements * w.outputs / (w.size * p.channels), 1,
+                                         std::min(w.outputs, TILE_OUTPUTS));
     plan.shares_columns = !without(SHARED_COLUMNS) && op.is_separable && rows >= SHARED_ROWS &&
                           p.channels * w.stride < SHARED_CHANNELS * w.extent();
     plan.reads_first =

@@ -176,6 +176,20 @@ inline float widen(Half value) {
     return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
 }
 
+// Calls act with a 0 of the float data type of this number (see TYPES). Errors say `what` has it.
+template <class Act>
+auto with_floats(int64_t type, const char *what, Act act) {
+    if (type == 0)
+        return act(float());
+    if (type == 1)
+        return act(double());
+    if (type == 2)
+        return act(Half());
+    if (type == 3)
+        return act(BFloat16());
+    reject(what, type);
+}
+
 template <class T>
 using Wide = decltype(widen(T()));
 

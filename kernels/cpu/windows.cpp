@@ -51,9 +51,6 @@ struct WindowPooling {
     const bool reads_taps = plan.reads_first && h.window <= h.stride;
     // Values have the size of results, and are written where the results go.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
-    // The most values of a channel that are made at once: as many as find_runs finds outputs for.
-    const int64_t most_made = std::min(tile, 2 * RUNS_MOST + 2 * RUN_LEAST);
-
     // Outputs [first, stop) of a row.
     struct Tile {
         int64_t plane;
@@ -78,18 +75,16 @@ struct WindowPooling {
         std::vector<Row> rows;
         std::vector<Row> taps;
         std::vector<Run> runs;
-        Range known = {0, 0};                             // the outputs that form these runs
         Span height = {0, 0, 0};                          // what the tile reads along H
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> made;                           // values, before they are finished
     };
 
-    // The runs of a row, if a tile is a row. Each part begins with a copy: to find them for rows of
-    // 16,000 outputs takes 300 us, and a call has some fifteen parts.
+    // The runs of a row, if a tile is a row.
     std::vector<Run> runs_of_row;
 
     void pool() {
-        if (tiles == 1 && w.outputs <= 2 * RUNS_MOST)
+        if (tiles == 1)
             find_runs(windows, are_numbered, 0, w.outputs, runs_of_row);
         const double row_cost =
             double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
@@ -101,10 +96,9 @@ struct WindowPooling {
         Memory m;
         m.rows.resize(most_rows);
         m.runs = runs_of_row;
-        m.known.end = m.runs.empty() ? 0 : w.outputs;
         if (channels > 1)
             m.taps.resize(plan.shares_columns ? most_taps : most_rows * most_taps);
-        m.made.resize(is_in_place ? 0 : most_made * pitch);
+        m.made.resize(is_in_place ? 0 : tile * pitch);
         const int64_t row_bytes = p.output_row() * finish.result_size;
         Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
         for (int64_t number = begin; number < end; ++number, ++digits) {
@@ -125,22 +119,16 @@ struct WindowPooling {
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const Read read = read_rows(t, m);
-        for (int64_t o = t.first, next; o < t.stop; o = next) {
-            next = m.known.begin == o && m.known.end == t.stop
-                       ? t.stop
-                       : find_runs(windows, are_numbered, o, t.stop, m.runs);
-            m.known = {o, next};
-            char *const out = t.out + (o - t.first) * channels * finish.result_size;
-            if (channels > 1) {
-                combine_windows(t, read, m, o, out);
-                continue;
-            }
-            char *const results = is_in_place ? out : m.made.data();
-            op.reduce_windows(read.are_shared, read.rows[0], read.low, m.runs.data(), next - o,
-                              w.dilation, results, read.end);
-            if (!finish.is_direct)
-                finish(t.plane, t.od, t.oh, o, next - o, results, out);
-        }
+        const int64_t outputs = t.stop - t.first;
+        if (tiles > 1)
+            find_runs(windows, are_numbered, t.first, t.stop, m.runs);
+        if (channels > 1)
+            return combine_windows(t, read, m);
+        char *const results = is_in_place ? t.out : m.made.data();
+        op.reduce_windows(read.are_shared, read.rows[0], read.low, m.runs.data(), outputs,
+                          w.dilation, results, read.end);
+        if (!finish.is_direct)
+            finish(t.plane, t.od, t.oh, t.first, outputs, results, t.out);
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share them.
     Read read_rows(const Tile &t, Memory &m) const {
@@ -163,10 +151,11 @@ struct WindowPooling {
         rows[0] = {m.staged.data(), 0};
         return {rows, 1, reach.begin, true, pitch, m.staged.data() + m.staged.size()};
     }
-    // Several channels: combines the taps of the outputs of a tile from o on. Windows that lie a
+    // Several channels: combines the taps of the outputs of a tile. Windows that lie a
     // step apart are combined by one call. Values become results before they leave the first-level
     // cache.
-    void combine_windows(const Tile &t, const Read &read, Memory &m, int64_t o, char *out) const {
+    void combine_windows(const Tile &t, const Read &read, Memory &m) const {
+        char *const out = t.out;
         char *const results = is_in_place ? out : m.made.data();
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
@@ -178,8 +167,9 @@ struct WindowPooling {
         int64_t k = 0;
         const auto finish_all = [&] {
             if (!is_finished)
-                finish(t.plane, t.od, t.oh, (o + finished) * channels, (k - finished) * channels,
-                       results + finished * pitch, out + finished * result_pitch);
+                finish(t.plane, t.od, t.oh, (t.first + finished) * channels,
+                       (k - finished) * channels, results + finished * pitch,
+                       out + finished * result_pitch);
             finished = k;
         };
         for (const Run &run : m.runs) {
