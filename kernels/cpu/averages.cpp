@@ -96,9 +96,9 @@ const RowOperations &sums_of() {
 template <class U>
 const RowOperations &sums_of_windows() {
     static const auto operations = [] {
-        Rows<Sum<Wide<U>, U>> made({});
-        made.is_separable = false;
-        return made;
+        Rows<Sum<Wide<U>, U>> produced({});
+        produced.is_separable = false;
+        return produced;
     }();
     return operations;
 }
@@ -265,8 +265,8 @@ struct AverageGradient {
         const bool is_small = p.output_plane() <= SHARES_MOST || p.w().window == 0;
         const double size = double(p.plane()) / double(p.output_plane());
         const PlaneParts parts{p, is_small ? p.plane() : int64_t(size * double(SHARES_MOST))};
-        const int64_t together = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
-        const int64_t step = is_small ? together : 1;
+        const int64_t at_a_time = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
+        const int64_t step = is_small ? at_a_time : 1;
         std::unique_ptr<char[]> shares;
         int64_t kept = 0;
         for (int64_t number = 0; number < p.planes * parts.count; number += step) {
@@ -298,8 +298,8 @@ const RowOperations &float_sums(int type) {
     return kernels_of(type).sums;
 }
 
-void average_pooling(const Problem &given, const void *input, void *output) {
-    const Problem p = joined_averages(given, false, true);
+void average_pooling(const Problem &plain, const void *input, void *output) {
+    const Problem p = joined_averages(plain, false, true);
     const Windows windows(p);
     const bool is_turned = choose({AVERAGE, windows}) == TURNED;
     const Kernels kernels = kernels_of(int(p.type), is_turned);
@@ -315,8 +315,8 @@ void average_pooling(const Problem &given, const void *input, void *output) {
         [&](const void *from, void *to) { pool(kernels.sums, finish, from, to, g, WINDOWS); });
 }
 
-void average_pooling_grad(const Problem &given, const void *arriving, void *gradient) {
-    const Problem p = joined_averages(given, true, true);
+void average_pooling_grad(const Problem &plain, const void *arriving, void *gradient) {
+    const Problem p = joined_averages(plain, true, true);
     const int type = int(p.type);
     const int64_t element = kernels_of(type).sums.element_size;
     expect_all(gradient, p.input_bytes(element));

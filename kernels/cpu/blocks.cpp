@@ -47,8 +47,8 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.memory.resize(values * value + ALIGNMENT);
     const uintptr_t address = reinterpret_cast<uintptr_t>(m.memory.data());
     m.staged = m.memory.data() + (-address & (ALIGNMENT - 1));
-    m.made = m.staged + staged * value;
-    m.scratch = m.made + staged * value;
+    m.produced = m.staged + staged * value;
+    m.scratch = m.produced + staged * value;
     m.sums_of_rows = m.scratch + scratch * value;
     m.box = m.sums_of_rows + sums_of_rows * value;
     m.sums = m.box + box_size * value;
@@ -110,12 +110,12 @@ BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t 
     const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + t.row;
     t.out =
         output + output_row * t.out_pitch + (b.ow * p.channels + b.channel) * finish.result_size;
-    t.is_whole = has_all_channels && b.outputs_w == w.outputs && made_row == w.outputs;
+    t.is_whole = has_all_channels && b.outputs_w == w.outputs && row_length == w.outputs;
     t.is_stored = (finish.is_direct || divisor != 0) && has_all_channels;
-    t.to = t.is_stored ? t.out : m.made;
-    t.to_pitch = t.is_stored ? p.output_row() : made_row * channels;
+    t.to = t.is_stored ? t.out : m.produced;
+    t.to_pitch = t.is_stored ? p.output_row() : row_length * channels;
     // Rows that lie one after the other are computed as one.
-    t.all = (rows - 1) * made_row + b.outputs_w;
+    t.all = (rows - 1) * row_length + b.outputs_w;
     const bool are_one = !t.is_stored || t.is_whole;
     t.runs = are_one ? 1 : rows;
     t.outputs = are_one ? t.all : b.outputs_w;
@@ -136,7 +136,7 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
         for (int64_t k = 0; k < t.runs; ++k)
             op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, t.outputs, w.dilation,
                               t.to + k * t.to_pitch * value,
-                              from == m.staged ? m.made : end_of_input);
+                              from == m.staged ? m.produced : end_of_input);
     } else
         combine_taps(b, from, t, m);
     if (!t.is_stored)
@@ -163,7 +163,7 @@ void BlockPooling::combine_taps(const Block &b, const char *from, const Target &
         }
     else {
         take_strides(from, parts, t.all, m);
-        op.combine(true, m.parts, parts, t.outputs, t.to, {t.runs, made_row * value, t.to_pitch});
+        op.combine(true, m.parts, parts, t.outputs, t.to, {t.runs, row_length * value, t.to_pitch});
     }
 }
 

@@ -41,7 +41,7 @@ struct Workspace {
     Row *moved;  // the same of a window after the first
     std::vector<char> memory;
     char *staged;        // rows that were combined along D and H
-    char *made;          // values of outputs, before they are finished
+    char *produced;      // values of outputs, before they are finished
     char *scratch;       // rows of every stride-th value, or rows before zeros are inserted
     char *sums_of_rows;  // sums of doubled windows along W
     char *box;           // a box that was combined along D
@@ -69,8 +69,8 @@ struct BlockPooling {
     const bool has_all_channels = channels == p.channels;
     const int64_t tiles_w = parts_of(w.outputs, plan.outputs_w);
     // The number of strides that a row of workspace has room for, and the values of such a row.
-    const int64_t made_row = parts_of(w.span(plan.outputs_w), w.stride);
-    const int64_t pitch = made_row * w.stride * channels;
+    const int64_t row_length = parts_of(w.span(plan.outputs_w), w.stride);
+    const int64_t pitch = row_length * w.stride * channels;
     // The distance from the first to the last tap of a window: whole strides, and the rest.
     const int64_t strides_to_last = (w.extent() - 1) / w.stride;
     const int64_t beside_last = (w.extent() - 1) % w.stride;

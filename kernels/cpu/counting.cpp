@@ -53,8 +53,8 @@ struct Counted final : Finish {
 
 }  // namespace
 
-void masked_divisors(const Problem &given, const void *mask, void *divisors) {
-    const Problem p = joined_averages(given, false, false);
+void masked_divisors(const Problem &plain, const void *mask, void *divisors) {
+    const Problem p = joined_averages(plain, false, false);
     const Geometry g(p, true);
     if (p.bytes == 1)
         pool(bool_sums(), Counted<uint8_t>(g), mask, divisors, g);

@@ -74,18 +74,18 @@ struct DisjointGradient {
         const Axis &h = p.h();
         const int64_t from = begin(p.w(), columns.begin);
         const int64_t to = begin(p.w(), columns.end);
-        const char *made = nullptr;
+        const char *produced = nullptr;
         for (int64_t z = begin(d, od); z < begin(d, od + 1); ++z)
             for (int64_t y = begin(h, oh); y < begin(h, oh + 1); ++y) {
                 const int64_t row = (plane * d.size + z) * h.size + y;
                 char *const out = gradient + (row * p.w().size + from) * position;
                 if (seen.at(0, z).count == 0 || seen.at(1, y).count == 0)
                     std::memset(out, 0, (to - from) * position);
-                else if (made != nullptr && floats == nullptr)
-                    std::memcpy(out, made, (to - from) * position);
+                else if (produced != nullptr && floats == nullptr)
+                    std::memcpy(out, produced, (to - from) * position);
                 else {
                     write_row(od, oh, {from, to}, columns, shares, out);
-                    made = out;
+                    produced = out;
                 }
             }
     }

@@ -165,14 +165,14 @@ struct GatheredChannels : Gathering {
     // Writes the sums of the positions of a group, each of `any` windows. If their number is known
     // when the library is compiled it is `fixed`.
     template <int64_t fixed>
-    void gather(const Reader *given, int64_t any, int64_t positions, L *out) const {
+    void gather(const Reader *readers, int64_t any, int64_t positions, L *out) const {
         const int64_t count = fixed ? fixed : any;
         const T *from = arriving;
         const uint8_t *which = winners;
         // A copy stays in registers, because nothing else can change it.
         Reader copies[std::max<int64_t>(fixed, 1)];
-        std::copy_n(given, fixed, copies);
-        const Reader *const windows = fixed ? copies : given;
+        std::copy_n(readers, fixed, copies);
+        const Reader *const windows = fixed ? copies : readers;
         for (int64_t i = 0; i < positions; ++i) {
             for (int64_t begin = 0; begin < channels; begin += n) {
                 const int64_t at = std::min(begin, channels - n);

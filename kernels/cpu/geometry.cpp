@@ -9,13 +9,13 @@ namespace {
 
 // The number whose product with a is 1 modulo m. Both must have no common divisor.
 int64_t inverse_of(int64_t a, int64_t m) {
-    int64_t old_rest = a % m;
-    int64_t rest = m;
+    int64_t old_remainder = a % m;
+    int64_t remainder = m;
     int64_t old_factor = 1;
     int64_t factor = 0;
-    while (rest != 0) {
-        const int64_t quotient = old_rest / rest;
-        old_rest = std::exchange(rest, old_rest - quotient * rest);
+    while (remainder != 0) {
+        const int64_t quotient = old_remainder / remainder;
+        old_remainder = std::exchange(remainder, old_remainder - quotient * remainder);
         old_factor = std::exchange(factor, old_factor - quotient * factor);
     }
     return old_factor < 0 ? old_factor + m : old_factor;

@@ -198,8 +198,8 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 
 }  // namespace
 
-void max_pooling_indices(const Problem &given, const void *taps, void *indices) {
-    const Problem p = joined_maxima(given, true, true);
+void max_pooling_indices(const Problem &plain, const void *taps, void *indices) {
+    const Problem p = joined_maxima(plain, true, true);
     constexpr int64_t BLOCK = 4096;
     const int tap_bytes = type_of(p).bytes;
     const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
@@ -224,9 +224,9 @@ void max_pooling_indices(const Problem &given, const void *taps, void *indices) 
     });
 }
 
-void max_pooling_grad(const Problem &given, const void *arriving, const void *taps,
+void max_pooling_grad(const Problem &plain, const void *arriving, const void *taps,
                       void *gradient) {
-    const Problem p = joined_maxima(given, true, true);
+    const Problem p = joined_maxima(plain, true, true);
     expect_all(gradient, p.input_bytes(type_of(p).bytes));
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     // Whether several windows may read an element. If not, nothing is added, and elements of half

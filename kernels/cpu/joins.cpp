@@ -28,7 +28,7 @@ struct Joined {
     Axis *const axes = p.axes;
     int64_t *const ends = p.counting.end_padding;
 
-    explicit Joined(const Problem &given) : p(given) {
+    explicit Joined(const Problem &plain) : p(plain) {
         while (first < 2 && axes[first].size == 1 && axes[first].outputs == 1 &&
                axes[first].window <= 1 && axes[first].padding == 0 && ends[first] == 0)
             ++first;

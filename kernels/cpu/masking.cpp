@@ -83,13 +83,13 @@ void pool_masked(const Problem &p, const Masking &m, const void *input, const vo
     }
     const int64_t most = CACHED / plane;
     parallel(p.planes, double(p.plane()), [&](int64_t begin, int64_t end) {
-        const std::unique_ptr<char[]> some(new char[std::min(most, end - begin) * plane]);
+        const std::unique_ptr<char[]> buffer(new char[std::min(most, end - begin) * plane]);
         Problem q = p;
         for (int64_t first = begin; first < end; first += q.planes) {
             q.planes = std::min(most, end - first);
             mask_range(m, input, mask, first * p.plane(), (first + q.planes) * p.plane(),
-                       some.get());
-            pool(q, some.get(), first);
+                       buffer.get());
+            pool(q, buffer.get(), first);
         }
     });
 }
@@ -100,7 +100,7 @@ void pool_masked(const Problem &p, const Masking &m, const void *input, const vo
 template <class L, class N>
 void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
     constexpr int64_t n = LANES<L>;
-    const auto some = [=](int64_t i) {
+    const auto buffer = [=](int64_t i) {
         const auto by = converted<int32_t, n, N>(read<Vector<N, n>>(divisors + i));
         return Vector<L, n>(read<Vector<L, n>>(sums + i) /
                             __builtin_convertvector(by, Vector<L, n>));
@@ -110,9 +110,9 @@ void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
             out[i] = sums[i] / L(divisors[i]);
         return;
     }
-    const Vector<L, n> last = some(count - n);
+    const Vector<L, n> last = buffer(count - n);
     for (int64_t i = 0; i + n <= count; i += n)
-        write(some(i), out + i);
+        write(buffer(i), out + i);
     write(last, out + count - n);
 }
 
@@ -122,11 +122,11 @@ void divide_each(const Wide<U> *sums, const N *divisors, int64_t count, U *out) 
     if constexpr (std::is_same_v<U, Wide<U>>)
         return quotients(sums, divisors, count, out);
     constexpr int64_t PART = 512;
-    Wide<U> some[PART];
+    Wide<U> buffer[PART];
     for (int64_t at = 0, n; at < count; at += n) {
         n = std::min(PART, count - at);
-        quotients(sums + at, divisors + at, n, some);
-        divide<U>(some, n, 1, nullptr, out + at);
+        quotients(sums + at, divisors + at, n, buffer);
+        divide<U>(buffer, n, 1, nullptr, out + at);
     }
 }
 
@@ -188,9 +188,9 @@ void masked(const Masking &m, const void *input, const void *mask, void *output)
     });
 }
 
-void masked_average_pooling(const Problem &given, const Masking &m, const void *input,
+void masked_average_pooling(const Problem &plain, const Masking &m, const void *input,
                             const void *mask, const void *divisors, void *output) {
-    const Problem p = joined_averages(given, false, false);
+    const Problem p = joined_averages(plain, false, false);
     expect_all(output, p.planes * p.output_plane() * m.bytes);
     with_floats(p.type, "averages of type", [&](auto element) {
         average<decltype(element)>(p, m, input, mask, divisors, static_cast<char *>(output));

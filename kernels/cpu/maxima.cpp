@@ -84,9 +84,9 @@ struct ChannelWinners final : WindowOperations {
         else
             return ~(challenger <= best) & (best == best);
     }
-    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *made, char *result,
-                        const Times &times) const override {
-        S *which = reinterpret_cast<S *>(made);
+    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *produced,
+                        char *result, const Times &times) const override {
+        S *which = reinterpret_cast<S *>(produced);
         S *values = reinterpret_cast<S *>(result);
         if (count == 0) {
             std::fill_n(which, times.count * channels, S(none));
@@ -150,8 +150,8 @@ struct WinningTaps final : Finish {
 
 }  // namespace
 
-void max_pooling(const Problem &given, const void *input, void *output, void *winners) {
-    const Problem p = joined_maxima(given, false, winners != nullptr);
+void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
+    const Problem p = joined_maxima(plain, false, winners != nullptr);
     const DataType &data_type = type_of(p);
     const int64_t outputs = p.planes * p.output_plane();
     if (output != nullptr)

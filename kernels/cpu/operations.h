@@ -83,15 +83,16 @@ struct WindowOperations {
     bool writes_results = false;  // combine_window writes `result`, too
     bool is_separable = true;     // rows or columns that windows share can be combined first
 
-    // Combines what each window reads of a row of one channel, into `made`. `step` is the distance
-    // of two taps. The row's first element or value is at position `origin`. Memory can be read
-    // until `end`.
+    // Combines what each window reads of a row of one channel, into `produced`. `step` is the
+    // distance of two taps. The row's first element or value is at position `origin`. Memory can be
+    // read until `end`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
-                                int64_t outputs, int64_t step, void *made, const char *end) const {}
+                                int64_t outputs, int64_t step, void *produced,
+                                const char *end) const {}
     // Combines the taps of a window, each a row of elements or values of `channels` channels, as
-    // often as `times` says. Writes a value of each channel to `made`.
+    // often as `times` says. Writes a value of each channel to `produced`.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
-                                char *made, char *result, const Times &times) const = 0;
+                                char *produced, char *result, const Times &times) const = 0;
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
@@ -121,12 +122,12 @@ struct RowOperations : WindowOperations {
                                void *out) const = 0;
     // Combines each of `planes` planes of one channel and `size` elements. The planes follow each
     // other in memory. Nothing is read from `end` on.
-    virtual void reduce_planes(const char *from, int64_t size, int64_t planes, void *made,
+    virtual void reduce_planes(const char *from, int64_t size, int64_t planes, void *produced,
                                const char *end) const = 0;
-    void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *made,
+    void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *produced,
                         char *, const Times &times) const override {
-        count > 0 ? combine(are_values, taps, count, channels, made, times)
-                  : fill(made, channels, times.pitch, times.count);
+        count > 0 ? combine(are_values, taps, count, channels, produced, times)
+                  : fill(produced, channels, times.pitch, times.count);
     }
 
   protected:

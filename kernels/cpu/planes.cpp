@@ -40,11 +40,11 @@ struct PlanePooling {
             if (parts > 1)
                 return pool_parts(begin, end, of_parts.data() + begin * pitch);
             const int64_t most = std::min(at_once, end - begin);
-            std::vector<char> made(is_in_place ? 0 : most * pitch);
+            std::vector<char> produced(is_in_place ? 0 : most * pitch);
             for (int64_t first = begin; first < end; first += at_once) {
                 const int64_t planes = std::min(at_once, end - first);
                 char *const out = output + first * channels * finish.result_size;
-                char *const results = is_in_place ? out : made.data();
+                char *const results = is_in_place ? out : produced.data();
                 const Row copied = {input + first * size * position, 0};
                 if (size == 1)
                     op.combine(false, &copied, 1, planes * channels, results);
@@ -57,11 +57,11 @@ struct PlanePooling {
                     finish(first, 0, 0, 0, planes * channels, results, out);
             }
         });
-        std::vector<char> made(pitch);
+        std::vector<char> produced(pitch);
         for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
             combine(true, of_parts.data() + plane * parts * pitch, pitch, parts, channels,
-                    made.data());
-            finish(plane, 0, 0, 0, channels, made.data(),
+                    produced.data());
+            finish(plane, 0, 0, 0, channels, produced.data(),
                    output + plane * channels * finish.result_size);
         }
     }
@@ -71,7 +71,7 @@ struct PlanePooling {
         for (int64_t number = begin; number < end; ++number, results += pitch) {
             const int64_t from = number % parts * part;
             const int64_t count = std::min(part, size - from);
-            const int64_t rest = count % row_positions;
+            const int64_t remainder = count % row_positions;
             const char *const elements = input + (number / parts * size + from) * position;
             const Run whole = {0, count, 0, 1, 0};
             if (channels == 1)
@@ -81,8 +81,8 @@ struct PlanePooling {
             else {
                 combine(false, elements, row_positions * position, count / row_positions,
                         row_positions * channels, folded.data());
-                combine(false, elements + (count - rest) * position, position, rest, channels,
-                        folded.data() + row_positions * pitch);
+                combine(false, elements + (count - remainder) * position, position, remainder,
+                        channels, folded.data() + row_positions * pitch);
                 combine(true, folded.data(), pitch, row_positions + 1, channels, results);
             }
         }

@@ -104,7 +104,7 @@ struct Requantization {
         using Integers = Vector<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f;
         constexpr float WHOLE = 1.5f * 0x1p23f;
-        constexpr int64_t TOGETHER = 8;
+        constexpr int64_t AT_A_TIME = 8;
         const int32_t *const zeros = output_zeros.data() + channel;
         const int32_t *const input_zero = input_zeros.data() + channel;
         const float *const factors = scales.data() + channel;
@@ -117,11 +117,11 @@ struct Requantization {
         Reals ceiling = floor + (most - least);
         Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE));
         Integers subtracted = Integers{} + taken * input_zero[0];
-        for (int64_t begin = 0; begin < count; begin += TOGETHER * BLOCK) {
+        for (int64_t begin = 0; begin < count; begin += AT_A_TIME * BLOCK) {
             Integers any = {};
-            uint8_t are_halves[TOGETHER * BLOCK + 8] = {};
-            Reals near[TOGETHER];
-            const int64_t blocks = std::min(TOGETHER, parts_of(count - begin, BLOCK));
+            uint8_t are_halves[AT_A_TIME * BLOCK + 8] = {};
+            Reals near[AT_A_TIME];
+            const int64_t blocks = std::min(AT_A_TIME, parts_of(count - begin, BLOCK));
             for (int64_t k = 0; k < blocks; ++k) {
                 const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
                 if (of_channels) {
@@ -146,8 +146,8 @@ struct Requantization {
                 write(bytes_of(Integers(shifted) + added), to + i);
                 if constexpr (checks_halves) {
                     near[k] = on_grid - GRID;
-                    const Reals rest = near[k] - (shifted - WHOLE);
-                    const auto halves = Integers(rest * rest == .25f);
+                    const Reals remainder = near[k] - (shifted - WHOLE);
+                    const auto halves = Integers(remainder * remainder == .25f);
                     any |= halves;
                     write(bytes_of(halves), are_halves + k * BLOCK);
                 }
@@ -156,9 +156,9 @@ struct Requantization {
             if (!checks_halves || std::memcmp(&any, &none, sizeof(any)) == 0)
                 continue;
             for (int64_t eight = 0; eight < blocks * BLOCK; eight += 8)
-                for (uint64_t some = read<uint64_t>(are_halves + eight) & 0x0101010101010101; some;
-                     some &= some - 1) {
-                    const int64_t at = eight + __builtin_ctzll(some) / 8;
+                for (uint64_t halves_left = read<uint64_t>(are_halves + eight) & 0x0101010101010101;
+                     halves_left; halves_left &= halves_left - 1) {
+                    const int64_t at = eight + __builtin_ctzll(halves_left) / 8;
                     const int64_t k = at / BLOCK;
                     const int64_t lane = at % BLOCK;
                     const int64_t i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
@@ -238,15 +238,16 @@ struct Requantize final : Finish {
                          {inverses.data() + i, counted.data() + i, read.data() + i});
         if (g.p.channels == 1 && !g.is_uniform)
             return g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
-                float some_inverses[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
-                int32_t some_counted[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
-                int32_t some_read[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                float block_inverses[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                int32_t block_counted[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
+                int32_t block_read[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
                 for (int64_t k = 0; k < n; ++k) {
-                    some_counted[k] = int32_t(counts[k].counted);
-                    some_read[k] = int32_t(counts[k].read);
-                    some_inverses[k] = 1 / float(counts[k].counted);
+                    block_counted[k] = int32_t(counts[k].counted);
+                    block_read[k] = int32_t(counts[k].read);
+                    block_inverses[k] = 1 / float(counts[k].counted);
                 }
-                store(at, n, plane % by.channels, 1, 1, {some_inverses, some_counted, some_read});
+                store(at, n, plane % by.channels, 1, 1,
+                      {block_inverses, block_counted, block_read});
             });
         g.for_runs(i, count, [&](int64_t from, int64_t length, int64_t output) {
             const TapCount same = g.known_count(2, output);
@@ -267,9 +268,9 @@ const RowOperations &bool_sums() {
     return operations;
 }
 
-void quantized_average_pooling(const Problem &given, const void *input, void *output,
+void quantized_average_pooling(const Problem &plain, const void *input, void *output,
                                const Quantization &q) {
-    const Problem p = joined_averages(given, false, false);
+    const Problem p = joined_averages(plain, false, false);
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;

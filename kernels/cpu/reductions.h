@@ -99,14 +99,15 @@ struct Rows final : RowOperations {
             run(Count<3>(), Count<3>());
     }
     void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
-                        int64_t outputs, int64_t step, void *made, const char *end) const override {
+                        int64_t outputs, int64_t step, void *produced,
+                        const char *end) const override {
         (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(
-            row, origin, windows, outputs, step, static_cast<L *>(made), end);
+            row, origin, windows, outputs, step, static_cast<L *>(produced), end);
     }
-    void reduce_planes(const char *from, int64_t size, int64_t planes, void *made,
+    void reduce_planes(const char *from, int64_t size, int64_t planes, void *produced,
                        const char *end) const override {
         constexpr int64_t n = LANES<L>;
-        L *out = static_cast<L *>(made);
+        L *out = static_cast<L *>(produced);
         int64_t done = 0;
         if constexpr (n > 1 && n <= 16 && !Op::has_numbers) {
             // A plane's result must not depend on how many planes the call has: so the branch is
@@ -123,10 +124,10 @@ struct Rows final : RowOperations {
             }
         }
         // Integers have the same sum in any order: `reduce` takes several planes at once.
-        const int64_t together = std::is_integral_v<L> && !Op::has_numbers ? planes - done : 1;
-        for (; done < planes; done += together) {
-            const Run whole = {0, size, 0, together, together > 1 ? size : 0};
-            reduce<are_plain>({from + done * size * int64_t(sizeof(T)), 0}, 0, &whole, together, 1,
+        const int64_t at_a_time = std::is_integral_v<L> && !Op::has_numbers ? planes - done : 1;
+        for (; done < planes; done += at_a_time) {
+            const Run whole = {0, size, 0, at_a_time, at_a_time > 1 ? size : 0};
+            reduce<are_plain>({from + done * size * int64_t(sizeof(T)), 0}, 0, &whole, at_a_time, 1,
                               out + done, end);
         }
     }
@@ -180,37 +181,37 @@ struct Rows final : RowOperations {
     // overlap the one before. Repetitions are a loop in here, as they may be few vectors each.
     template <bool are_values, int64_t count, bool adds = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
-    void combine_unrolled(const Row *given, int64_t begin, int64_t length, L *out,
+    void combine_unrolled(const Row *all_rows, int64_t begin, int64_t length, L *out,
                           const Times &times) const {
         using B = Vectors<L, n>;
         constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
         if constexpr (n > 1)
             if (length < n)
-                return combine_unrolled<are_values, count, adds, fewer>(given, begin, length, out,
-                                                                        times);
+                return combine_unrolled<are_values, count, adds, fewer>(all_rows, begin, length,
+                                                                        out, times);
         const Op by = op;
         Row rows[count];
 #pragma GCC unroll 9
         for (int64_t k = 0; k < count; ++k)
-            rows[k] = {given[k].from + begin * SIZE<are_values>, given[k].number};
+            rows[k] = {all_rows[k].from + begin * SIZE<are_values>, all_rows[k].number};
         L *to = out;
         const L divisor = L(times.divisor);
         const L inverse = L(times.inverse());
         // GCC would not inline it, as it is called in two places.
         const auto block = [&](int64_t i) __attribute__((always_inline)) {
-            B made = tree<are_values, n, 0, count>(by, rows, i);
+            B produced = tree<are_values, n, 0, count>(by, rows, i);
             if constexpr (Op::can_divide && !adds)
-                Op::divide_block(made, divisor, inverse);
-            return adds ? combined(block_at<B>(to + i), made) : made;
+                Op::divide_block(produced, divisor, inverse);
+            return adds ? combined(block_at<B>(to + i), produced) : produced;
         };
         const int64_t whole = length / n * n;
-        const bool has_rest = adds && whole < length;
+        const bool has_remainder = adds && whole < length;
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
         for (int64_t t = 0, first = 0; t < times.count && length > 0; ++t, first += step) {
             to = out + t * times.pitch - first;
             const int64_t end = first + length;
             B beyond;
-            if (has_rest)
+            if (has_remainder)
                 beyond = block(end - n);
             // Without `adds` the last block is in the loop, so that its code is there once.
             const int64_t stop = (adds ? first + whole : end) - n;
@@ -225,7 +226,7 @@ struct Rows final : RowOperations {
                     break;
                 i = stop;
             }
-            if (has_rest)
+            if (has_remainder)
                 store(beyond, to + end - n);
         }
     }
@@ -255,7 +256,7 @@ struct Rows final : RowOperations {
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {
         constexpr int64_t PART = 8192 / sizeof(L);
-        L rest[PART];
+        L remainder[PART];
         constexpr int64_t SEVERAL = MOST<are_values> < 8 ? 4 : 8;
         int64_t half = SEVERAL;
         if (count == 0)
@@ -272,8 +273,8 @@ struct Rows final : RowOperations {
                 const int64_t n = std::min(PART, length - at);
                 for (int64_t from : {int64_t(0), half})
                     combine_rows<are_values>(rows + from, from ? count - half : half, begin + at, n,
-                                             from ? rest : out + at, {});
-                add({reinterpret_cast<const char *>(rest), 0}, n, out + at);
+                                             from ? remainder : out + at, {});
+                add({reinterpret_cast<const char *>(remainder), 0}, n, out + at);
             }
         }
     }
@@ -307,15 +308,15 @@ struct Rows final : RowOperations {
         const Op by = op;
         const int64_t pitch = step * SIZE<are_values>;
         const auto vector = [&](const char *begin, int64_t at) {
-            V made;
+            V produced;
             if constexpr (are_values)
-                made = read<V>(begin + at * SIZE<true>);
+                produced = read<V>(begin + at * SIZE<true>);
             else
-                made = by.template load<n>(reinterpret_cast<const T *>(begin) + at, 0).part[0];
+                produced = by.template load<n>(reinterpret_cast<const T *>(begin) + at, 0).part[0];
             if constexpr (Op::has_numbers)
                 // lanes that are thrown away hold anything
-                made = difference<L, n>(made, lane + IntegerOf<L>(at));
-            return made;
+                produced = difference<L, n>(produced, lane + IntegerOf<L>(at));
+            return produced;
         };
         for (int64_t done = 0; done < outputs; done += n) {
             const int64_t o = std::max<int64_t>(0, std::min(done, outputs - n));
@@ -325,14 +326,15 @@ struct Rows final : RowOperations {
                                   first + (n - 1) * pitch + n * SIZE<are_values> <= end;
             if (is_short && count <= n)
                 results = folded_each<Op, n, n>(0, [&](int64_t k) {
-                    const V made = vector(first + k * pitch, 0);
-                    return is_inside ? made : identity;
+                    const V produced = vector(first + k * pitch, 0);
+                    return is_inside ? produced : identity;
                 });
             else if (is_short)
                 results = folded_each<Op, n, n>(0, [&](int64_t k) {
-                    const V rest = vector(first + k * pitch, count - n);
-                    return Op::of(vector(first + k * pitch, 0),
-                                  Op::is_idempotent ? rest : V(is_last ? rest : identity));
+                    const V remainder = vector(first + k * pitch, count - n);
+                    return Op::of(
+                        vector(first + k * pitch, 0),
+                        Op::is_idempotent ? remainder : V(is_last ? remainder : identity));
                 });
             else {
                 V vectors[n];
@@ -342,13 +344,14 @@ struct Rows final : RowOperations {
                     if (begin + std::max(count, n) * SIZE<are_values> > end)
                         begin =
                             static_cast<char *>(std::memcpy(copy, begin, count * SIZE<are_values>));
-                    V made = vector(begin, 0);
-                    made = is_inside ? made : identity;
+                    V produced = vector(begin, 0);
+                    produced = is_inside ? produced : identity;
                     for (int64_t at = n; at < count; at += n) {
                         const V next = vector(begin, std::min(at, count - n));
-                        made = Op::of(made, at + n <= count ? next : V(is_last ? next : identity));
+                        produced =
+                            Op::of(produced, at + n <= count ? next : V(is_last ? next : identity));
                     }
-                    vectors[k] = made;
+                    vectors[k] = produced;
                 }
                 results = folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; });
             }
@@ -379,9 +382,9 @@ struct Rows final : RowOperations {
         if (count <= 8)
             return combined_eight<are_values>(row, count, step, unit);
         const int64_t half = count / 2;
-        const Row rest = {row.from + half * step * SIZE<are_values>, row.number + half * unit};
+        const Row remainder = {row.from + half * step * SIZE<are_values>, row.number + half * unit};
         return Op::of(combined_strided<are_values>(row, half, step, unit),
-                      combined_strided<are_values>(rest, count - half, step, unit));
+                      combined_strided<are_values>(remainder, count - half, step, unit));
     }
     // Combines contiguous elements as a tree.
     template <bool are_values, int64_t n = LANES<L>>

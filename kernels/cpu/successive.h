@@ -32,21 +32,22 @@ struct SuccessiveRows {
     const int64_t levels = levels_of(eights);
     // A row for each level, and one for what the caller combines with all of them.
     const std::unique_ptr<L[]> waiting{new L[(levels + 1) * length]};
-    L *const rest = waiting.get() + levels * length;
+    L *const remainder = waiting.get() + levels * length;
 
     static int64_t levels_of(int64_t eights) { return eights ? 1 + levels_of(eights / 2) : 0; }
-    // Combines the rows, and `rest` if it holds values.
-    void combine(bool has_rest, L *out) const {
+    // Combines the rows, and `remainder` if it holds values.
+    void combine(bool has_remainder, L *out) const {
         for (int64_t eight = 0; eight < eights; ++eight)
             add_eight(eight);
-        const int64_t first = has_rest ? 0 : __builtin_ctzll(eights) + 1;
+        const int64_t first = has_remainder ? 0 : __builtin_ctzll(eights) + 1;
         for (int64_t begin = 0; begin < length; begin += n) {
             const int64_t at = std::min(begin, length - n);
-            V made = read<V>((has_rest ? rest : waiting.get() + (first - 1) * length) + at);
+            V produced =
+                read<V>((has_remainder ? remainder : waiting.get() + (first - 1) * length) + at);
             for (int64_t level = first; level < levels; ++level)
                 if (eights >> level & 1)
-                    made = Op::of(read<V>(waiting.get() + level * length + at), made);
-            write(made, out + at);
+                    produced = Op::of(read<V>(waiting.get() + level * length + at), produced);
+            write(produced, out + at);
         }
     }
     void add_eight(int64_t eight) const {
@@ -56,10 +57,10 @@ struct SuccessiveRows {
             read_in_order(reinterpret_cast<const char *>(first), 8 * length * int64_t(sizeof(T)));
         for (int64_t begin = 0; begin < length; begin += n) {
             const int64_t at = std::min(begin, length - n);
-            V made = tree<8>(first + at);
+            V produced = tree<8>(first + at);
             for (int64_t level = 0; level < full; ++level)
-                made = Op::of(read<V>(waiting.get() + level * length + at), made);
-            write(made, waiting.get() + full * length + at);
+                produced = Op::of(read<V>(waiting.get() + level * length + at), produced);
+            write(produced, waiting.get() + full * length + at);
         }
     }
     // Combines `count` rows, from elements `row` on.
@@ -89,7 +90,7 @@ void combine_successive(const RowOperations &operations, const Op &op, const cha
     const T *const first = reinterpret_cast<const T *>(from);
     const SuccessiveRows<Op> successive{op, first, (count - last) / 8, length, reads_first};
     if (last > 0)
-        operations.combine(false, rows, last, length, successive.rest);
+        operations.combine(false, rows, last, length, successive.remainder);
     successive.combine(last > 0, out);
 }
 

@@ -19,15 +19,15 @@ inline double quotient(double sum, double by, double) {
 }
 inline float quotient(float sum, float by, float inverse) {
     const float near = sum * inverse;
-    const float rest = __builtin_fmaf(-near, by, sum);
-    return rest == rest ? __builtin_fmaf(rest, inverse, near) : near;
+    const float remainder = __builtin_fmaf(-near, by, sum);
+    return remainder == remainder ? __builtin_fmaf(remainder, inverse, near) : near;
 }
 // The same for vectors of float32.
 template <class V>
 inline V quotient(V sums, float by, float inverse) {
     const V near = sums * inverse;
-    const V rest = fused(-near, V{} + by, sums);
-    return rest == rest ? fused(rest, V{} + inverse, near) : near;
+    const V remainder = fused(-near, V{} + by, sums);
+    return remainder == remainder ? fused(remainder, V{} + inverse, near) : near;
 }
 
 // Divides sums and writes them as elements U. Each sum is divided by `divisor`, or by `divisor`
@@ -56,9 +56,9 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
         constexpr int64_t BLOCK = 1024;
         constexpr int64_t n = LANES<L>;
         L block[BLOCK];
-        for (int64_t rest = count; rest > 0;
-             rest -= count, from += count, out += count, columns += columns ? count : 0) {
-            count = std::min(BLOCK, rest);
+        for (int64_t remainder = count; remainder > 0;
+             remainder -= count, from += count, out += count, columns += columns ? count : 0) {
+            count = std::min(BLOCK, remainder);
             divide_all([&](int64_t i, L value) { block[i] = value; });
             int64_t i = 0;
             for (; i + n <= count; i += n)

@@ -368,10 +368,10 @@ inline V fused(V first, V second, V third) {
 #ifdef HAS_FUSED
     return __builtin_elementwise_fma(first, second, third);
 #else
-    V made;
+    V produced;
     for (size_t i = 0; i < sizeof(V) / sizeof(float); ++i)
-        made[i] = __builtin_fmaf(first[i], second[i], third[i]);
-    return made;
+        produced[i] = __builtin_fmaf(first[i], second[i], third[i]);
+    return produced;
 #endif
 }
 

@@ -77,7 +77,7 @@ struct WindowPooling {
         std::vector<Run> runs;
         Span height = {0, 0, 0};                          // what the tile reads along H
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
-        std::vector<char> made;                           // values, before they are finished
+        std::vector<char> produced;                       // values, before they are finished
     };
 
     // The runs of a row, if a tile is a row.
@@ -98,7 +98,7 @@ struct WindowPooling {
         m.runs = runs_of_row;
         if (channels > 1)
             m.taps.resize(plan.shares_columns ? most_taps : most_rows * most_taps);
-        m.made.resize(is_in_place ? 0 : tile * pitch);
+        m.produced.resize(is_in_place ? 0 : tile * pitch);
         const int64_t row_bytes = p.output_row() * finish.result_size;
         Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
         for (int64_t number = begin; number < end; ++number, ++digits) {
@@ -124,7 +124,7 @@ struct WindowPooling {
             find_runs(windows, are_numbered, t.first, t.stop, m.runs);
         if (channels > 1)
             return combine_windows(t, read, m);
-        char *const results = is_in_place ? t.out : m.made.data();
+        char *const results = is_in_place ? t.out : m.produced.data();
         op.reduce_windows(read.are_shared, read.rows[0], read.low, m.runs.data(), outputs,
                           w.dilation, results, read.end);
         if (!finish.is_direct)
@@ -156,7 +156,7 @@ struct WindowPooling {
     // cache.
     void combine_windows(const Tile &t, const Read &read, Memory &m) const {
         char *const out = t.out;
-        char *const results = is_in_place ? out : m.made.data();
+        char *const results = is_in_place ? out : m.produced.data();
         const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
         const int64_t result_pitch = channels * finish.result_size;
         // Sums that are divided in the loop that adds them are results.
