@@ -264,7 +264,7 @@ struct AverageGradient {
         // Small planes are divided together, large ones in parts.
         const bool is_small = p.output_plane() <= SHARES_MOST || p.w().window == 0;
         const double size = double(p.plane()) / double(p.output_plane());
-        const PlaneParts parts{p, is_small ? p.plane() : int64_t(size * double(SHARES_MOST))};
+        const PlaneParts parts{p, is_small ? p.plane() : int64_t(size * double(SHARES_MOST)), 2};
         const int64_t at_a_time = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
         const int64_t step = is_small ? at_a_time : 1;
         std::unique_ptr<char[]> shares;

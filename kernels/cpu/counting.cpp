@@ -33,15 +33,9 @@ struct Counted final : Finish {
             return add(from, count, 0, out);
         const int64_t counted = int64_t(g.rows_divisor(d, h));
         const int64_t read = g.known_count(0, d).read * g.known_count(1, h).read;
-        if (g.p.channels > 1)
-            return g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
-                const TapCount taps = g.known_count(2, output);
-                add(from + at, n, counted * taps.counted - read * taps.read, out + at);
-            });
-        g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *taps) {
-            for (int64_t k = 0; k < n; ++k)
-                add(from + at + k, 1, counted * taps[k].counted - read * taps[k].read,
-                    out + at + k);
+        g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
+            const TapCount taps = g.known_count(2, output);
+            add(from + at, n, counted * taps.counted - read * taps.read, out + at);
         });
     }
     static void add(const int32_t *from, int64_t count, int64_t padding, N *out) {

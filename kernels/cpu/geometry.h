@@ -160,17 +160,19 @@ struct PlanePart {
     Range outputs;
 };
 
-// Cuts planes into parts of about `most` elements along the first axis that has more than one
-// position. A window that reads two parts is visited for each of them.
+// Cuts planes into parts of about `most` elements, and of at least `extents` extents of a window,
+// along the first axis that has more than one position. A window that reads two parts is visited
+// for each of them.
 struct PlaneParts {
     const Problem &p;
     const int64_t most;
+    const int64_t extents;
 
     const int cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
     const Axis &axis = p.axes[cut];
     const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
     const int64_t step =
-        std::clamp<int64_t>(most / slab, std::min(axis.size, 2 * axis.extent()), axis.size);
+        std::clamp<int64_t>(most / slab, std::min(axis.size, extents *axis.extent()), axis.size);
     const int64_t count = parts_of(axis.size, step);  // of a plane
 
     // Part `number`, counted over all planes.

@@ -121,7 +121,7 @@ struct Scatter {
     const Taps places{p, p.channels, 1};
     // Converts elements: the sum of one row is the row.
     const RowOperations &sums_of_elements = float_sums(int(p.type));
-    const PlaneParts parts{p, PART};
+    const PlaneParts parts{p, PART, 4};
     const int64_t most = parts.step * parts.slab;  // elements of a part
 
     // A thread's own memory.

@@ -25,9 +25,9 @@ inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t b
 #endif
 }
 
-// Whether a tensor fills more than a quarter of the last-level cache, or 48 MB. What a call reads
-// then comes from memory, as results and other tensors share the cache. Its size is what Linux
-// says, and 32 MB elsewhere.
+// Whether a tensor fills more than a quarter of the last-level cache, or 48 MB. What a call
+// reads then comes from memory, as results and other tensors share the cache. Its size is what
+// Linux says, and 32 MB elsewhere.
 inline bool is_large(int64_t bytes) {
     static const int64_t cache = [] {
         long kilobytes = 32 << 10;
