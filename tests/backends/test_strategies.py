@@ -35,6 +35,7 @@ NAMES = [
 """``Strategy`` in kernels/cpu/choose.h, after AUTOMATIC, which is 0."""
 AUTOMATIC, PLANES, ROWS, BOXES, WINDOWS = range(5)
 STRATEGIES = pytest.mark.parametrize("strategy", range(1, len(NAMES) + 1), ids=NAMES)
+OF_SUMS = pytest.mark.parametrize("strategy", range(1, 6), ids=NAMES[:5])
 
 
 @contextlib.contextmanager
@@ -66,7 +67,7 @@ def test_verbose_says_what_ran_and_why_not_others() -> None:
     )
 
 
-@STRATEGIES
+@OF_SUMS
 @pytest.mark.parametrize(
     "named",
     [
@@ -332,12 +333,13 @@ def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> Non
     """Each sample of a large channels_last input, which is read in order before it is combined,
     has the bits that it has alone, and no other memory is read."""
     sizes, made = pooled(pool)
-    images = samples.fenced(samples.channels_last(samples.normal(*shape, *sizes)))
-    assert images.nbytes > 6 << 20
+    count, channels = 2 * shape[0], shape[1]
+    images = samples.fenced(samples.channels_last(samples.normal(count, channels, *sizes)))
+    assert images.nbytes > 8 << 20
     averages, maxima = cpu.average_pooling(images, made, True, None), cpu.max_pooling(images, made)
     arriving = samples.fenced(samples.channels_last(samples.normal(*averages.shape)))
     gradients = cpu.average_pooling_grad(arriving, sizes, made, True, None)
-    for at in (0, shape[0] // 2, shape[0] - 1):
+    for at in (0, count // 2, count - 1):
         alone = samples.channels_last(images[at : at + 1].clone())
         assert torch.equal(cpu.average_pooling(alone, made, True, None), averages[at : at + 1])
         assert torch.equal(cpu.max_pooling(alone, made), maxima[at : at + 1])
@@ -349,8 +351,8 @@ def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> Non
 def test_windows_beside_inputs_larger_than_caches() -> None:
     """Windows that all lie in the padding read nothing, and no memory before the input."""
     sizes, made = pooled(((1300, 2), (9, 7), (1, 12), (0, 8), 1))
-    images = samples.channels_last(samples.normal(40, 16, *sizes))
-    assert images.nbytes > 6 << 20
+    images = samples.channels_last(samples.normal(60, 16, *sizes))
+    assert images.nbytes > 8 << 20
     images = samples.fenced(images, at_end=False)
     assert not cpu.average_pooling(images, made, False, None).any()
 
@@ -359,7 +361,7 @@ DIVIDED = {4: (2, 2, 0), 9: (3, 1, 1), 12: ((4, 3), (4, 3), 0), 7: (3, 2, (5, 1)
 """Windows, strides and padding, each by the number that its sums are divided by."""
 
 
-@STRATEGIES
+@OF_SUMS
 @pytest.mark.parametrize("channels", [1, 3, 16, 20, 70])
 @pytest.mark.parametrize("divisor", DIVIDED)
 def test_an_average_is_its_sum_divided_once(strategy: int, channels: int, divisor: int) -> None:
@@ -563,7 +565,7 @@ def test_large_inputs_are_read_first() -> None:
             assert torch.equal(cpu.average_pooling(alone, made, False, None), averages[at])
 
 
-@pytest.mark.parametrize("sizes", [(4, 13, 163, 150), (1, 1, 1100, 1003)])
+@pytest.mark.parametrize("sizes", [(2, 70, 163, 150), (1, 3, 1100, 1003)])
 def test_rows_that_are_read_ahead(sizes: tuple[int, ...]) -> None:
     """Rows of planes that fill more than a cache are prefetched, up to the end of memory: the same
     bits as of each plane by itself."""
@@ -571,16 +573,13 @@ def test_rows_that_are_read_ahead(sizes: tuple[int, ...]) -> None:
     for made in (Window.pytorch(2, 3, 2), Window.pytorch(2, 2), Window.pytorch(2, 3, 2, 1)):
         averages = cpu.average_pooling(image, made, True, None)
         maxima, taps = cpu.max_pooling_with_taps(image, made)
-        for sample in range(sizes[0]):
-            for channel in range(0, sizes[1], 3):
-                at = slice(sample, sample + 1), slice(channel, channel + 1)
-                part = image[at][..., :100, :].clone()
-                rows = made.output_sizes(part.shape[2:])[0] - 1
-                found = cpu.average_pooling(part, made, True, None)
-                assert torch.equal(averages[at][..., :rows, :], found[..., :rows, :])
-                found, of_part = cpu.max_pooling_with_taps(part, made)
-                assert torch.equal(maxima[at][..., :rows, :], found[..., :rows, :])
-                assert torch.equal(taps[at][..., :rows, :], of_part[..., :rows, :])
+        for channel in (0, sizes[1] // 2, sizes[1] - 1):
+            at = slice(-1, None), slice(channel, channel + 1)
+            part = image[at].clone()
+            assert torch.equal(averages[at], cpu.average_pooling(part, made, True, None))
+            found, of_part = cpu.max_pooling_with_taps(part, made)
+            assert torch.equal(maxima[at], found)
+            assert torch.equal(taps[at], of_part)
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.031, 0.3])
