@@ -36,10 +36,13 @@ constexpr int64_t WINDOWS_BYTES = 65536;
 constexpr int64_t SHARED_CHANNELS = 64;
 
 // Whether what a row of outputs reads is read in order first: inputs that come from memory, unless
-// windows leave out rows.
+// windows leave out rows. Windows of channels that share rows read them once for several rows of
+// outputs, so that it pays from three quarters of that size on.
 bool reads_first(const Windows &windows, int64_t element) {
     const Axis &h = windows.p.h();
-    return is_large(windows.p.input_bytes(element)) && !without(READ_FIRST) &&
+    const int64_t bytes = windows.p.input_bytes(element);
+    const bool shares_rows = windows.p.channels > 1 && h.window > h.stride;
+    return is_large(shares_rows ? bytes + bytes / 3 : bytes) && !without(READ_FIRST) &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 
@@ -85,8 +88,10 @@ BlockPlan plan_rows(const Request &request) {
                           : value > 4   ? TILE_BYTES_OF_CHANNELS / 2
                                         : TILE_BYTES_OF_CHANNELS;
     const int64_t least = std::max<int64_t>(1, bytes / value / channels / w.stride);
-    plan.outputs_w =
-        plan.doubles_w || channels > 1 ? box_outputs(w, least) : std::min(w.outputs, least);
+    // Tiles of several channels have few positions, of which their windows share many.
+    const int64_t few = channels > 1 && !plan.doubles_w ? 4 * w.extent() / w.stride : 0;
+    plan.outputs_w = plan.doubles_w || channels > 1 ? box_outputs(w, std::max(least, few))
+                                                    : std::min(w.outputs, least);
     const int64_t values = WORKSPACE_VALUES / std::min<int64_t>(4, value);
     plan.rows = std::max<int64_t>(1, values / row_values(w, plan));
     plan.outputs_h = plan.rows;
