@@ -23,6 +23,9 @@ struct RowPooling : BlockPooling {
     // Large inputs of one channel whose rows have at least this many bytes are prefetched two rows
     // of windows ahead. Shorter rows follow each other so closely that the processor does it.
     static constexpr int64_t AHEAD_ROW = 384;
+    const bool is_whole = plan.outputs_w == w.outputs;
+    const bool is_ahead = plan.reads_first && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
+    const bool reads_block = plan.reads_first && (channels > 1 || !is_whole);
 
     // Whether the rows that windows read are found once for all windows that lie inside the input
     // along H. All of these read the same number of rows, a stride below those of the window
@@ -62,10 +65,7 @@ struct RowPooling : BlockPooling {
         const int64_t vectors = (inside + vector - 1) & -vector;
         const int64_t from = spacing == 1 ? b.low : parts_of(b.low, spacing);
         const Span depth = windows.at(0, b.od);
-        const bool is_whole = plan.outputs_w == w.outputs;
-        const bool is_ahead =
-            plan.reads_first && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
-        if (plan.reads_first && (channels > 1 || !is_whole))
+        if (reads_block)
             read_new_rows(windows, element, input, b.plane, b.od, b.oh, b.outputs_h,
                           from * channels, parts_of(b.columns, spacing) * channels);
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
@@ -95,18 +95,23 @@ struct RowPooling : BlockPooling {
                 return latest;
             const char *const last_row = latest + (repeated - 1) * h.stride * row_bytes;
             const int64_t length = last_row + vectors * element <= end_of_input ? vectors : inside;
-            const int64_t step = h.stride * row_bytes;
-            const int64_t at_once = is_ahead ? 1 : repeated;
-            for (int64_t t = 0; t < repeated; t += at_once) {
-                if (is_ahead)
-                    expect_reads(m.rows[found - 1].from + 2 * step, step);
-                op.combine(false, m.rows, found, length, into + (t * pitch + before) * value,
-                           {at_once, step, pitch});
-                for (int64_t k = 0; k < found && is_ahead; ++k)
-                    m.rows[k].from += step;
-            }
+            combine_repeated(found, length, repeated, into + before * value, m);
         }
         return m.staged;
+    }
+    // Combines `found` rows for a row of outputs and, a stride further on each time, for those that
+    // follow, `repeated` rows in all.
+    void combine_repeated(int64_t found, int64_t length, int64_t repeated, char *into,
+                          const Workspace &m) const {
+        const int64_t step = h.stride * row_bytes;
+        if (!is_ahead)
+            return op.combine(false, m.rows, found, length, into, {repeated, step, pitch});
+        for (int64_t t = 0; t < repeated; ++t, into += pitch * value) {
+            expect_reads(m.rows[found - 1].from + 2 * step, step);
+            op.combine(false, m.rows, found, length, into);
+            for (int64_t k = 0; k < found; ++k)
+                m.rows[k].from += step;
+        }
     }
 };
 

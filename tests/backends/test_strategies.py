@@ -1,8 +1,5 @@
-"""Each strategy of the CPU kernels, forced on every request that it can carry out.
-
-``choose`` takes the fastest; whichever it takes, maxima, winners and quantized averages are the
-same, and averages are within the bound of E6, as they add in other orders.
-"""
+"""Each implementation of the CPU kernels, forced on every request that it can serve: maxima and
+quantized averages are the same, and averages within the bound of E6."""
 
 import contextlib
 import ctypes
