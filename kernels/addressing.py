@@ -1,5 +1,4 @@
-"""Device helpers that the kernel families share: lanes, tiles, planes, vectors split into columns,
-taps in closed form.
+"""Device helpers that the kernel families share: lanes, tiles, planes, vectors of columns.
 
 Every kernel sees three spatial axes ``D, H, W``; a missing one has size 1, window 1, stride 1 and
 no padding. A *plane* is one ``(n, c)`` pair; its base is a 64-bit offset, offsets inside it are
@@ -165,10 +164,8 @@ def lowest(dtype):
 @triton.jit
 def load_filled(pointers, inside, fill, TYPE):
     """Elements as ``TYPE``, and ``fill`` where the mask ``inside`` is off."""
-    if (
-        pointers.dtype.element_ty.is_int_signed()
-        and pointers.dtype.element_ty.primitive_bitwidth < 32
-    ):
+    ELEMENT: tl.constexpr = pointers.dtype.element_ty
+    if ELEMENT.is_int_signed() and ELEMENT.primitive_bitwidth < 32:
         # Triton 3.6 to 3.8 fill a masked load of these types with a sign-extended word: -1 in all
         # but one element.
         return tl.where(inside, widened(tl.load(pointers, mask=inside, other=0), TYPE), fill)
@@ -187,13 +184,12 @@ def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
     """
     V: tl.constexpr = FORM.vector
     offset, step, first = row
-    columns = ()
+    vectors = ()
     pointers = (base + offset * V)[:, None] + tl.arange(0, V)[None, :]
     for c in tl.static_range(COUNT):
         ok = inside(mask, first + c, width, True)[:, None]
-        v = load_filled(pointers + c * (step * V), ok, FILL, TYPE)
-        columns = columns + ((v,) if FORM.channels else split_columns(v, FORM.lanes, V))
-    return columns
+        vectors = vectors + (load_filled(pointers + c * (step * V), ok, FILL, TYPE),)
+    return columns_of(vectors, COUNT, FORM)
 
 
 @triton.jit
@@ -246,6 +242,16 @@ def split_columns(vectors, B, V):
         for i in tl.static_range(V // 2):
             columns = columns + (even_columns[i], odd_columns[i])
         return columns
+
+
+@triton.jit
+def columns_of(vectors, N, FORM):
+    """The columns of N vectors: of channels each is one, of columns each has several."""
+    columns = ()
+    for c in tl.static_range(N):
+        v = vectors[c]
+        columns = columns + ((v,) if FORM.channels else split_columns(v, FORM.lanes, FORM.vector))
+    return columns
 
 
 @triton.jit

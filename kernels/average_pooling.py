@@ -1,10 +1,9 @@
 """Average pooling and its gradient on the GPU: fill with 0, combine by addition, finish by
 dividing.
 
-An average and its gradient are computed alike: along each axis every target element is the sum of
-source elements at equal steps. Forward the source is the input, and the sum is divided at the end.
-For the adjoint the source is the incoming gradient, which is divided as it is read. ``sum_tile``
-unrolls a window and adds up trees, whose roundings grow with the logarithm of the taps.
+Along each axis every target element is the sum of source elements at equal steps. Forward the
+source is the input, and the sum is divided at the end. For the adjoint the source is the incoming
+gradient, which is divided as it is read.
 """
 
 import triton
@@ -13,24 +12,20 @@ import triton.language as tl
 from . import addressing, requantization, sums
 
 CONSTANT = tl.constexpr(0)
-"""COUNT: every window has the same divisor; 1: the divisor counts taps inside the input; 2: inside
-the padded input."""
+"""``MODE.count``: every window has the same divisor (see ``launch.Mode``)."""
 
 
 @triton.constexpr_function
 def held_as(source, vector):
-    """``(accumulator, divisors, words, fields)``: how vectors of ``source`` elements are added up.
-
-    The first two are the types of sums and of divisors. A vector is loaded as ``words`` numbers and
-    added up as ``fields`` numbers. For quantized vectors of 4 or more elements, a loaded number
-    holds four elements and an added one two sums.
+    """``(accumulator, words, fields)``: a vector of ``source`` elements is loaded as ``words``
+    numbers and added up as ``fields`` numbers of the type ``accumulator``. For quantized vectors of
+    4 or more elements, a loaded number holds four elements and an added one two sums.
     """
     if source.primitive_bitwidth == 8:
         packed = vector >= 4
         words, fields = (vector // 4, vector // 2) if packed else (vector,) * 2
-        return tl.uint32 if packed else tl.int32, tl.int32, words, fields
-    floats = tl.float64 if source == tl.float64 else tl.float32
-    return floats, floats, vector, vector
+        return tl.uint32 if packed else tl.int32, words, fields
+    return tl.float64 if source == tl.float64 else tl.float32, vector, vector
 
 
 @triton.jit
@@ -42,8 +37,8 @@ def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
     first and how many exist. Those that do not exist are ``fill``; those that no target reads, 0.
     """
     ACC: tl.constexpr = held_as(SOURCE, FORM.vector)[0]
-    WORDS: tl.constexpr = held_as(SOURCE, FORM.vector)[2]
-    FIELDS: tl.constexpr = held_as(SOURCE, FORM.vector)[3]
+    WORDS: tl.constexpr = held_as(SOURCE, FORM.vector)[1]
+    FIELDS: tl.constexpr = held_as(SOURCE, FORM.vector)[2]
     CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
     B: tl.constexpr = FORM.lanes
     pointers = (base + row[0] * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
@@ -67,12 +62,7 @@ def row_sums(chunks, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
     """One sum per target column over one source row of N chunks. With IS_WEIGHED each column is
     multiplied by its weight first, the reciprocal of its divisor.
     """
-    columns = ()
-    for c in tl.static_range(N):
-        if FORM.channels:
-            columns = columns + (chunks[c],)
-        else:
-            columns = columns + addressing.split_columns(chunks[c], FORM.lanes, FORM.vector)
+    columns = addressing.columns_of(chunks, N, FORM)
     if IS_WEIGHED:
         POSITIONS: tl.constexpr = COLS.length
         weighed = ()
@@ -84,19 +74,19 @@ def row_sums(chunks, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
 
 
 @triton.jit
-def quotients(totals, row, divisors, IS_COUNTED, T, FORM, MODE):
+def quotients(totals, row, divisors, T, FORM, MODE):
     """The totals of one target row of a tile, divided. ``row`` and ``divisors`` have the counts
     along rows and depths and along columns, each with its reciprocal.
     """
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
-        if IS_COUNTED:
+        if MODE.count == CONSTANT:
+            total = sums.quotient(total, MODE.divisor * 1.0, 1.0 / MODE.divisor)
+        elif not MODE.adjoint:
             divisor = addressing.as_block(row[0] * divisors[i][0], FORM)
             reciprocal = addressing.as_block(row[1] * divisors[i][1], FORM)
             total = sums.quotient(total, divisor, reciprocal)
-        elif MODE.count == CONSTANT:
-            total = sums.quotient(total, MODE.divisor * 1.0, 1.0 / MODE.divisor)
         finished = finished + (total,)
     return finished
 
@@ -107,7 +97,7 @@ def divisors_along(first, size, COUNT, COLUMN, TYPE, MODE):
     result = ()
     for i in tl.static_range(COUNT):
         counted = sums.divisor_along(first + i, size, COLUMN, MODE.count, TYPE)
-        result = result + ((counted, sums.reciprocal(counted)),)
+        result = result + ((counted, 1.0 / counted),)
     return result
 
 
@@ -119,14 +109,12 @@ def sum_tile(
 
     source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense.
     ``FORM.tile`` counts targets, or for an adjoint source elements. Which sizes and strides count
-    vectors says ``launch.tile_launch``. Elements of 8 bits are quantized: then windows have at most
-    128 taps, and ``MODE.kinds`` says how scales (float32) and zero points (of the input's and the
-    output's type) are given. For other elements these are not read.
+    vectors says ``launch.tile_launch``. Elements of 8 bits are quantized, and windows of these have
+    at most 128 taps. For other elements scales and zero points are not read.
     """
     SOURCE: tl.constexpr = source.dtype.element_ty
     QUANTIZED: tl.constexpr = SOURCE.primitive_bitwidth == 8
-    HELD: tl.constexpr = held_as(SOURCE, FORM.vector)
-    DIVISORS: tl.constexpr = HELD[1]
+    DIVISORS: tl.constexpr = tl.float64 if QUANTIZED else held_as(SOURCE, 1)[0]
     CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector  # source columns per load
     DEPTHS: tl.constexpr = sums.plan(DEPTH, MODE.adjoint, FORM.tile[0], 1)
     ROWS: tl.constexpr = sums.plan(ROW, MODE.adjoint, FORM.tile[1], 1)
@@ -150,7 +138,7 @@ def sum_tile(
     base = source
     if QUANTIZED and FORM.vector >= 4:
         base = source.to(tl.pointer_type(tl.uint32), bitcast=True)
-    base += plane * HELD[2]
+    base += plane * held_as(SOURCE, FORM.vector)[1]
     base_target = target + base_target * FORM.store
     each = (0.0,)
     if QUANTIZED:
@@ -158,7 +146,7 @@ def sum_tile(
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
         each = requantization.quantities(place[3], given, TAPS, SOURCE.is_int_signed(), FORM, MODE)
     B: tl.constexpr = FORM.lanes
-    ones = tl.full([B], 1, tl.float64 if QUANTIZED else DIVISORS)
+    ones = tl.full([B], 1, DIVISORS)
     first_chunk = place[0] * (COLS.advance // CHUNK) + COLS.low // CHUNK
     at = (first_chunk, W)
     first_row = place[1] * ROWS.advance + ROWS.low
@@ -208,7 +196,7 @@ def sum_tile(
                                 counted = sums.divisor_across(
                                     row, depth, H, D, ROW, DEPTH, MODE.count, DIVISORS
                                 )
-                                counts = (counted, sums.reciprocal(counted))
+                                counts = (counted, 1.0 / counted)
                             if QUANTIZED:
                                 finished = requantization.results(
                                     totals,
@@ -216,16 +204,13 @@ def sum_tile(
                                     counts[1],
                                     divisors,
                                     COLS,
-                                    IS_COUNTED,
                                     SIGNED,
                                     SUMS,
-                                    T,
                                     FORM,
+                                    MODE,
                                 )
                             else:
-                                finished = quotients(
-                                    totals, counts, divisors, IS_COUNTED, T, FORM, MODE
-                                )
+                                finished = quotients(totals, counts, divisors, T, FORM, MODE)
                             mask = addressing.inside(live, depth, TD, FORM.rank == 3)
                             above = place[1] * T_ROWS
                             lines = (depth * TH + above, tl.where(mask, TH - above, 0))

@@ -6,7 +6,6 @@ are numbers at run time, and the blocks below are the only ones.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -159,7 +158,7 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
 def _fold(request: Request, along: Along, step: Step) -> Launch:
     axis, part = along.axis, along.part
     bins = part.bins or (request.adjoint and request.window is None)
-    bound = along.bound
+    bound = min(axis.window, launch.divided(along.source, axis.dilation))
     if bins:
         bound = launch.widest_bin(along.source, along.targets)
     elif request.adjoint:
@@ -239,26 +238,6 @@ def spread(
     }
     programs = launch.divided(elements, SPREAD)
     return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
-
-
-def mirrored(request: Request, counting: tuple[int, int]) -> Request | None:
-    """The gradient of averages of stride 1, written as averages of gradients, because the windows
-    that reach an element are neighbours. None where windows have a stride or divisors of their own.
-    """
-    count, divisor = counting
-    axes = [
-        replace(
-            axis,
-            start_padding=axis.extent - 1 - axis.start_padding,
-            end_padding=axis.extent - 1 - axis.end_padding,
-        )
-        for axis in request.window.axes
-    ]
-    least = min(min(axis.start_padding, axis.end_padding) for axis in axes)
-    if count != 0 or least < 0 or any(axis.stride > 1 for axis in axes):
-        return None
-    window = replace(request.window, axes=tuple(axes))
-    return request._replace(window=window, adjoint=False, divisor_override=divisor)
 
 
 def gathers(request: Request) -> tuple[Launch, ...] | None:

@@ -12,9 +12,8 @@ positions, and its threads read neighbours in memory, whichever way these lie:
     window G-1                            ...
 
 Then the T positions of a window are combined by a tree. Long whole axes are folded twice: into
-slices, then these; where slices lie follows from the length alone, so that a sample does not depend
-on its batch. Of equal maxima the first position wins, in whatever order they are compared. A sum's
-additions are as deep as a balanced tree's: a thread adds up few elements, or compensates (E6).
+slices, then these. A sum's additions are as deep as a balanced tree's: a thread adds up few
+elements, or compensates (E6).
 """
 
 import triton
@@ -125,9 +124,7 @@ def window_of(o, size, outputs, axis, KIND, ADJOINT):
 
 @triton.jit
 def counted_by(o, size, axis, COUNT):
-    """How many elements an average counts in window ``o``: inside the input (COUNT 1) or the padded
-    input (2).
-    """
+    """How many elements an average counts in window ``o``."""
     K, stride, padding, end, dilation = axis
     first = o * stride[0] - padding
     if COUNT == 2:
@@ -256,11 +253,10 @@ def fold(
 
     ``length``, ``inner``, ``outputs``, stride and dilation are dividers (``launch.divider``).
 
-    Sums of floats are divided by ``divisor`` (``MODE.count`` 0), or by the elements of the window
-    inside the input (1) or the padded input (2). With ADJOINT they are sums of the
-    gradients of the windows or bins that hold an element, and what divides a bin's or a counted
-    window's does so first. Sums of integers leave out the zero point, and are requantized if ``y``
-    has 8 bits.
+    Sums of floats are divided by ``divisor`` or by what ``MODE.count`` says. With ADJOINT they are
+    sums of the gradients of the windows or bins that hold an element, and what divides a bin's or a
+    counted window's does so first. Sums of integers leave out the zero point, and are requantized
+    if ``y`` has 8 bits.
 
     FIRST_GREATEST writes to ``codes`` the winner's number, ``(tap + shift * window) * below``. With
     ``MODE.numbered`` it adds the number that the launches of the axes further in gave to the

@@ -1,5 +1,4 @@
-"""How each kernel is launched: frozen descriptions made by pure functions of the problem, nothing
-measured at run time.
+"""How each kernel is launched: frozen descriptions made by pure functions of the problem.
 
 A ``window`` here is any dataclass with ``axes``, each a dataclass of ``window``, ``stride``,
 ``start_padding``, ``end_padding``, ``dilation`` and ``ceil_mode``. Nothing here touches a tensor,
@@ -297,11 +296,6 @@ class Along(NamedTuple):
     def results(self) -> int:
         """Elements that the tensor has after this axis."""
         return self.outer * self.targets * self.inner
-
-    @property
-    def bound(self) -> int:
-        """The most elements of one window."""
-        return min(self.axis.window, divided(self.source, self.axis.dilation))
 
 
 def one_axis_at_a_time(request: Request, *, innermost_first: bool = False) -> Iterator[Along]:

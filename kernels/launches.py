@@ -31,7 +31,7 @@ class Sums(NamedTuple):
     """MODE of ``average_pooling.sum_tile``: what it computes, beside windows and tiles."""
 
     adjoint: bool
-    count: int  # what divides: a constant (0), or taps inside the input (1) or the padded input (2)
+    count: int  # what divides: see ``launch.Mode``
     divisor: int
     kinds: Kinds
 
@@ -46,8 +46,8 @@ class Maxima(NamedTuple):
 
 def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...] | None:
     """The launches of averages or their gradient. Each but the last writes a workspace that the
-    next reads. Elements of 8 bits are quantized. None for what no kernel computes: some gradients
-    of long dilated windows, and quantized averages of long windows whose divisors differ along
+    next reads. Elements of 8 bits are quantized. None for what no kernel computes: gradients of
+    long dilated windows, and quantized averages of long windows whose divisors differ along
     several axes.
     """
     counted = (0, 1) if request.window is None else counting(request)
@@ -62,14 +62,9 @@ def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Lau
         is_known = request.element_size > 1 or counted[0] == 0 or len(folds) == 1
         return folds if is_known else None
     spread = by_axis.spread(request, counted)
-    if spread is None and request.window is None:
-        return by_axis.folds(request, by_axis.SUM)
-    if spread is not None:
-        return spread
-    mirrored = by_axis.mirrored(request, counted)
-    if mirrored is not None:
-        return average_launches(mirrored)
-    return None if request.is_dilated else by_axis.folds(request, by_axis.SUM, counted)
+    if spread is None and not request.is_dilated:
+        return by_axis.folds(request, by_axis.SUM, counted)
+    return spread
 
 
 def sum_tile(request: Request) -> Tile | None:
@@ -81,11 +76,10 @@ def sum_tile(request: Request) -> Tile | None:
     tile = next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
     if tile is None:
         return None
-    if any(part == 1 < axis.window for part, axis in zip(tile.sizes, request.axes, strict=True)):
-        shared = by_axis.mirrored(request, counting(request)) if request.adjoint else request
-        if shared is not None and by_axis.overlaps(shared):
-            return None
-    return tile
+    alone = any(
+        part == 1 < axis.window for part, axis in zip(tile.sizes, request.axes, strict=True)
+    )
+    return None if alone and by_axis.overlaps(request) else tile
 
 
 def counting(request: Request) -> tuple[int, int]:

@@ -182,8 +182,6 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     ORIGIN: tl.constexpr = -COLUMN.start - LOW * CHUNK
     COUNT: tl.constexpr = (ORIGIN + REACH) // CHUNK + 1
     ROWS: tl.constexpr = (R - 1) * ROW.stride + (ROW.window - 1) * ROW.dilation + 1
-    # What a row of the block counts in a position's number: dilated windows with taps have one.
-    LINE: tl.constexpr = COLUMN.window
     depth = od * DEPTH.stride - DEPTH.start
     row = row_tile * (R * ROW.stride) - ROW.start
     column = column_tile * (Q * COLUMN.stride) - COLUMN.start
@@ -209,7 +207,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                 columns, numbers, ORIGIN, 1, Q, COLUMN, COLUMN_GROUP, WITH_TAPS, ASM
             )
             found = found + maxima
-            line = number_of(r, row, ROW) * LINE
+            line = number_of(r, row, ROW) * COLUMN.window  # dilated windows with taps have one row
             if WITH_TAPS and r < ROW.start:
                 line = addressing.as_block(line, FORM)
             for q in tl.static_range(Q):
@@ -223,7 +221,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                 tap = 0
                 if WITH_TAPS:
                     tap = winners[r].to(tl.int32, bitcast=True) & 0x7FFFFF if ASM else winners[r]
-                    tap -= r * ROW.stride * LINE + q * COLUMN.stride
+                    tap -= r * ROW.stride * COLUMN.window + q * COLUMN.stride
                     if COLUMN.dilation > 1:
                         tap = tap // COLUMN.dilation
                     tap += kd * (ROW.window * COLUMN.window)

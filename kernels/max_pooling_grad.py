@@ -2,8 +2,7 @@
 
 The gradient is a gather: every input element compares the winning taps of the windows that cover it
 with the taps that lie on it, and adds up the gradients of those that are equal (M5). Nothing is
-written twice and nothing needs zeroing first, so results are the same in every run. A window
-without a tap inside the input has tap 0, which then lies outside, so no element gets its gradient.
+written twice, so results are the same in every run. An empty window's tap lies outside the input.
 """
 
 import triton

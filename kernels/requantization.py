@@ -3,8 +3,7 @@ arithmetic (Q1).
 
 Four elements are loaded as one word and added up as two pairs of 16-bit fields, signed ones with
 their sign bit flipped so that nothing borrows. Padding is loaded as the zero point: then every
-window sums up as many elements, and the zero points leave as one constant. (``folding`` subtracts
-them one by one, and divides.)
+window sums up as many elements, and the zero points leave as one constant.
 
 For windows of up to 128 taps two additions round exactly: the float64 product of sum and factor is
 off by less than 2⁻⁴² wherever it matters, and unless it is a half it lies further than 2⁻⁴¹ from
@@ -19,8 +18,7 @@ from . import addressing, sums
 
 NUMBER = tl.constexpr(0)
 ONE = tl.constexpr(1)
-"""How a scale or zero point is given: as a number (0), as a tensor of one entry (1), or as a tensor
-of one per channel (2)."""
+"""How a scale or zero point is given: see ``launch.Kinds``."""
 LARGEST_FACTOR = tl.constexpr(2.0**15)
 """Larger factors are replaced by this one: any sum but 0 times it is clamped to the limits of the
 type anyway, and no product reaches 2³¹."""
@@ -102,24 +100,22 @@ def elements(words, V, B):
 
 
 @triton.jit
-def results(totals, each, row_reciprocal, divisors, COLS, IS_COUNTED, SIGNED, N, T, FORM):
+def results(totals, each, row_reciprocal, divisors, COLS, SIGNED, N, FORM, MODE):
     """The requantized results of one target row of a tile. ``totals`` are N vectors of sums: one
     per target where they hold channels, else of columns, which are added up here.
     """
     LOWEST: tl.constexpr = -128 if SIGNED else 0
-    columns = ()
+    T: tl.constexpr = COLS.targets
+    own = ()
     for c in tl.static_range(N):
-        own = elements(totals[c], FORM.vector, FORM.lanes)
-        if FORM.channels:
-            columns = columns + (own,)
-        else:
-            columns = columns + addressing.split_columns(own, FORM.lanes, FORM.vector)
+        own = own + (elements(totals[c], FORM.vector, FORM.lanes),)
+    columns = addressing.columns_of(own, N, FORM)
     if not FORM.channels:
         columns = sums.sliding_sums(columns, COLS)
     finished = ()
     for i in tl.static_range(T):
         factor = each[1]
-        if IS_COUNTED:
+        if MODE.count > 0:
             factor *= addressing.as_block(row_reciprocal * divisors[i][1], FORM)
         integers = requantized(columns[i], each[2], factor, each[3])
         finished = finished + (tl.minimum(tl.maximum(integers, LOWEST), LOWEST + 255),)

@@ -8,9 +8,8 @@ A lane owns G neighbouring windows, and reads what all of them have in common on
                 |before |         core          | after |
 
 Along rows the lanes of very long windows load side by side, and hand elements over through shared
-memory. Windows are put together from parts that do not overlap. Nothing is subtracted: NaN
-and infinity stay in their windows, and additions are as deep as a tree's (rule E6). Windows have no
-dilation.
+memory. Nothing is subtracted: NaN and infinity stay in their windows, and additions are as deep as
+a tree's (rule E6). Windows have no dilation.
 """
 
 import triton

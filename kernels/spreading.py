@@ -42,8 +42,7 @@ def one_axis_out(so_far, axis, COUNT):
 
 @addressing.launched
 def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
-    """The gradient ``dx`` from windows' gradients, and TAPS or division by ``divisor`` (COUNT 0)
-    or by the window's elements inside the input (1) or the padded input (2).
+    """The gradient ``dx`` from windows' gradients, and TAPS or division by what COUNT says.
 
     All are dense, with CHANNELS innermost or not. ``channels`` is a divider (``launch.divider``),
     and ``axes`` holds the innermost axis first. RANK 0 is a plane that one window takes whole.

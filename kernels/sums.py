@@ -1,9 +1,8 @@
 """Sums over sliding windows as trees that share their blocks, and their division: device helpers of
 the averages.
 
-A sequential sum of k terms rounds k - 1 times. Here every term passes through a number of additions
-that grows with the logarithm of the window (rule E6). Neighbouring windows share blocks of 1, 2, 4,
-... terms.
+Every term passes through a number of additions that grows with the logarithm of the window (rule
+E6). Neighbouring windows share blocks of 1, 2, 4, ... terms.
 """
 
 # Triton's compiler has no unpacking of tuples.
@@ -116,20 +115,6 @@ def compensated(total, error):
     """The sum plus what was rounded away, unless that is NaN, as it is for infinite sums."""
     whole = total + error
     return tl.where(whole == whole, whole, total)
-
-
-@triton.jit
-def reciprocal(count):
-    """``1 / count``. For a small positive integer in float64 it takes two Newton steps from the
-    reciprocal in float32, and is right to a unit in the last place.
-    """
-    if count.dtype.is_floating():
-        return 1.0 / count
-    else:
-        divisor = count.to(tl.float64)
-        guess = (1.0 / count.to(tl.float32)).to(tl.float64)
-        guess = tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
-        return tl.fma(guess, tl.fma(-divisor, guess, 1.0), guess)
 
 
 @triton.jit

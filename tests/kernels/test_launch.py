@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch_dmlpool.kernels.launch import VECTOR_BYTES, Launch, Request, divider
 
-from torch_dmlpool.kernels import by_axis, launches
+from torch_dmlpool.kernels import launches
 from torch_dmlpool.window import Window
 
 
@@ -59,7 +59,7 @@ def test_small_windows_take_one_launch_and_large_ones_one_for_each_axis() -> Non
             lambda given: launches.average_launches(
                 given._replace(adjoint=True, include_padding=True)
             ),
-            ("sum_tile", "share", "share"),
+            ("sum_tile", "fold", "fold"),
         ),
         (
             lambda given: launches.grad_launches(given._replace(adjoint=True)),
@@ -140,23 +140,13 @@ def gradient_of(window: Window, sizes: tuple[int, int], **changes: object) -> Re
     return made._replace(target_sizes=sizes, adjoint=True, include_padding=True, **changes)
 
 
-def test_gradients_of_averages_of_stride_1_are_averages_of_gradients() -> None:
-    """Where all windows have one divisor; padding is what the other's is not. Elsewhere each
-    element adds up windows, unless these are dilated."""
+def test_gradients_of_long_averages_go_one_axis_after_the_other_unless_dilated() -> None:
     sizes = (50, 49)
-    back = gradient_of(SEVENTY, sizes)
-    assert kernels_of(launches.average_launches(back)) == ["share", "share"]
-    mirrored = by_axis.mirrored(back, launches.counting(back))
-    assert [(axis.start, axis.end) for axis in mirrored.axes[1:]] == [(34, 34)] * 2
-    assert mirrored.divisor_override == 70 * 70
-    counted = back._replace(include_padding=False)
-    strided = gradient_of(Window.directml(2, 70, 2, 35, 35), sizes)
-    beyond = gradient_of(Window.directml(2, 70, 1, 70, 35), sizes)
-    for other in (counted, strided, beyond):
-        assert kernels_of(launches.average_launches(other)) == ["fold"] * 2
+    for stride, counted in ((1, True), (1, False), (2, True)):
+        back = gradient_of(Window.directml(2, 70, stride, 35, 35), sizes)
+        back = back._replace(include_padding=counted)
+        assert kernels_of(launches.average_launches(back)) == ["fold"] * 2
     dilated = gradient_of(Window.directml(2, 70, 1, 70, 70, 2), sizes)
-    assert kernels_of(launches.average_launches(dilated)) == ["fold"] * 2
-    dilated = dilated._replace(include_padding=False)
     assert launches.average_launches(dilated) is launches.grad_launches(dilated) is None
 
 

@@ -20,7 +20,6 @@ from test_folding import (
     I64,
     U8,
     U32,
-    average_gradients,
     averages,
     maxima,
     quantized,
@@ -39,7 +38,6 @@ COMPILED = [
     (taps, (1, 2, 70, 40), pooling(2, (33, 17), (2, 1), (16, 8)), "contiguous", F16),
     (maxima, (2, 3, 300), pooling(1, 65, 3, 40), "contiguous", I8),
     (quantized, (1, 3, 12, 300), pooling(2, (4, 40), (2, 1), (1, 20)), "contiguous", U8),
-    (average_gradients, (1, 3, 12, 40), pooling(2, 31, 1, 15), "contiguous", F32),
 ]
 MORE = [
     # strides of every group, and those beside the largest
@@ -55,9 +53,6 @@ MORE = [
     (taps, (2, 2, 30, 9), pooling(2, (20, 66), (3, 9), (9, 40)), "transposed", F16),
     (averages, (1, 1, 40, 37), pooling(2, 21, 5, 3, 1, 1, True), "contiguous", F32),
     (taps, (1, 1, 160), pooling(1, 70, 2, 10), "contiguous", I64),
-    # gradients of averages, which are averages: padding of one side only, and as much as there is
-    (average_gradients, (1, 2, 200), pooling(1, 70, 1, 7, 20), "contiguous", F16),
-    (average_gradients, (1, 2, 40, 9), pooling(2, (33, 2), 1, (32, 0)), "channels last", BF16),
 ]
 """Operator, shape, window, layout and data type."""
 
@@ -93,7 +88,8 @@ def test_a_random_draw(seed: int, launched: list) -> None:
     """Every operator on the same request, of data types and layouts in turn."""
     chosen = random.Random(seed)
     rank = chosen.choice((1, 2))
-    window = tuple(chosen.randint(16, (150, 40)[rank - 1]) for _ in range(rank))
+    shortest, longest = {1: (65, 150), 2: (16, 40)}[rank]  # none that straight-line code takes
+    window = tuple(chosen.randint(shortest, longest) for _ in range(rank))
     stride = tuple(chosen.randint(1, min(16, each // 4)) for each in window)
     start, end = (tuple(chosen.randint(0, each) for each in window) for _ in "ab")
     sizes = tuple(each + chosen.randint(0, 60 // rank) for each in window)
