@@ -426,8 +426,10 @@ def saved(ctx: Any) -> tuple[Tensor, ...]:
     rejected unless they are of the same kind, as kernels do not check what they read.
     """
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    if not may_skip_dispatcher():
+        return tensors
     for tensor, kind in zip(tensors, ctx.kinds, strict=True):
-        if may_skip_dispatcher(tensor) and _kind(tensor) != kind:
+        if _kind(tensor) != kind and may_skip_dispatcher(tensor):
             raise RuntimeError(
                 "a tensor that was saved for the gradient came back with another shape, data type "
                 f"or device: {_kind(tensor)} in place of {kind}"
