@@ -23,7 +23,7 @@ from torch_dmlpool.window import LARGEST_ARGUMENT, Axis, Window, check_spatial_s
 
 def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tensor:
     """Average of every bin; operands but for ``output_size`` are checked already."""
-    output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
+    output_sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return average_pooling.average_pooling(input, window, False, None)
     return bin_averages(input, output_sizes)
@@ -33,7 +33,7 @@ def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering:
     """The maximum of every bin. With ``numbering``, an index type and whether indices count in each
     plane, their indices are returned too.
     """
-    output_sizes, window = bins(output_size, tuple(input.shape[2:]), rank)
+    output_sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return max_pooling.maxima(input, window, *numbering)
     values, positions = bin_maxima(input, output_sizes)

@@ -299,7 +299,7 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
     """Average of every bin, under a mask if there is one."""
     if mask is None:
         return adaptive_pooling.adaptive_average_pooling(input, output_size, rank)
-    sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape[2:]), rank)
+    sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return masked_average_pooling(input, mask, window, False, None)
     wide = _wide(kept(input, mask))
@@ -318,7 +318,7 @@ def adaptive_maxima(
     """
     if mask is None:
         return adaptive_pooling.adaptive_max_pooling(input, output_size, rank, *numbering)
-    sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape[2:]), rank)
+    sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return maxima(input, mask, window, *numbering)
     winners = _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
