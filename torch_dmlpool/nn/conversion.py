@@ -162,9 +162,8 @@ def convert(
     model = model if inplace else copy.deepcopy(model)
     named = _named(model)
     left: dict[str, str] = {}
-    chosen, hidden = _chosen(named, left), _hidden(named)
-    for layer in _chosen(hidden, left):
-        left.update(dict.fromkeys(hidden[layer], _IN_A_LIST))
+    chosen = _chosen(named, left)
+    _name_hidden(named, left)
     times: dict[Module, LayerTimes] = {}
     busy = unmeasured = None
     if example_inputs is not None:
@@ -284,6 +283,13 @@ _IN_A_LIST = (
     "in a list, tuple or dict, where PyTorch sees no layer: use torch.nn.ModuleList or ModuleDict, "
     "or run the model inside torch_dmlpool.nn.rerouted()"
 )
+
+
+def _name_hidden(named: dict[Module, list[str]], left: dict[str, str]) -> None:
+    """Add to ``left`` the pools that PyTorch does not see."""
+    hidden = _hidden(named)
+    for layer in _chosen(hidden, left):
+        left.update(dict.fromkeys(hidden[layer], _IN_A_LIST))
 
 
 def _hidden(named: dict[Module, list[str]]) -> dict[Module, list[str]]:

@@ -184,10 +184,7 @@ def _agrees(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any
     if pads != tuple(axis.end_padding for axis in window.axes):
         return False
     if family == "max_unpool":
-        asked, is_traced = given["output_size"], _is_tracing()  # PyTorch 2.13 fails in a trace
-        is_read = asked is None or isinstance(asked, Sequence)
-        is_indexed = getattr(given["indices"], "dtype", torch.int64) is torch.int64
-        return is_read and is_indexed and not is_traced and not overlaps(window)
+        return _agrees_to_unpool(window, **given)
     if sizes:
         window.output_sizes(sizes)
     if any(map(_may_lie_outside, window.axes, sizes or (0,) * rank)):
@@ -204,6 +201,13 @@ def _agrees(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any
         given["norm_type"], given["kernel_size"] = float(given["norm_type"]), shared(size)
         return is_plain and not given.pop("padding") and norms_agree(given["norm_type"], ceil_mode)
     return False
+
+
+def _agrees_to_unpool(window: Window, indices: Any, output_size: Any, **_: Any) -> bool:
+    """The same of unpooling, which PyTorch 2.13 does not trace."""
+    is_read = output_size is None or isinstance(output_size, Sequence)
+    is_indexed = getattr(indices, "dtype", torch.int64) is torch.int64
+    return is_read and is_indexed and not _is_tracing() and not overlaps(window)
 
 
 def _may_lie_outside(axis: Axis, size: int) -> bool:
