@@ -161,9 +161,8 @@ def convert(
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
     named = _named(model)
-    left: dict[str, str] = {}
+    left = _hidden_pools(named)
     chosen = _chosen(named, left)
-    _name_hidden(named, left)
     times: dict[Module, LayerTimes] = {}
     busy = unmeasured = None
     if example_inputs is not None:
@@ -285,11 +284,12 @@ _IN_A_LIST = (
 )
 
 
-def _name_hidden(named: dict[Module, list[str]], left: dict[str, str]) -> None:
-    """Add to ``left`` the pools that PyTorch does not see."""
-    hidden = _hidden(named)
+def _hidden_pools(named: dict[Module, list[str]]) -> dict[str, str]:
+    """Why pools stay that PyTorch does not see, by their names."""
+    hidden, left = _hidden(named), dict[str, str]()
     for layer in _chosen(hidden, left):
         left.update(dict.fromkeys(hidden[layer], _IN_A_LIST))
+    return left
 
 
 def _hidden(named: dict[Module, list[str]]) -> dict[Module, list[str]]:

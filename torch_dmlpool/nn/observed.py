@@ -189,17 +189,22 @@ def _agrees(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any
         window.output_sizes(sizes)
     if any(map(_may_lie_outside, window.axes, sizes or (0,) * rank)):
         return False
-    if family == "max_pool":
-        return True
+    return family == "max_pool" or _agrees_undilated(family, rank, window, given)
+
+
+def _agrees_undilated(family: str, rank: int, window: Window, given: dict[str, Any]) -> bool:
+    """The same of averages and norms."""
     del given["dilation"]
     is_plain = all(axis.dilation == 1 for axis in window.axes)
     if family == "avg_pool":
         operands.check_divisor(given["divisor_override"])
         return is_plain and (rank > 1 or given.pop("divisor_override") is None)
     if family == "lp_pool":
-        operands.check_norm("norm_type", given["norm_type"])
-        given["norm_type"], given["kernel_size"] = float(given["norm_type"]), shared(size)
-        return is_plain and not given.pop("padding") and norms_agree(given["norm_type"], ceil_mode)
+        norm = given["norm_type"]
+        operands.check_norm("norm_type", norm)
+        given["norm_type"], given["kernel_size"] = float(norm), shared(given["kernel_size"])
+        agrees = is_plain and norms_agree(norm, given["ceil_mode"])
+        return agrees and not given.pop("padding")
     return False
 
 
