@@ -107,16 +107,18 @@ def _decomposed(
     if operator.name not in dynamic and not are_ints(*sizes):
         return NotImplemented
     if before is not None:
-        for axis, size, dimension in zip(
-            window.axes, given[0].shape[2:], AXIS_NAMES[window.rank], strict=True
-        ):
-            if type(axis.window) is not int and not covers(axis, size):
-                raise ValueError(
-                    f"window_size depends on dynamic sizes in spatial dimension {dimension}: it "
-                    "can be decomposed "
-                    "if it is a number, or if it covers the whole dimension without padding"
-                )
+        _check_dynamic(window, given[0].shape[2:])
     return operator.computed_by(reference.BACKEND)(*arguments)
+
+
+def _check_dynamic(window: Window, sizes: Sequence[Any]) -> None:
+    """Raise an error for windows of dynamic sizes that cover no whole dimension."""
+    for axis, size, dimension in zip(window.axes, sizes, AXIS_NAMES[window.rank], strict=True):
+        if type(axis.window) is not int and not covers(axis, size):
+            raise ValueError(
+                f"window_size depends on dynamic sizes in spatial dimension {dimension}: it can be "
+                "decomposed if it is a number, or if it covers the whole dimension without padding"
+            )
 
 
 def for_onnx(operator: registration.Operator, *arguments: Any) -> Any:

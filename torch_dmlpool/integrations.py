@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_dmlpool import inductor
-from torch_dmlpool.ops import registration
+from torch_dmlpool.ops import dispatching, registration
 
 
 def lower_for_inductor(operator: registration.Operator) -> None:
@@ -79,10 +79,10 @@ def refuse_older_exporter() -> None:
 
 
 registration.before_fake[:] = [lower_for_inductor, require_translations]
-registration.before_trace[:] = [refuse_older_exporter]
+dispatching.before_trace[:] = [refuse_older_exporter]
 registration.in_place[:] = [take_apart_for_onnx]
 DTENSORS = "torch.distributed.tensor"
 if "torch_dmlpool.distributed" not in sys.modules:
-    registration.untaught[DTENSORS] = (
+    dispatching.untaught[DTENSORS] = (
         "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
     )

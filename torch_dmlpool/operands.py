@@ -80,9 +80,8 @@ def has_memory(tensor: Tensor) -> bool:
     """Whether the elements of ``tensor`` are in memory. They are not in meta tensors, in wrappers
     and in zeros that PyTorch has not written. Raises an error if the storage was resized to 0.
     """
-    if not _has_storage(tensor) or tensor.is_meta or _is_zerotensor(tensor):
-        return False
-    if _is_functional_tensor(tensor):
+    is_empty = not _has_storage(tensor) or tensor.is_meta or _is_zerotensor(tensor)
+    if is_empty or _is_functional_tensor(tensor):
         return False
     if tensor.numel() > 0 and not tensor.untyped_storage().data_ptr():
         raise RuntimeError(
@@ -100,10 +99,7 @@ def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
 
 
 def check_type(name: str, tensor: Tensor, dtype: torch.dtype, whose: str) -> None:
-    """Reject a tensor whose data type is not ``dtype`` (rules G8 and Q3).
-
-    ``whose`` says in the error which tensor has that data type.
-    """
+    """Reject a tensor whose data type is not ``dtype``, that of the tensor ``whose`` (G8, Q3)."""
     if tensor.dtype is not dtype:
         raise TypeError(
             f"{name} must have the {whose} data type {name_of(dtype)}, got {name_of(tensor.dtype)}"
@@ -188,9 +184,7 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
 
 
 def ints(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Sizes as ints. In a trace of torch.jit they are tensors, which become constants with a
-    warning of PyTorch's.
-    """
+    """Sizes as ints. In a trace of torch.jit they are tensors, which become constants."""
     return tuple(int(size) if isinstance(size, Tensor) else size for size in sizes)
 
 
@@ -452,9 +446,8 @@ def empty(
 
 
 def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` in a memory format. Where sizes are known it has the strides that :func:`empty`
-    gives, of dimensions of size 1 too. Under vmap, which knows no memory formats, it stays as it
-    is.
+    """``tensor`` in a memory format, where sizes are known with the strides that :func:`empty`
+    gives. Under vmap, which knows no memory formats, it stays as it is.
     """
     if not torch.compiler.is_dynamo_compiling() and _are_functorch_transforms_active():
         return tensor

@@ -28,7 +28,7 @@ def is_plain_cpu(tensor: Tensor) -> bool:
     """Whether ``tensor`` is a plain CPU tensor and nothing is traced, so that values can be read.
 
     Transforms and modes above a backend are checked before, by
-    ``registration.may_skip_dispatcher``.
+    ``dispatching.may_skip_dispatcher``.
     """
     return (
         type(tensor) is Tensor

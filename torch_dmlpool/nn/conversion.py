@@ -179,16 +179,21 @@ def convert(
             if times[module].is_slower:
                 report.left.update(dict.fromkeys(names, "it would be slower"))
                 continue
-        kind = type(module)
-        counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
-        before = {name: vars(module).get(name, _ABSENT) for name in attributes}
-        report._before.append((module, kind, before))
-        if attributes:
-            _BEFORE[module] = kind, before
-        _become(module, counterpart, attributes)
-        report.replaced.update(dict.fromkeys(names, kind.__name__))
+        report.replaced.update(dict.fromkeys(names, type(module).__name__))
+        report._before.append(_replaced(module))
         report.effects.update(dict.fromkeys(names, _effect(module)))
     return report
+
+
+def _replaced(module: Module) -> tuple[Module, type[Module], dict[str, Any]]:
+    """The layer, which gets its counterpart's class, with the class and attributes that it had."""
+    kind = type(module)
+    counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
+    before = {name: vars(module).get(name, _ABSENT) for name in attributes}
+    if attributes:
+        _BEFORE[module] = kind, before
+    _become(module, counterpart, attributes)
+    return module, kind, before
 
 
 @contextlib.contextmanager

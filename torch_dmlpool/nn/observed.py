@@ -59,7 +59,7 @@ def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
     """Whether torch.jit traces the call, or somebody has replaced PyTorch's function."""
     # DTensors, fake tensors and the like, which PyTorch's own transforms and exporters use, stay.
     kind: Any = type(input)
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return False
     is_recorded = is_replaced(pool.names[rank]) or _is_tracing()
     return is_recorded and not _are_functorch_transforms_active()
@@ -126,7 +126,8 @@ def agreed(family: str, rank: int, input: Any, given: dict[str, Any]) -> dict[st
     """The arguments by which PyTorch's function gives what ours gives for ``given``, by name and in
     the order in which it takes them; None if it gives something else.
     """
-    given, sizes = dict(given), ()
+    given = dict(given)
+    sizes: tuple[Any, ...] = ()
     with DisableTorchFunction():  # so that nobody sees what is asked here
         if issubclass(type(input), Tensor):  # some proxies say of themselves that they are tensors
             if not _takes(family, rank, input, given):
@@ -168,11 +169,16 @@ def _agrees(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any
     for name in ("return_indices", "count_include_pad"):
         if name in given:
             operands.check_flag(name, given[name])
-    if family.startswith("adaptive_"):
-        asked = shared(given["output_size"])
-        operands.checked_output_size(asked, sizes or (1,) * rank)
-        given["output_size"] = (None,) * rank if asked is None else asked
-        return "min" not in family and (rank > 1 or isinstance(asked, int))
+    if not family.startswith("adaptive_"):
+        return _windows_agree(family, rank, sizes, given)
+    asked = shared(given["output_size"])
+    operands.checked_output_size(asked, sizes or (1,) * rank)
+    given["output_size"] = (None,) * rank if asked is None else asked
+    return "min" not in family and (rank > 1 or isinstance(asked, int))
+
+
+def _windows_agree(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any]) -> bool:
+    """The same of pools with a window."""
     size, stride, padding = (given[name] for name in ("kernel_size", "stride", "padding"))
     dilation, ceil_mode = given.get("dilation", 1), given.get("ceil_mode", False)
     if isinstance(padding, str) and stride != 1 and not sizes:

@@ -82,14 +82,9 @@ def _adaptive_averages(
     return quantized.of_integers(input, exactly)
 
 
-dimensions.QUANTIZED.update(
-    (family, _batched(family, pool))
-    for family, pool in {
-        "max_pool": _extremes,
-        "min_pool": _extremes,
-        "adaptive_max_pool": _extremes,
-        "adaptive_min_pool": _extremes,
-        "avg_pool": _averages,
-        "adaptive_avg_pool": _adaptive_averages,
-    }.items()
-)
+_FAMILIES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("max_pool", "min_pool", "adaptive_max_pool", "adaptive_min_pool"), _extremes),
+    "avg_pool": _averages,
+    "adaptive_avg_pool": _adaptive_averages,
+}
+dimensions.QUANTIZED.update((family, _batched(family, pool)) for family, pool in _FAMILIES.items())

@@ -15,17 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
-from torch.nn import Parameter
 
 from torch_dmlpool import backends, operands
 from torch_dmlpool._private import (
     OpOverload,
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
-    _dispatch_tls_local_include_set,
-    _is_tracing,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
     _set_fwd_grad_enabled,
     enable_single_level_autograd_function,
     forward_ad,
@@ -35,6 +30,8 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import revision
+from torch_dmlpool.ops.dispatching import is_readable as is_readable
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher as may_skip_dispatcher
 from torch_dmlpool.ops.tangents import beside as beside
 from torch_dmlpool.ops.tangents import (
     carries_derivative,
@@ -60,11 +57,6 @@ compiler or an exporter what it needs, or raise an error."""
 in_place: list[Callable[["Operator"], Callable[..., Any] | None]] = outliving([], "in_place")
 """Functions of integrations that may return what computes an operator where a program is
 exported."""
-before_trace: list[Callable[[], None]] = outliving([], "before_trace")
-"""Functions that are called before ``torch.jit``'s tracer records an operator."""
-untaught: dict[str, str] = outliving({}, "untaught")
-"""Modules of tensors that the operators do not know until an integration is imported, with an error
-message that says which."""
 OPERATORS: dict[str, "Operator"] = outliving({}, "operators")
 """All registered operators by their names."""
 
@@ -480,67 +472,3 @@ def below_autograd() -> Iterator[None]:
     """
     with _AutoDispatchBelowAutograd(), torch.enable_grad(), _set_fwd_grad_enabled(True):
         yield
-
-
-with torch.inference_mode():
-    _PLAIN_KEYS = {_dispatch_tls_local_include_set().raw_repr()}
-_PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
-"""The keys that a thread includes in every call where no transform, mode or trace is active."""
-
-
-def may_skip_dispatcher(*tensors: Tensor) -> bool:
-    """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or
-    compilation. Tensors on every device may; ``backends.aten.is_plain_cpu`` asks about the values.
-    """
-    if is_dynamo_compiling():
-        return False
-    if (
-        _len_torch_dispatch_stack()
-        or _are_functorch_transforms_active()
-        or _is_tracing()
-        or forward_ad._current_level >= 0
-        # Graphs may be traced above autograd by modes of functions; to ask for the keys takes
-        # longer than all of this.
-        or (
-            _len_torch_function_stack()
-            and _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_KEYS
-        )
-    ):
-        for tensor in tensors:
-            _require_rules(type(tensor))
-        if _is_tracing():
-            for prepare in before_trace:
-                prepare()
-        return False
-    for tensor in tensors:
-        kind = type(tensor)
-        if kind is not Tensor and kind is not Parameter:
-            _require_rules(kind)
-            return False
-        try:
-            address = tensor.data_ptr()
-        except RuntimeError:  # a wrapper that has outlived its transform has no storage
-            return False
-        if tensor.is_neg():
-            return False
-        # Where a storage has no memory, the address of a tensor is its offset in that storage.
-        offset = tensor.storage_offset()
-        if address == (offset and offset * tensor.itemsize) and not operands.has_memory(tensor):
-            return False
-    return True
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether the numbers in ``tensor`` can be looked at: not in a trace, nor where that would wait
-    for a device.
-    """
-    return tensor.is_cpu and may_skip_dispatcher(tensor)
-
-
-def _require_rules(kind: type[Tensor]) -> None:
-    """Raise an error for a class of tensors that the operators do not know until an integration is
-    imported.
-    """
-    for module, what_to_do in untaught.items():
-        if kind.__module__.startswith(module):
-            raise TypeError(what_to_do)

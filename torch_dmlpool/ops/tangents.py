@@ -1,5 +1,5 @@
 """Which derivatives a tensor may be asked for, and how it is sharded: what operators ask beside
-``registration.may_skip_dispatcher``.
+``dispatching.may_skip_dispatcher``.
 """
 
 from typing import Any
