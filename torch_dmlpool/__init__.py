@@ -33,11 +33,12 @@ from torch_dmlpool.functional import (
 )
 from torch_dmlpool.minima import adaptive_min_pooling, min_pooling
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import ArgumentError, Window
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "ArgumentError",
     "SlowBackendWarning",
     "Window",
     "__version__",
@@ -65,4 +66,4 @@ if not TYPE_CHECKING:  # a type checker would take every name to exist
         if module is not None:  # IPython's autoreload has emptied this module
             return module
         public = {"": __all__, "nn.": nn.__all__, "nn.functional.": nn.functional.__all__}
-        raise AttributeError(_keywords.missing(name, public), name=name)
+        raise AttributeError(_keywords.missing(__name__, name, public), name=name)

@@ -40,6 +40,8 @@ def suggestion(
     for name in given:
         if name not in known and meant.get(name, "").split(" ")[0] in known:
             return TypeError(f"{function} has no argument {name}: did you mean {meant[name]}?")
+        if name == "mask" and name not in known and function[0].isupper():
+            return TypeError(f"{function} takes mask where it is called: layer(input, mask=mask)")
     return None
 
 
@@ -94,13 +96,15 @@ def _with_suggestions(
     return cast(_F, checked)
 
 
-def missing(name: str, public: Mapping[str, Sequence[str]]) -> str:
-    """The error message for a ``name`` that torch_dmlpool lacks: it says where the name is, or
-    which name is similar.
+def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> str:
+    """The error message for a ``name`` that a ``module`` lacks: it says where the name is, or which
+    name is similar, of the package's own names first.
 
     ``public`` has the names of each module by its path, which begins below torch_dmlpool.
     """
     paths = {each: f"{path}{each}" for path, names in public.items() for each in names}
-    alike = [name] if name in paths else difflib.get_close_matches(name, paths, 1, 0.75)
+    alike = [name] if name in paths else []
+    for names in (public[""], paths):
+        alike = alike or difflib.get_close_matches(name, names, 1, 0.75)
     hint = f": did you mean torch_dmlpool.{paths[alike[0]]}?" if alike else ""
-    return f"module 'torch_dmlpool' has no attribute {name!r}{hint}"
+    return f"module {module!r} has no attribute {name!r}{hint}"

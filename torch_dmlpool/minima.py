@@ -75,6 +75,8 @@ def min_pooling(
 ) -> Pooled:
     """Minimum of the elements in a sliding window, and its index if ``return_indices`` is True.
 
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
             :func:`max_pooling`. The minimum of bools is whether all are True.
@@ -170,6 +172,8 @@ def adaptive_min_pooling(
 ) -> Pooled:
     """Minimum over ``output_size`` windows that cover the input evenly; 1 is the minimum of whole
     planes.
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of

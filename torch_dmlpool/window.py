@@ -324,7 +324,10 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     listed = tuple(value) if is_list else (value,) * rank
     if len(listed) != rank:
         several = f" or {rank} ints ({', '.join(AXIS_NAMES[rank])})" if rank > 1 else ""
-        raise ArgumentError(f"{name} must be one int{several}, got {listed}")
+        # Three dimensions are a batch of rows, whoever means an image.
+        is_image = name == "window_size" and rank < 3 and len(listed) == rank + 1
+        hint = ": an operator's input has a batch, as input.unsqueeze(0) has" if is_image else ""
+        raise ArgumentError(f"{name} must be one int{several}, got {listed}{hint}")
     numbers = tuple(integer(name, entry, value) for entry in listed)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         is_small = is_sure(number < least)
@@ -344,6 +347,8 @@ def integer(name: str, entry: Any, value: Any) -> int:
             return cast(int, entry)
         with contextlib.suppress(TypeError):
             return operator.index(entry)
+    if isinstance(entry, torch.Tensor):
+        raise TypeError(f"{wrong_type(name, 'ints', entry)}: a layer is built before it is called")
     raise TypeError(f"{wrong_type(name, 'ints', entry)} ({name}={value!r})")
 
 
@@ -371,6 +376,8 @@ def check_flag(name: str, flag: bool) -> None:
 
 def wrong_type(name: str, wanted: str, value: object) -> TypeError:
     """The error for a ``value`` that is not what is ``wanted``."""
+    if isinstance(value, torch.Tensor) and value.numel() > 1:
+        return TypeError(f"{name} must be {wanted}, got a tensor of shape {tuple(value.shape)}")
     return TypeError(f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}")
 
 
@@ -432,7 +439,15 @@ def _padding_in_a_word(
         return ((window - 1) * dilation,), (0,)
     if word not in ("same", "valid"):
         words = '"same", "valid" or "causal"' if len(axes) == 1 else '"same" or "valid"'
-        raise ArgumentError(f"padding must be ints, (start, end) pairs, {words}, got {word!r}")
+        hint = f": write {word.lower()!r}" if f'"{word.lower()}"' in words else ""
+        hint = (
+            ', which is for one spatial dimension: pad "same" or by pairs'
+            if word == "causal"
+            else hint
+        )
+        raise ArgumentError(
+            f"padding must be ints, (start, end) pairs, {words}, got {word!r}{hint}"
+        )
     totals = [0] * len(axes)
     if word == "same":
         totals = [_same_padding(*axis) for axis in axes]

@@ -213,3 +213,12 @@ def test_what_serves_a_device_is_said_with_the_reason(monkeypatch: pytest.Monkey
     described = conditions.described(CPU)
     assert set(described) >= {"processor", "threads", "load", "torch", "runs on"}
     assert inspect.isfunction(models.loaded)
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_a_time_that_cannot_be_taken_is_refused(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--seconds", seconds])
+    assert f"argument --seconds: must be at least 0, got {seconds}" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from operators import NAMES, by_name, operators
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+import torch_dmlpool as dmlpool
 from torch_dmlpool import backends
 from torch_dmlpool.backends import reference
 from torch_dmlpool.window import ArgumentError
@@ -445,3 +446,22 @@ def test_rows_have_no_channels_innermost(name: str) -> None:
     message = re.escape(str(2**63))
     with pytest.raises(ValueError, match=f"fewer than {message} elements in a plane"):
         operators.unique_positions(torch.zeros(1, 1, 2, 2, dtype=torch.int64), [2**62, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x: dmlpool.max_pooling(x[0], (2, 2)), "got .*: an operator's input has a batch"),
+        (lambda x: dmlpool.nn.MaxPool2d(x, 2), r"a tensor of shape .*a layer is built before"),
+        (lambda x: dmlpool.nn.MaxPool2d(x[0, 0, 0, 0], 2), r"a layer is built before"),
+        (lambda _: dmlpool.nn.MaxPool2d(2, padding="causal"), "is for one spatial dimension"),
+        (lambda _: dmlpool.nn.MaxPool3d(2, padding="SAME"), "got 'SAME': write 'same'"),
+        (lambda x: dmlpool.nn.AvgPool2d(2, mask=x > 0), r"called: layer\(input, mask=mask\)"),
+        (lambda _: dmlpool.maxpool, "did you mean torch_dmlpool.max_pooling"),
+        (lambda _: dmlpool.nn.max_pooling, "'torch_dmlpool.nn' .*mean torch_dmlpool.max_pooling"),
+    ],
+)
+def test_a_mistake_is_told_what_was_meant(call: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError, AttributeError), match=told) as raised:
+        call(torch.rand(2, 3, 8, 8))
+    assert isinstance(raised.value, dmlpool.ArgumentError) is isinstance(raised.value, ValueError)

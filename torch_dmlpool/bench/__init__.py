@@ -90,6 +90,14 @@ def _device(name: str) -> torch.device:
     raise argparse.ArgumentTypeError(f"{name}: {why}")
 
 
+def _seconds(text: str) -> float:
+    """The seconds of ``--seconds``; argparse reports the error."""
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return seconds
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m torch_dmlpool bench",
@@ -103,7 +111,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         help="such as cpu or cuda:0; the accelerator if there is one",
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="about how long it may take (60)"
+        "--seconds", type=_seconds, default=60.0, help="about how long it may take (60)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(

@@ -29,6 +29,8 @@ def average_pooling(
     """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of
     ``…POOLING1``).
 
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
             float64, complex64 or complex128.
@@ -149,6 +151,8 @@ def adaptive_average_pooling(
 ) -> Tensor:
     """Average over ``output_size`` windows that cover the input evenly; 1 averages whole planes.
 
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
             :func:`average_pooling`.
@@ -196,6 +200,8 @@ def lp_pooling(
 ) -> Tensor:
     """The p-norm of the elements in a sliding window (``DML_LP_POOLING``, with the dilations of
     ``…POOLING1``).
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or

@@ -79,6 +79,8 @@ def max_pooling(
     """Maximum of the elements in a sliding window, and its index if ``return_indices`` is True
     (``DML_MAX_POOLING2``).
 
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
             float64, bool, or any signed or unsigned integer type of 8 to 64 bits. The maximum of
@@ -237,6 +239,8 @@ def adaptive_max_pooling(
     """Maximum over ``output_size`` windows that cover the input evenly; 1 is the maximum of whole
     planes.
 
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
             :func:`max_pooling`.
@@ -276,6 +280,8 @@ def adaptive_max_pooling(
 @operator
 def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
     """Every element at the position of its maximum, zeros elsewhere (``DML_MAX_UNPOOLING``).
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
 
     Args:
         input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
