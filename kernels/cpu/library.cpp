@@ -163,6 +163,11 @@ int32_t dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const v
     return code_of([=] { max_pooling_grad(*p, arriving, taps, gradient); });
 }
 
+int32_t dmlpool_max_unpooling(const Problem *p, const void *input, const void *indices,
+                              void *output, void *unique, int64_t *is_wrong) {
+    return code_of([=] { *is_wrong = max_unpooling(*p, input, indices, output, unique); });
+}
+
 int32_t dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
     return code_of([=] { unique_positions(*p, positions, unique); });
 }

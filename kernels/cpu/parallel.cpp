@@ -69,11 +69,15 @@ void use_threads(ParallelFor parallel_for, GetThreads get_threads) {
     torch_get_num_threads = get_threads;
 }
 
-void run_parts(int64_t count, int64_t least, const void *work,
-               void (*run)(const void *work, int64_t begin, int64_t end)) {
+int64_t available_threads() {
     uint32_t available = 1;
     check("torch_get_num_threads", torch_get_num_threads(&available));
-    const int64_t threads = std::min<int64_t>(available, (count + least - 1) / least);
+    return available;
+}
+
+void run_parts(int64_t count, int64_t least, const void *work,
+               void (*run)(const void *work, int64_t begin, int64_t end)) {
+    const int64_t threads = std::min(available_threads(), (count + least - 1) / least);
     if (threads <= 1)
         return run(work, 0, count);
     Region region{least, work, run, std::vector<Share>(threads)};

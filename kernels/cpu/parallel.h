@@ -25,6 +25,8 @@ using ParallelFor = int32_t (*)(int64_t begin, int64_t end, int64_t grain,
 using GetThreads = int32_t (*)(uint32_t *threads);
 
 void use_threads(ParallelFor parallel_for, GetThreads get_threads);
+// How many threads PyTorch uses.
+int64_t available_threads();
 
 // Calls run(work, begin, end) for parts of [0, count), each of at least `least` iterations, on
 // PyTorch's threads. `parallel` calls it; it is no template, so that it is compiled once.

@@ -1,12 +1,22 @@
 // Max unpooling, gathers and scatters. A position counts the elements of one channel of a plane. A
-// place counts the elements of all channels of a plane: position * channels + channel.
+// place counts the elements of all channels of a plane: position * channels + channel. A pixel is
+// one output of all channels.
 //
 //     positions  | 3 | 0 |      scatter: elements to places     | b . . a . |
 //     elements   | a | b |      gather: places to elements
+//
+// A plane is written part by part, each by one thread in the order of the elements, so that the
+// last of several elements at a place is the same for any number of threads. First the places that
+// each chunk of pixels reaches are found, and a part visits the chunks that reach it:
+//
+//     chunks     | 0 to 5 | 4 to 11 |      parts  | 0 to 7: both | 8 to 15: the second |
 
 #include <algorithm>
+#include <atomic>
+#include <limits>
 #include <vector>
 
+#include "memory.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -14,120 +24,309 @@
 namespace dmlpool {
 namespace {
 
-// Reads positions of 4 or 8 bytes. Those outside a plane of `size` positions are read as -1.
-struct Positions {
-    const void *positions;
-    int64_t bytes;
-    int64_t size;
+constexpr int64_t CHUNK = 4096;          // elements of a chunk, if planes are not very large
+constexpr int64_t MOST = 8192;           // chunks of a plane, and parts
+constexpr int64_t PART_BYTES = 1 << 18;  // of a part, if its chunks do not reach further
+// What the memory that parts need beside operands may hold: 64 MB of bits, or of sums in float32.
+constexpr int64_t MOST_BITS = 1 << 29;
+constexpr int64_t MOST_SUMS = 1 << 24;
 
-    Positions(const void *positions, int64_t bytes, int64_t size)
-        : positions(positions), bytes(bytes), size(size) {
+// The positions of a call: integers of 4 or 8 bytes, or indices in the whole tensor. -1 and numbers
+// outside the plane are no positions.
+struct Positions {
+    const Problem &p;
+    const void *numbers;
+    int64_t bytes;
+    bool are_indices;
+    int64_t size = p.plane() / p.channels;  // positions in a plane
+
+    Positions(const Problem &p, const void *numbers, int64_t bytes, bool are_indices = false)
+        : p(p), numbers(numbers), bytes(bytes), are_indices(are_indices) {
         if (bytes != 4 && bytes != 8)
             reject("position has this many bytes:", bytes);
     }
-    int64_t operator[](int64_t i) const {
-        const int64_t position = bytes == 4 ? static_cast<const int32_t *>(positions)[i]
-                                            : static_cast<const int64_t *>(positions)[i];
-        return uint64_t(position) < uint64_t(size) ? position : -1;
+    // Calls act(N()) for the type N of the numbers.
+    template <class Act>
+    void with_type(const Act &act) const {
+        bytes == 4 ? act(int32_t()) : act(int64_t());
+    }
+    // Calls act(i, position, channel) for the elements of some pixels of a plane. What is no
+    // position is `size` or greater. A plane of one channel is one loop, and `channel` is 0.
+    template <class N, bool is_backwards = false, class Act>
+    void each(int64_t plane, const Range &pixels, const Act &act) const {
+        const bool is_flat = p.channels == 1;
+        const int64_t outer = is_flat ? 1 : pixels.end - pixels.begin;
+        const int64_t inner = is_flat ? pixels.end - pixels.begin : p.channels;
+        const int64_t step = is_flat ? 0 : 1;
+        const uint64_t unit = are_indices && !is_flat ? size : 0;
+        const uint64_t first = are_indices ? plane * p.channels * size : 0;
+        const int64_t begin = plane * p.output_plane() + pixels.begin * p.channels;
+        for (int64_t row = 0; row < outer; ++row) {
+            const int64_t at = begin + (is_backwards ? outer - 1 - row : row) * inner;
+            const N *const from = static_cast<const N *>(numbers) + at;
+            for (int64_t c = 0; c < inner; ++c) {
+                const int64_t k = is_backwards ? inner - 1 - c : c;
+                const int64_t number = read<N>(from + k);
+                act(at + k, uint64_t(number) - first - k * unit, k * step);
+            }
+        }
+    }
+    // The positions that some pixels reach. It writes them to `unique`, unless that is null, and
+    // sets `is_wrong` if there is a number but -1 outside the plane.
+    Range reach(int64_t plane, const Range &pixels, void *unique, int64_t unique_bytes,
+                bool &is_wrong) const {
+        const uint64_t positions_of_plane = size;
+        const uint64_t none = are_indices ? -1 - plane * p.channels * size : -1;  // of channel 0
+        const uint64_t unit = are_indices ? size : 0;
+        int64_t low = size;
+        int64_t high = -1;
+        int64_t wrong = 0;
+        const auto find = [&](auto number, auto write) {
+            each<decltype(number)>(
+                plane, pixels, [&, write](int64_t i, uint64_t position, int64_t channel) {
+                    const bool is_inside = position < positions_of_plane;
+                    const int64_t at = is_inside ? int64_t(position) : -1;
+                    low = std::min(low, is_inside ? at : int64_t(positions_of_plane));
+                    high = std::max(high, at);
+                    wrong |= !is_inside & (position != none - channel * unit);
+                    write(i, at);
+                });
+        };
+        with_type([&](auto number) {
+            if (unique == nullptr)
+                find(number, [](int64_t, int64_t) {});
+            else if (unique_bytes == 4)
+                find(number, [to = static_cast<int32_t *>(unique)](int64_t i, int64_t at) {
+                    to[i] = int32_t(at);
+                });
+            else
+                find(number,
+                     [to = static_cast<int64_t *>(unique)](int64_t i, int64_t at) { to[i] = at; });
+        });
+        is_wrong |= wrong != 0;
+        return {low, high + 1};
     }
 };
 
-// Calls visit(plane, places) for each plane, or for each part of PLACES places of a larger one. So
-// a caller that keeps a value for each place needs little memory.
-constexpr int64_t PLACES = 1 << 21;
-template <class Visit>
-void for_places(const Problem &p, Visit visit) {
-    const int64_t parts = parts_of(p.plane(), PLACES);
-    const double cost = 4. * double(p.output_plane() + std::min(PLACES, p.plane()));
-    parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
-        for (int64_t number = begin; number < end; ++number) {
-            const int64_t first = number % parts * PLACES;
-            visit(number / parts, Range{first, std::min(p.plane(), first + PLACES)});
-        }
-    });
+// A part of a plane: some positions of all channels.
+struct Part {
+    const Positions &positions;
+    const std::vector<Range> &chunks;  // the positions that each chunk of pixels reaches
+    int64_t chunk;                     // pixels of a chunk
+    int64_t plane;
+    Range range;
+
+    int64_t size() const { return (range.end - range.begin) * positions.p.channels; }
+    int64_t first_place() const {
+        return plane * positions.p.plane() + range.begin * positions.p.channels;
+    }
+    // Calls act(i, at) for the elements in the part, where `at` counts places of the part.
+    template <bool is_backwards = false, class Act>
+    void each(const Act &act) const {
+        const int64_t channels = positions.p.channels;
+        const int64_t count = int64_t(chunks.size());
+        const int64_t pixels = positions.p.output_plane() / channels;
+        const uint64_t first = range.begin;
+        const uint64_t width = range.end - range.begin;
+        positions.with_type([&](auto number) {
+            for (int64_t done = 0; done < count; ++done) {
+                const int64_t k = is_backwards ? count - 1 - done : done;
+                if (chunks[k].begin >= range.end || chunks[k].end <= range.begin)
+                    continue;
+                const Range some = {k * chunk, std::min(pixels, (k + 1) * chunk)};
+                positions.each<decltype(number), is_backwards>(
+                    plane, some, [=](int64_t i, uint64_t position, int64_t channel) {
+                        if (position - first < width)
+                            act(i, int64_t(position - first) * channels + channel);
+                        __asm__("");  // not vectorized, as positions are in no order
+                    });
+            }
+        });
+    }
+};
+
+// What `for_parts` does with positions. `source` has them, and `unique`, unless it is null, gets
+// them as integers of `unique_bytes` first.
+struct Request {
+    Positions source;
+    void *unique;
+    int64_t unique_bytes;
+    int64_t place_bytes;
+    int64_t most;  // places of all parts that are written at a time
+};
+
+// Calls write(part) for parts of all planes, and returns whether there is a wrong number. It is
+// linear in positions and places, as parts are larger than what most chunks reach.
+template <class Write>
+bool for_parts(const Request &request, const Write &write) {
+    const Problem &p = request.source.p;
+    const int64_t size = request.source.size;
+    const int64_t threads = available_threads();
+    const int64_t pixels = p.output_plane() / p.channels;
+    const int64_t chunk = std::max({int64_t(1), CHUNK / p.channels, parts_of(pixels, MOST)});
+    const int64_t count = parts_of(pixels, chunk);
+    const Positions placed = request.unique == nullptr
+                                 ? request.source
+                                 : Positions(p, request.unique, request.unique_bytes);
+    std::atomic<bool> is_any_wrong = false;
+    const auto find = [&](int64_t plane, int64_t begin, int64_t end, std::vector<Range> &chunks) {
+        bool is_wrong = false;
+        for (int64_t k = begin; k < end; ++k)
+            chunks[k] = request.source.reach(plane, {k * chunk, std::min(pixels, (k + 1) * chunk)},
+                                             request.unique, request.unique_bytes, is_wrong);
+        if (is_wrong)
+            is_any_wrong = true;
+    };
+    // The positions of a part: what a cache keeps, or twice what a chunk reaches if that is more.
+    const auto step_for = [&](const std::vector<Range> &chunks) {
+        double reach = 0;
+        for (const Range &range : chunks)
+            reach += double(std::max<int64_t>(0, range.end - range.begin));
+        const int64_t kept = PART_BYTES / (request.place_bytes * p.channels);
+        const int64_t step =
+            std::max({kept, int64_t(2 * reach / double(count)), parts_of(size, MOST)});
+        return std::clamp<int64_t>(request.most / (threads * p.channels), 1, step);
+    };
+    const auto write_parts = [&](int64_t plane, int64_t begin, int64_t end, int64_t step,
+                                 const std::vector<Range> &chunks) {
+        for (int64_t first = begin * step; first < std::min(size, end * step); first += step)
+            write(Part{placed, chunks, chunk, plane, {first, std::min(size, first + step)}});
+    };
+    const double cost = 4. * double(p.output_plane() + p.plane());
+    if (p.planes >= 4 * threads || cost < 1 << 18) {
+        parallel(p.planes, cost, [&](int64_t begin, int64_t end) {
+            std::vector<Range> chunks(count);
+            for (int64_t plane = begin; plane < end; ++plane) {
+                find(plane, 0, count, chunks);
+                const int64_t step = step_for(chunks);
+                write_parts(plane, 0, parts_of(size, step), step, chunks);
+            }
+        });
+        return is_any_wrong;
+    }
+    std::vector<Range> chunks(count);
+    for (int64_t plane = 0; plane < p.planes; ++plane) {
+        parallel(count, 4. * double(chunk * p.channels),
+                 [&](int64_t begin, int64_t end) { find(plane, begin, end, chunks); });
+        const int64_t step = std::min(step_for(chunks), parts_of(size, threads));
+        parallel(parts_of(size, step), 4. * double(step * p.channels),
+                 [&](int64_t begin, int64_t end) { write_parts(plane, begin, end, step, chunks); });
+    }
+    return is_any_wrong;
 }
-// Calls act(i, place, position) for entry i of `positions`, for all entries of a plane. Place and
-// position are -1 where the position is outside the plane.
+
+// Calls act(i, at) for the last element of each place of a part, and writes -1 to `unique`, whose
+// integers have `bytes` bytes, for the elements before.
 template <class Act>
-void for_positions(const Problem &p, const Positions &positions, int64_t plane, Act act) {
-    const int64_t channels = p.channels;
-    const int64_t begin = plane * p.output_plane();
-    for (int64_t i = begin; i < begin + p.output_plane(); i += channels)
-        for (int64_t channel = 0; channel < channels; ++channel) {
-            const int64_t position = positions[i + channel];
-            act(i + channel, position < 0 ? -1 : position * channels + channel, position);
-            __asm__("");  // not vectorized, as positions are in no order
+void for_last(const Part &part, void *unique, int64_t bytes, const Act &act) {
+    std::vector<uint64_t> seen(parts_of(part.size(), 64));
+    part.each<true>([=, bits = seen.data()](int64_t i, int64_t at) {
+        const uint64_t bit = uint64_t(1) << at % 64;
+        if (bits[at / 64] & bit) {
+            if (bytes == 4)
+                static_cast<int32_t *>(unique)[i] = -1;
+            else
+                static_cast<int64_t *>(unique)[i] = -1;
+            return;
         }
+        bits[at / 64] |= bit;
+        act(i, at);
+    });
 }
 
 // Writes zeros, and adds each element at its position.
 template <class T>
-void scatter(const T *input, const Positions &positions, T *output, const Problem &p) {
+void scatter(const T *input, const Positions &positions, T *output) {
     using L = Wide<T>;
     constexpr bool is_direct = std::is_same_v<T, L>;
-    for_places(p, [&](int64_t plane, const Range &places) {
-        const int64_t size = places.end - places.begin;
-        std::vector<L> sums(is_direct ? 0 : size);
-        T *const out = output + plane * p.plane() + places.begin;
+    const int64_t most = is_direct ? std::numeric_limits<int64_t>::max() : MOST_SUMS;
+    for_parts({positions, nullptr, 0, sizeof(L), most}, [&](const Part &part) {
+        std::vector<L> sums(is_direct ? 0 : part.size());
+        T *const out = output + part.first_place();
         L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
-        std::fill_n(to, size, L(0));
-        for_positions(p, positions, plane, [=](int64_t i, int64_t at, int64_t) {
-            if (uint64_t(at - places.begin) < uint64_t(size))
-                to[at - places.begin] += widen(input[i]);
-        });
+        std::fill_n(to, part.size(), L(0));
+        part.each([=](int64_t i, int64_t at) { to[at] += widen(read<T>(input + i)); });
         if constexpr (!is_direct)
-            divide<T>(to, size, 1, nullptr, out);
+            divide<T>(to, part.size(), 1, nullptr, out);
     });
 }
 
 }  // namespace
 
 void unique_positions(const Problem &p, const void *positions, void *unique) {
-    const Positions all(positions, type_of(p).bytes, p.plane() / p.channels);
-    if (p.bytes != 4 && p.bytes != 8)
-        reject("position has this many bytes:", p.bytes);
-    for_places(p, [&](int64_t plane, const Range &places) {
-        const int64_t size = places.end - places.begin;
-        std::vector<int64_t> last(size_t(size), -1);
-        for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t) {
-            if (uint64_t(at - places.begin) < uint64_t(size))
-                last[size_t(at - places.begin)] = i;
-        });
-        for_positions(p, all, plane, [&](int64_t i, int64_t at, int64_t position) {
-            // The first part of a plane writes -1 for positions outside.
-            if (at < 0 ? places.begin > 0 : !places.contains(at))
-                return;
-            position = at >= 0 && last[size_t(at - places.begin)] == i ? position : -1;
-            if (p.bytes == 4)
-                static_cast<int32_t *>(unique)[i] = int32_t(position);
+    const Positions all(p, positions, type_of(p).bytes);
+    for_parts({all, unique, p.bytes, 1, MOST_BITS},
+              [&](const Part &part) { for_last(part, unique, p.bytes, [](int64_t, int64_t) {}); });
+}
+
+bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
+                   void *unique) {
+    const Positions all(p, indices, p.bytes, p.numbering == INDICES);
+    const int64_t unique_bytes = all.size < int64_t(1) << 31 ? 4 : 8;
+    const int64_t most = unique == nullptr ? std::numeric_limits<int64_t>::max() : MOST_BITS;
+    bool is_wrong = false;
+    expect_all(output, p.input_bytes(type_of(p).bytes));
+    with_numbers(type_of(p).bytes, [&](auto element) {
+        using T = decltype(element);
+        is_wrong = for_parts({all, unique, unique_bytes, sizeof(T), most}, [&](const Part &part) {
+            T *const to = static_cast<T *>(output) + part.first_place();
+            const auto put = [to, from = static_cast<const T *>(input)](int64_t i, int64_t at) {
+                to[at] = read<T>(from + i);
+            };
+            std::fill_n(to, part.size(), T(0));
+            if (unique == nullptr)
+                part.each(put);
             else
-                static_cast<int64_t *>(unique)[i] = position;
+                for_last(part, unique, unique_bytes, put);
         });
     });
+    return is_wrong;
 }
 
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output) {
-    const Positions all(positions, p.bytes, p.plane() / p.channels);
-    const double cost = 4. * double(p.output_plane() + p.plane());
-    with_numbers(type_of(p).bytes, [&](auto element) {
+    const Positions all(p, positions, p.bytes);
+    const int64_t pixels = p.output_plane() / p.channels;
+    const int64_t chunk = std::max<int64_t>(1, CHUNK / p.channels);
+    const int64_t chunks = parts_of(pixels, chunk);
+    const auto gather = [&](auto element, auto number, int64_t plane, const Range &some) {
         using T = decltype(element);
+        using N = decltype(number);
+        const T *const from = static_cast<const T *>(input) + plane * p.plane();
         T *const to = static_cast<T *>(output);
-        parallel(p.planes, cost, [&](int64_t begin, int64_t end) {
-            for (int64_t plane = begin; plane < end; ++plane) {
-                const T *const from = static_cast<const T *>(input) + plane * p.plane();
-                for_positions(p, all, plane, [=](int64_t i, int64_t at, int64_t) {
-                    to[i] = at < 0 ? T(0) : from[at];
-                });
+        const uint64_t size = all.size;
+        const int64_t channels = p.channels;
+        if (channels == 1) {  // without the channel's part of a place it takes two thirds as long
+            const int64_t row = plane * p.output_plane();
+            for (int64_t i = row + some.begin; i < row + some.end; ++i) {
+                const uint64_t at = int64_t(read<N>(static_cast<const N *>(positions) + i));
+                to[i] = at < size ? read<T>(from + at) : T(0);
+                __asm__("");
             }
+            return;
+        }
+        all.each<N>(plane, some, [=](int64_t i, uint64_t position, int64_t channel) {
+            const int64_t at = int64_t(position * channels) + channel;
+            to[i] = position < size ? read<T>(from + at) : T(0);
+            __asm__("");
         });
+    };
+    with_numbers(type_of(p).bytes, [&](auto element) {
+        parallel(p.planes * chunks, 4. * double(chunk * p.channels),
+                 [&](int64_t begin, int64_t end) {
+                     for (int64_t k = begin; k < end; ++k) {
+                         const int64_t first = k % chunks * chunk;
+                         const Range some = {first, std::min(pixels, first + chunk)};
+                         all.with_type([&](auto n) { gather(element, n, k / chunks, some); });
+                     }
+                 });
     });
 }
 
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output) {
-    const Positions all(positions, p.bytes, p.plane() / p.channels);
+    const Positions all(p, positions, p.bytes);
     const auto run = [&](auto element) {
         using T = decltype(element);
-        scatter(static_cast<const T *>(input), all, static_cast<T *>(output), p);
+        scatter(static_cast<const T *>(input), all, static_cast<T *>(output));
     };
     if (p.type == 0)
         run(float());

@@ -232,6 +232,33 @@ def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
     return gather_positions(input, positions)
 
 
+def max_unpooling(
+    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool, is_trained: bool
+) -> tuple[Tensor, Tensor | None, bool]:
+    """Zeros with each element at its index, the positions that the gradient reads if it is wanted,
+    and whether an index is outside its plane.
+    """
+    sizes, memory_format = tuple(spatial_sizes), operands.suggested_memory_format(input)
+    shape, strides, dtype = input.shape, input.stride(), input.dtype
+    numbered = indices.dtype, POSITIONS if per_plane else INDICES
+    plan = planned(shape, strides, dtype, shape[2:], None, sizes, numbered, memory_format)
+    output, unique = _new(plan.sizes, plan.strides, dtype), None
+    if is_trained:
+        position_dtype = operands.position_dtype(math.prod(sizes))
+        unique = _new(plan.output_sizes, plan.output_strides, position_dtype)
+    if plan.is_empty:
+        return output.zero_(), unique, False
+    source = input.contiguous(memory_format=memory_format)
+    indices = indices.contiguous(memory_format=memory_format)
+    is_wrong, unpool = ctypes.c_int64(), library.dmlpool_max_unpooling
+    addresses = source.data_ptr(), indices.data_ptr(), output.data_ptr()
+    positions = None if unique is None else unique.data_ptr()
+    code = unpool(plan.problem, *addresses, positions, ctypes.addressof(is_wrong))
+    if code:
+        raise error_of(unpool, code)
+    return output, unique, bool(is_wrong.value)
+
+
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
     sizes, shape = tuple(spatial_sizes), positions.shape
@@ -443,6 +470,7 @@ BACKEND = Backend(
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
     masked_average_pooling=masked_average_pooling,
+    max_unpooling=max_unpooling,
     recorded_average_pooling=recorded_average_pooling,
     recorded_adaptive_average_pooling=recorded_adaptive_average_pooling,
     recorded_max_pooling=recorded_max_pooling,

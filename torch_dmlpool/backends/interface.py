@@ -51,6 +51,9 @@ class Backend(NamedTuple):
     masked_average_pooling: Function | None = None
     """Averages under a mask and their divisors. If it is None, ``ops`` composes them of the other
     operators."""
+    max_unpooling: Function | None = None
+    """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
+    None, ``ops`` composes it of the other operators."""
     recorded_average_pooling: Function | None = None
     """Averages as ``Recorded``. If it is None, ``ops`` calls the gradient's operator."""
     recorded_adaptive_average_pooling: Function | None = None

@@ -70,6 +70,7 @@ _FUNCTIONS = {
     "max_pooling": 4,
     "max_pooling_indices": 3,
     "max_pooling_grad": 4,
+    "max_unpooling": 6,
     "unique_positions": 3,
     "gather_positions": 4,
     "scatter_positions": 4,

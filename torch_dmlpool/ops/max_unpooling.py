@@ -9,11 +9,12 @@ maxima (``bins``), which may coincide and then add up.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import backends, operands
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.max_pooling import first_indices
@@ -27,26 +28,72 @@ def max_unpooling(
     """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
     checked already, but the values of the indices are not.
     """
-    if registration.may_skip_dispatcher(input, indices):
-        return _unpooled(
-            input, indices, spatial_sizes, per_plane, indices.is_cpu and indices.numel() > 0
-        )
-    return _max_unpooling(input, indices, spatial_sizes, per_plane)
+    if not registration.may_skip_dispatcher(input, indices):
+        return _max_unpooling(input, indices, spatial_sizes, per_plane)
+    if backends.serving(input.device.type).max_unpooling is None:
+        rejects = indices.is_cpu and indices.numel() > 0
+        return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
+    if registration.records_gradient(input):
+        return _Unpooled.apply(input, indices, spatial_sizes, per_plane)
+    return _at_once(input, indices, spatial_sizes, per_plane, False)[0]
+
+
+def _at_once(
+    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, is_trained: bool
+) -> tuple[Tensor, Tensor]:
+    """The same by one call of a backend, and the positions for the gradient if it is trained."""
+    unpool = backends.serving(input.device.type).max_unpooling
+    indices = _signed(indices, input.shape[:2].numel() * math.prod(sizes))
+    unpooled, unique, is_wrong = unpool(input, indices, sizes, per_plane, is_trained)  # type: ignore[misc]
+    if is_wrong:
+        _check_positions(_positions(indices, sizes, per_plane), indices, math.prod(sizes))
+    return unpooled, unique
+
+
+class _Unpooled(torch.autograd.Function):
+    """``_at_once`` with a gradient in reverse mode: calls that use another mode go through the
+    dispatcher.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool
+    ) -> Tensor:
+        unpooled, unique = _at_once(input, indices, sizes, per_plane, True)
+        registration.save(ctx, unique)
+        return unpooled
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gather_positions(gradient, *registration.saved(ctx), False), None, None, None
+
+
+def _signed(indices: Tensor, elements: int) -> Tensor:
+    """Unsigned indices in a tensor of ``elements`` as signed ones: all ones as -1."""
+    if indices.dtype is torch.uint64:
+        return indices.view(torch.int64)
+    if indices.dtype is not torch.uint32:
+        return indices
+    if type(elements) is int and elements < 2**31:
+        return indices.view(torch.int32)
+    indices = indices.to(torch.int64)
+    return torch.where(indices == 2**32 - 1, -1, indices)
+
+
+def _positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> Tensor:
+    """The positions in planes of indices, which are -1 for no element."""
+    if per_plane:
+        return indices
+    first = first_indices(indices, (*indices.shape[:2], *sizes))
+    return torch.where(indices == -1, -1, indices - first)
 
 
 def _unpooled(
     input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
 ) -> Tensor:
     """The same by a scatter; ``rejects`` says whether an index outside its plane is an error."""
-    if indices.dtype is torch.uint64:
-        indices = indices.view(torch.int64)
-    elif indices.dtype is torch.uint32:
-        indices = indices.to(torch.int64)
-        indices = torch.where(indices == 2**32 - 1, -1, indices)
-    positions = indices
-    if not per_plane:
-        first = first_indices(indices, (*indices.shape[:2], *sizes))
-        positions = torch.where(indices == -1, -1, indices - first)
+    indices = _signed(indices, input.shape[:2].numel() * math.prod(sizes))
+    positions = _positions(indices, sizes, per_plane)
     if rejects:
         _check_positions(positions, indices, math.prod(sizes))
     unique = unique_positions(positions, sizes)
