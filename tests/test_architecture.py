@@ -179,6 +179,7 @@ def test_every_operator_is_computed_by_an_entry_of_the_table() -> None:
         if not operator.is_composite
     }
     beside = {"name", "quantized_tensors", "takes_bools", "masked", "masked_average_pooling"}
+    beside.add("max_unpooling")
     recorded = {
         f"recorded_{operator.name.removesuffix('_with_taps')}": operator.recorded.__get__(entries)
         for operator in registration.OPERATORS.values()

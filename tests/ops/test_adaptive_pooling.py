@@ -2,6 +2,7 @@
 symbolic sizes."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import oracle
@@ -155,3 +156,10 @@ def test_no_size_and_a_size_of_zero(device: torch.device) -> None:
         samples.assert_same(function(input, None), input)
         samples.assert_same(function(input, (None, 5)), input)
         assert function(input, (0, 2)).shape == (2, 3, 0, 2)
+
+
+@pytest.mark.parametrize("pool", [dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling])
+def test_bins_whose_places_have_no_integer_are_rejected(pool: Callable[..., object]) -> None:
+    """Bin i begins at i times the size, divided: a product of 64 bits in every backend."""
+    with pytest.raises(ValueError, match=r"output_size \+ 1 times the input's size"):
+        pool(torch.empty(1, 1, 2**33, device="meta"), 2**31 - 1)

@@ -233,3 +233,20 @@ def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.dev
     )
     assert averages.tolist() == [[[2, 4, 6]]]
     assert maxima.tolist() == [[[3, 5, 7]]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("exponent", [17, 21, 22, 30])
+def test_divisors_may_pass_64_bits(exponent: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A2: three axes of windows count up to 2**93 taps."""
+    window, one = 1 << exponent, torch.ones(1, 1, 1, 1, 1, dtype=dtype, device=device)
+    share = torch.full_like(one, 2.0 ** (-3 * exponent))
+    for strides, ends in ((window, 0), (1, 1)):
+        request = window, strides, window - 1, ends, 1, True
+        found = dmlpool.average_pooling(one, *request)
+        assert torch.equal(found, share.expand_as(found))
+        masked = dmlpool.average_pooling(one, *request, mask=torch.ones_like(one) > 0)
+        assert torch.equal(masked, found)
+        arriving = torch.ones_like(found)
+        gradient = dmlpool.average_pooling_grad(arriving, one.shape, *request)
+        assert torch.equal(gradient, share * arriving.numel())

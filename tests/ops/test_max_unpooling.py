@@ -4,6 +4,7 @@ it, refusals."""
 import cases
 import numpy as np
 import oracle
+import pytest
 import samples
 import torch
 from torch import Tensor
@@ -105,6 +106,45 @@ def test_unique_positions(device: torch.device) -> None:
             torch.int32,
             [[[-1, -1, -1, -1, -1, -1, 0, 1, 3]]],
         )
+
+
+@pytest.mark.parametrize("order", ["sorted", "drawn", "one place"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("sizes", [(1, 1, 500, 700), (1, 5, 300, 400), (9, 2, 60, 50)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=samples.name_of)
+def test_the_last_of_equal_indices_stays_in_every_part_of_a_plane(
+    dtype: torch.dtype, sizes: tuple[int, ...], is_last: bool, order: str
+) -> None:
+    """Large planes are written part by part by several threads; it alone has a gradient."""
+    plane = sizes[2] * sizes[3]
+    count = plane // 150 * 50
+    positions = np.random.default_rng(plane).integers(-1, plane, (sizes[0] * sizes[1], count))
+    positions = np.sort(positions) if order == "sorted" else positions
+    positions = np.full_like(positions, plane // 2) if order == "one place" else positions
+    rows, firsts = np.arange(len(positions))[:, None], np.arange(len(positions))[:, None] * plane
+    last = np.full((len(positions), plane + 1), -1)
+    last[rows, positions] = np.arange(count)  # NumPy keeps the last of equal ones
+    stays = (positions >= 0) & (last[rows, positions] == np.arange(count))
+    elements = np.random.default_rng(1).integers(1, 100, positions.shape)
+    expected = np.zeros((len(positions), plane + 1))
+    expected[rows, positions] = elements
+    input, indices = (
+        torch.from_numpy(each).view(*sizes[:2], 50, -1)
+        for each in (elements, np.where(positions < 0, -1, positions + firsts))
+    )
+    if is_last:
+        input, indices = samples.channels_last(input), samples.channels_last(indices)
+    leaf = input.to(dtype).requires_grad_(dtype.is_floating_point)
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        unpooled = dmlpool.max_unpooling(leaf, indices, sizes)
+        torch.set_num_threads(before)
+        if dtype.is_floating_point:
+            (gradient,) = torch.autograd.grad(unpooled.sum(), leaf)
+            assert np.array_equal(gradient.float().reshape(stays.shape).numpy(), stays)
+        found = unpooled.detach().double().reshape(len(positions), plane)
+        assert np.array_equal(found.numpy(), expected[:, :plane])
 
 
 def test_vmap_counts_inside_each_sample(device: torch.device) -> None:

@@ -251,3 +251,17 @@ def test_a_scale_is_that_of_float32_after_a_trace() -> None:
         pool(image, float(scale), 0, 1.0, 0, 2)
         kept, *_ = operands.checked_quantization(image, (scale, 0, 1.0, 0), None)[0]
         assert kept == torch.tensor(scale, dtype=torch.float32).item()
+
+
+def test_padding_that_counts_more_than_64_bits_is_rejected(device: torch.device) -> None:
+    """Q1: below that the quotient is exact, and at half of the output's step rounded to even."""
+    image = torch.full((1, 1, 1, 1, 1), 128, dtype=torch.uint8, device=device)
+    for exponent, scale, average in ((20, 2.0**60, 128), (20, 5 * 2.0**52, 2), (21, 1.0, None)):
+        window = 1 << exponent
+        request = image, scale, 0, 1.0, 0, window, window, window - 1
+        if average is None:
+            with pytest.raises(ValueError, match="window_size must be less than"):
+                dmlpool.quantized_linear_average_pooling(*request, include_padding=True)
+            continue
+        found = dmlpool.quantized_linear_average_pooling(*request, include_padding=True)
+        assert found.item() == average

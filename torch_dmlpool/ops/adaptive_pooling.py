@@ -18,7 +18,14 @@ from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
 from torch_dmlpool.ops.registration import Operator
-from torch_dmlpool.window import LARGEST_ARGUMENT, Axis, Window, check_spatial_sizes, remembering
+from torch_dmlpool.window import (
+    LARGEST_ARGUMENT,
+    ArgumentError,
+    Axis,
+    Window,
+    check_spatial_sizes,
+    remembering,
+)
 
 
 def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tensor:
@@ -83,7 +90,18 @@ def bins(
     output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(
         output_size, sizes[-rank:]
     )
+    _check_products(sizes, output_sizes)
     return output_sizes, _window_of_bins(sizes, output_sizes)
+
+
+def _check_products(sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
+    """Reject bins whose places, multiples of ``sizes``, have no integers of 64 bits."""
+    for size, count in zip(sizes, output_sizes, strict=True):
+        if type(size) is type(count) is int and (count + 1) * size >= 2**63:
+            raise ArgumentError(
+                f"output_size + 1 times the input's size must be less than {2**63}, got {count} "
+                f"for {size}"
+            )
 
 
 def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
@@ -112,6 +130,7 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
 def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
     check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
     check_spatial_sizes("the output", sizes, input.dim() - 2)
+    _check_products(input.shape[2:], sizes)
     return [*input.shape[:2], *sizes]
 
 
