@@ -57,10 +57,10 @@ void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, 
 // `unique_positions` copies positions, but writes -1 for those outside the plane and for all but
 // the last of equal ones. `gather_positions` writes the element at each position, or 0 where the
 // position is outside the plane. `scatter_positions` writes zeros and adds each element at its
-// position. `max_unpooling` writes zeros and then each element at its index, where Problem::bytes are
-// those of indices, which are POSITIONS or INDICES. The last of equal ones stays. Unless `unique` is
-// null, it gets what `unique_positions` writes, as int32 if planes have less than 2^31 positions. It
-// returns whether an index but -1 is outside its plane.
+// position. `max_unpooling` writes zeros and then each element at its index, where Problem::bytes
+// are those of indices, which are POSITIONS or INDICES. The last of equal ones stays. Unless
+// `unique` is null, it gets what `unique_positions` writes, as int32 if planes have less than 2^31
+// positions. It returns whether an index but -1 is outside its plane.
 bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
                    void *unique);
 void unique_positions(const Problem &p, const void *positions, void *unique);
