@@ -20,7 +20,7 @@ namespace {
 // backends/library.py.
 constexpr int64_t VERSION = 2;
 
-enum Code : int32_t { DONE, NO_MEMORY, FAILED };
+enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 
 // Why the last call in this thread FAILED.
 thread_local char message[256];
@@ -97,6 +97,7 @@ constexpr Field LAYOUT[] = {
     VALUE(DONE),
     VALUE(NO_MEMORY),
     VALUE(FAILED),
+    VALUE(OUTSIDE),
     {nullptr, 0, 0},
 };
 
@@ -163,9 +164,13 @@ int32_t dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const v
     return code_of([=] { max_pooling_grad(*p, arriving, taps, gradient); });
 }
 
+// Returns OUTSIDE where an index but -1 is outside its plane; all others are written.
 int32_t dmlpool_max_unpooling(const Problem *p, const void *input, const void *indices,
-                              void *output, void *unique, int64_t *is_wrong) {
-    return code_of([=] { *is_wrong = max_unpooling(*p, input, indices, output, unique); });
+                              void *output, void *unique) {
+    bool is_outside = false;
+    const int32_t code =
+        code_of([&] { is_outside = max_unpooling(*p, input, indices, output, unique); });
+    return is_outside ? int32_t(OUTSIDE) : code;
 }
 
 int32_t dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {

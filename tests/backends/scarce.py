@@ -55,6 +55,7 @@ def calls(scale: int) -> dict[str, Call]:
         "max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
             shares, taps, sizes, three, False
         ),
+        "max_unpooling": lambda: cpu.max_unpooling(shares, positions, sizes, True, True)[:2],
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
         "masked": lambda: cpu.masked(small, kept, True),

@@ -16,7 +16,16 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend, Recorded
-from torch_dmlpool.backends.library import INDICES, POSITIONS, TAPS, Masking, error_of, library
+from torch_dmlpool.backends.library import (
+    DONE,
+    INDICES,
+    OUTSIDE,
+    POSITIONS,
+    TAPS,
+    Masking,
+    error_of,
+    library,
+)
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.plans import (
     QUANTIZED_TENSORS,
@@ -250,13 +259,13 @@ def max_unpooling(
         return output.zero_(), unique, False
     source = input.contiguous(memory_format=memory_format)
     indices = indices.contiguous(memory_format=memory_format)
-    is_wrong, unpool = ctypes.c_int64(), library.dmlpool_max_unpooling
+    unpool = library.dmlpool_max_unpooling
     addresses = source.data_ptr(), indices.data_ptr(), output.data_ptr()
     positions = None if unique is None else unique.data_ptr()
-    code = unpool(plan.problem, *addresses, positions, ctypes.addressof(is_wrong))
-    if code:
+    code = unpool(plan.problem, *addresses, positions)
+    if code not in (DONE, OUTSIDE):
         raise error_of(unpool, code)
-    return output, unique, bool(is_wrong.value)
+    return output, unique, code == OUTSIDE
 
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:

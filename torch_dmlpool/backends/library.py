@@ -28,7 +28,7 @@ TORCH_CPU = {"win32": "torch_cpu.dll", "darwin": "libtorch_cpu.dylib"}.get(
 """PyTorch's own library, whose threads the kernels use."""
 TAPS, POSITIONS, INDICES = range(3)
 """What the number of a winner is: ``Numbering`` in kernels/cpu/operators.h."""
-DONE, NO_MEMORY, FAILED = range(3)
+DONE, NO_MEMORY, FAILED, OUTSIDE = range(4)
 """What a function returns: ``Code`` in kernels/cpu/library.cpp."""
 
 
@@ -70,7 +70,7 @@ _FUNCTIONS = {
     "max_pooling": 4,
     "max_pooling_indices": 3,
     "max_pooling_grad": 4,
-    "max_unpooling": 6,
+    "max_unpooling": 5,
     "unique_positions": 3,
     "gather_positions": 4,
     "scatter_positions": 4,
@@ -95,7 +95,7 @@ def layout() -> dict[str, tuple[int, int]]:
             field = getattr(struct, name)
             found[f"{struct.__name__}.{name}"] = field.offset, field.size
     constants = {"TAPS": TAPS, "POSITIONS": POSITIONS, "INDICES": INDICES}
-    constants |= {"DONE": DONE, "NO_MEMORY": NO_MEMORY, "FAILED": FAILED}
+    constants |= {"DONE": DONE, "NO_MEMORY": NO_MEMORY, "FAILED": FAILED, "OUTSIDE": OUTSIDE}
     return found | {name: (value, 0) for name, value in constants.items()}
 
 
