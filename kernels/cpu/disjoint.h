@@ -126,7 +126,7 @@ struct DisjointGradient {
         const float inverse = float(1 / divisor);
         VECTORIZE
         for (int64_t i = 0; i < p.channels; ++i)
-            out[i] = quotient(elements[i], by, inverse);
+            out[i] = quotient(read<float>(elements + i), by, inverse);
     }
     // The same for one channel.
     template <class E>

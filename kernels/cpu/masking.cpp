@@ -45,7 +45,7 @@ void mask_elements(const T *input, const uint8_t *mask, bool is_same, T fill, in
     }
     VECTORIZE
     for (int64_t i = 0; i < count; ++i)
-        output[i] = mask[i] ? input[i] : fill;
+        output[i] = mask[i] ? read<T>(input + i) : fill;
 }
 
 // Masks elements [begin, end) of a tensor, in the order of memory. `output` begins with element
