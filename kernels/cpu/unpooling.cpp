@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -157,8 +158,7 @@ struct Request {
 
 // Calls write(part) for parts of all planes, and returns whether there is a wrong number. It is
 // linear in positions and places, as parts are larger than what most chunks reach.
-template <class Write>
-bool for_parts(const Request &request, const Write &write) {
+bool for_parts(const Request &request, const std::function<void(const Part &)> &write) {
     const Problem &p = request.source.p;
     const int64_t size = request.source.size;
     const int64_t threads = available_threads();
