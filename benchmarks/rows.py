@@ -159,7 +159,10 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
     options.log_severity_level = 4
     # Its threads would go on spinning into the next contestant's time, on the same cores.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
+        raise Absent(f"has no kernel for {row.dtype}") from None
     calls: list[Call] = []
     for input in problem.inputs:
         dense = input.int_repr() if input.is_quantized else input
