@@ -38,7 +38,7 @@ TOTALS = {
     "Triton": (TRITON, 3_000),
     "nn": (NN, 5_170),
     "tests": (TESTS, 24_010),
-    "benchmarks and tools": (AROUND, 4_810),
+    "benchmarks and tools": (AROUND, 4_812),
     "docs": (DOCS, 4_400),
 }
 """The most lines of all files together."""

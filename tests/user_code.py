@@ -35,6 +35,10 @@ def operators(x: Tensor, flag: bool) -> None:
     assert_type(
         dmlpool.quantized_linear_average_pooling(image, 0.5, 3, 0.25, None, window_size=2), Tensor
     )
+    try:
+        dmlpool.max_pooling(x, 99)
+    except dmlpool.ArgumentError as error:
+        assert_type(error, dmlpool.ArgumentError)
     window = dmlpool.Window.directml(2, 3, strides=(2, 1), start_padding=1)
     assert_type(window, dmlpool.Window)
     assert_type(window.output_sizes((8, 8)), tuple[int, ...])
@@ -166,6 +170,8 @@ def models(image: Tensor) -> None:
     assert_type(conversion, dmlpool.nn.Conversion)
     assert_type(conversion.model, nn.Module)
     assert_type(conversion.replaced, dict[str, str])
+    with dmlpool.nn.reverted(conversion.model) as stayed:
+        assert_type(stayed, dmlpool.nn.Conversion)
     with dmlpool.nn.rerouted():
         assert Model()(image).shape == (1, 2, 4, 4)
     program = torch.export.export(Model(), (image,))

@@ -7,7 +7,8 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,14 +100,13 @@ def test_a_kernel_that_cannot_be_compiled_is_tried_once(tried: list[str]) -> Non
 def test_what_a_driver_reports_is_no_reason_to_fall_back(on_a_gpu: pytest.MonkeyPatch) -> None:
     """An error of a launch itself may have left the GPU unusable: nobody hides it."""
 
-    class Compiled:
-        def __getitem__(self, grid: object) -> Callable[..., None]:
-            def launched(*_: object) -> None:
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    def launched(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-            return launched
-
-    on_a_gpu.setattr(backend, "_compile", lambda *_: (Compiled(), ()))
+    hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None)
+    ready = None, hooks, lambda _: 0, launched, None, None, ()
+    on_a_gpu.setattr(backend, "_compile", lambda *_: (None, ()))
+    on_a_gpu.setattr(backend, "_ready", lambda *_: ready)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         backend.max_pooling(torch.zeros(1, 1, 8, 16), Window.directml(2, 2, 2))
 

@@ -18,7 +18,7 @@ def verdict(rows: list[Measured], rival: str, load: str | None) -> str:
     if not measured:
         return f"Beside {rival}: not measured ({rows[0].missing[rival] if rows else 'no time'})."
     if load is not None:
-        return f"Beside {rival}: cannot tell on a busy machine ({load}). Ratios below are a hint."
+        return f"Beside {rival}: cannot tell on a busy machine ({load}), the ratios are a hint."
     found: dict[str, list[str]] = {}
     for row in measured:
         found.setdefault(row.verdict(rival), []).append(f"{row.name} ({row.speed_up(rival):.2f}x)")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
+from torch_dmlpool._private import surviving
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import registration
 from torch_dmlpool.ops.max_pooling import first_indices
@@ -43,13 +44,14 @@ def _at_once(
 ) -> tuple[Tensor, Tensor]:
     """The same by one call of a backend, and the positions for the gradient if it is trained."""
     unpool = backends.serving(input.device.type).max_unpooling
-    indices = _signed(indices, input.shape[:2].numel() * math.prod(sizes))
+    indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
     unpooled, unique, is_wrong = unpool(input, indices, sizes, per_plane, is_trained)  # type: ignore[misc]
     if is_wrong:
         _check_positions(_positions(indices, sizes, per_plane), indices, math.prod(sizes))
     return unpooled, unique
 
 
+@surviving
 class _Unpooled(torch.autograd.Function):
     """``_at_once`` with a gradient in reverse mode: calls that use another mode go through the
     dispatcher.
@@ -92,7 +94,7 @@ def _unpooled(
     input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
 ) -> Tensor:
     """The same by a scatter; ``rejects`` says whether an index outside its plane is an error."""
-    indices = _signed(indices, input.shape[:2].numel() * math.prod(sizes))
+    indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
     positions = _positions(indices, sizes, per_plane)
     if rejects:
         _check_positions(positions, indices, math.prod(sizes))
