@@ -138,7 +138,7 @@ def is_behind(aten: float, ours: float) -> bool:
 
 
 def summary(measured: Sequence[Measured], again: Sequence[Measured]) -> dict[str, Any]:
-    """Of a column: the geometric mean, the sums and the rows behind ATen of the calls where ATen
+    """A column's geometric mean, and the sums and the rows behind ATen of the calls where ATen
     takes 50 us and more, and how many microseconds ours is over ATen elsewhere.
 
     Means and sums are of the first measurements; what is behind, or most over ATen, is of the

@@ -264,7 +264,7 @@ class Clock:
         return taken / count
 
     def copy(self, moved: int) -> float:
-        """Of as many bytes, read and written together."""
+        """The seconds of a copy that reads and writes ``moved`` bytes in all."""
         if moved not in self.copies:
             source = torch.ones(moved // 2, dtype=torch.uint8, device=self.device)
             target = torch.empty_like(source)

@@ -135,7 +135,7 @@ Reason turned_is_slower(const Request &r) {
                : nullptr;
 }
 
-// Of a window, or about of a bin.
+// The taps of a window along the axis, or about those of a bin.
 double taps_of(const Axis &axis) {
     return double(axis.window ? axis.window : std::min(axis.extent(), axis.size));
 }

@@ -362,8 +362,8 @@ WINDOWS: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("pool", WINDOWS)
 def test_the_same_meaning_is_the_same_result(pool: Callable[..., Any], size: int) -> None:
-    """Of every small window: what a mode gets is what is computed without, indices and errors
-    included. No window of PyTorch's lies in the padding alone."""
+    """Whatever small window is asked for, a mode gets what is computed without it, indices and
+    errors included. No window of PyTorch's lies in the padding alone."""
     image = samples.normal(1, 2, size, size + 1)
     for window in itertools.product((1, 2, 3, 4), (1, 3), (0, 1, 2), (1, 2, 4), (False, True)):
         try:

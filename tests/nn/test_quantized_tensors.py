@@ -77,7 +77,7 @@ def test_maxima_and_minima_are_those_of_the_integers(family: str, rank: int) -> 
     "name", ["max", "min", "avg", "adaptive_max", "adaptive_min", "adaptive_avg"]
 )
 def test_functions_take_what_layers_take(name: str, rank: int) -> None:
-    """Of every type and scheme, without a batch too, with indices, or the same error."""
+    """For every type and scheme, without a batch too, with indices, or the same error."""
     function = getattr(nn.functional, f"{name}_pool{rank}d")
     layer = getattr(nn, f"{name.title().replace('_', '')}Pool{rank}d")
     pairs = [{}] if "avg" in name else [{"return_indices": True}, {}]

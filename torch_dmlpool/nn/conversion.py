@@ -359,7 +359,7 @@ def _chosen(named: dict[Module, list[str]], left: dict[str, str]) -> list[Module
 
 _ABSENT = object()
 _BEFORE: MutableMapping[Module, tuple[type[Module], dict[str, Any]]] = WeakKeyDictionary()
-"""Of converted layers that were not torch.nn's: the class and the attributes that they had."""
+"""The class and the attributes that converted layers had which were not torch.nn's."""
 
 
 def _become(layer: Module, kind: type[Module], attributes: dict[str, Any]) -> None:
