@@ -165,9 +165,6 @@ bool for_parts(const Request &request, const std::function<void(const Part &)> &
     const int64_t pixels = p.output_plane() / p.channels;
     const int64_t chunk = std::max({int64_t(1), CHUNK / p.channels, parts_of(pixels, MOST)});
     const int64_t count = parts_of(pixels, chunk);
-    const Positions placed = request.unique == nullptr
-                                 ? request.source
-                                 : Positions(p, request.unique, request.unique_bytes);
     std::atomic<bool> is_any_wrong = false;
     const auto find = [&](int64_t plane, int64_t begin, int64_t end, std::vector<Range> &chunks) {
         bool is_wrong = false;
@@ -190,7 +187,8 @@ bool for_parts(const Request &request, const std::function<void(const Part &)> &
     const auto write_parts = [&](int64_t plane, int64_t begin, int64_t end, int64_t step,
                                  const std::vector<Range> &chunks) {
         for (int64_t first = begin * step; first < std::min(size, end * step); first += step)
-            write(Part{placed, chunks, chunk, plane, {first, std::min(size, first + step)}});
+            write(
+                Part{request.source, chunks, chunk, plane, {first, std::min(size, first + step)}});
     };
     const double cost = 4. * double(p.output_plane() + p.plane());
     if (p.planes >= 4 * threads || cost < 1 << 18) {
