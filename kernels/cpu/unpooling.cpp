@@ -253,7 +253,8 @@ void scatter(const T *input, const Positions &positions, T *output) {
 
 void unique_positions(const Problem &p, const void *positions, void *unique) {
     const Positions all(p, positions, type_of(p).bytes);
-    for_parts({all, unique, p.bytes, 1, MOST_BITS},
+    const Positions kept(p, unique, p.bytes);  // which rejects other sizes of numbers
+    for_parts({all, unique, kept.bytes, 1, MOST_BITS},
               [&](const Part &part) { for_last(part, unique, p.bytes, [](int64_t, int64_t) {}); });
 }
 
