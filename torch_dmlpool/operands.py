@@ -258,7 +258,7 @@ def check_taps(taps: int, name: str = "window_size") -> None:
 
 
 def check_counted(window: Window, include_padding: bool) -> None:
-    """Reject quantized averages that count so many taps that no integer divides by them exactly."""
+    """Reject quantized averages that count padding and have 2^63 taps or more."""
     if include_padding and is_sure(window.taps >= 2**63):
         raise ArgumentError(
             f"window_size must be less than {2**63} taps in all where quantized averages count "
