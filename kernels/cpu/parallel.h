@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
 namespace dmlpool {
 
@@ -44,6 +45,18 @@ void parallel(int64_t count, double cost, const Work &work) {
         return work(0, count);
     run_parts(count, least, &work, [](const void *context, int64_t begin, int64_t end) {
         (*static_cast<const Work *>(context))(begin, end);
+    });
+}
+
+// Calls work(first, n, memory) for parts of at most `most` of `count` iterations, on PyTorch's
+// threads. `memory` is the thread's own, has `bytes` bytes for each iteration of a part, and holds
+// what a part computes before its results. `cost` is that of one iteration.
+template <class Work>
+void for_parts(int64_t count, int64_t most, double cost, int64_t bytes, const Work &work) {
+    parallel(count, cost, [&](int64_t begin, int64_t end) {
+        const std::unique_ptr<char[]> memory(new char[std::min(most, end - begin) * bytes]);
+        for (int64_t first = begin; first < end; first += most)
+            work(first, std::min(most, end - first), memory.get());
     });
 }
 

@@ -34,31 +34,33 @@ struct PlanePooling {
     const int64_t at_once = plan.at_once;
 
     void pool() const {
-        std::vector<char> of_parts(parts > 1 ? p.planes * parts * pitch : 0);
         const double cost = double(std::min(part, size) * channels);
+        if (parts > 1)
+            return pool_in_parts(cost);
+        for_parts(p.planes, at_once, cost, is_in_place ? 0 : pitch,
+                  [&](int64_t first, int64_t planes, char *produced) {
+                      char *const out = output + first * channels * finish.result_size;
+                      char *const results = is_in_place ? out : produced;
+                      const char *const elements = input + first * size * position;
+                      if (size == 1) {
+                          const Row copied = {elements, 0};
+                          op.combine(false, &copied, 1, planes * channels, results);
+                      } else if (channels == 1)
+                          op.reduce_planes(elements, size, planes, results, end_of_input);
+                      else
+                          pool_parts(first, first + planes, results);
+                      if (!finish.is_direct)
+                          finish(first, 0, 0, 0, planes * channels, results, out);
+                  });
+    }
+    // Large planes: all parts become values first, and then the parts of each plane one.
+    void pool_in_parts(double cost) const {
+        std::vector<char> of_parts(p.planes * parts * pitch);
         parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
-            if (parts > 1)
-                return pool_parts(begin, end, of_parts.data() + begin * pitch);
-            const int64_t most = std::min(at_once, end - begin);
-            std::vector<char> produced(is_in_place ? 0 : most * pitch);
-            for (int64_t first = begin; first < end; first += at_once) {
-                const int64_t planes = std::min(at_once, end - first);
-                char *const out = output + first * channels * finish.result_size;
-                char *const results = is_in_place ? out : produced.data();
-                const Row copied = {input + first * size * position, 0};
-                if (size == 1)
-                    op.combine(false, &copied, 1, planes * channels, results);
-                else if (channels == 1)
-                    op.reduce_planes(input + first * size * position, size, planes, results,
-                                     end_of_input);
-                else
-                    pool_parts(first, first + planes, results);
-                if (!finish.is_direct)
-                    finish(first, 0, 0, 0, planes * channels, results, out);
-            }
+            pool_parts(begin, end, of_parts.data() + begin * pitch);
         });
         std::vector<char> produced(pitch);
-        for (int64_t plane = 0; parts > 1 && plane < p.planes; ++plane) {
+        for (int64_t plane = 0; plane < p.planes; ++plane) {
             combine(true, of_parts.data() + plane * parts * pitch, pitch, parts, channels,
                     produced.data());
             finish(plane, 0, 0, 0, channels, produced.data(),

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
 
 #include "memory.h"
 #include "parallel.h"
@@ -120,24 +119,25 @@ inline Problem turned_problem(const Problem &p) {
 template <class Work>
 void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, int64_t results,
                  const void *input, void *output, const Work &work) {
-    const int64_t blocks = parts_of(planes, channels);
-    parallel(blocks, 2. * double(channels * (size + results)), [&](int64_t begin, int64_t end) {
-        with_numbers(int(bytes), [&](auto bits) {
-            using E = decltype(bits);
-            constexpr int64_t n = Turned<E>::n;
-            const std::unique_ptr<E[]> from(new E[std::max(size, n) * channels]);
-            const std::unique_ptr<E[]> to(new E[std::max(results, n) * channels]);
-            const E *const elements = static_cast<const E *>(input);
-            for (int64_t block = begin; block < end; ++block) {
-                const int64_t first = block * channels;
-                const int64_t count = std::min(channels, planes - first);
-                Turned<E>{count, size, channels}.turn(elements + first * size,
-                                                      elements + planes * size, from.get());
-                E *const out = static_cast<E *>(output) + first * results;
-                work(from.get(), to.get());
-                Turned<E>{count, results, channels}.turn_back(to.get(), out);
-            }
-        });
+    with_numbers(int(bytes), [&](auto bits) {
+        using E = decltype(bits);
+        constexpr int64_t n = Turned<E>::n;
+        const int64_t turned = std::max(size, n) * channels;
+        const int64_t produced = std::max(results, n) * channels;
+        const E *const elements = static_cast<const E *>(input);
+        const auto pool_block = [&](int64_t block, int64_t, void *memory) {
+            E *const from = static_cast<E *>(memory);
+            E *const to = from + turned;
+            const int64_t first = block * channels;
+            const int64_t count = std::min(channels, planes - first);
+            Turned<E>{count, size, channels}.turn(elements + first * size, elements + planes * size,
+                                                  from);
+            work(from, to);
+            Turned<E>{count, results, channels}.turn_back(
+                to, static_cast<E *>(output) + first * results);
+        };
+        for_parts(parts_of(planes, channels), 1, 2. * double(channels * (size + results)),
+                  (turned + produced) * bytes, pool_block);
     });
 }
 
