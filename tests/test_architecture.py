@@ -207,13 +207,13 @@ def test_no_assert_stands_for_a_refusal() -> None:
 
 
 def test_rules_that_are_cited_are_in_the_specification() -> None:
-    """A comment, docstring or test that names E6 leads to a line of docs/specification.md, and
+    """A comment, docstring or test that names E6 leads to a line of docs/contributing/specification.md, and
     every rule is tested."""
     root = PACKAGE.parent
     defined = set(
         re.findall(
             r"^- \*\*([GAMNBPRKQEW]\d)\*\*",
-            (root / "docs/specification.md").read_text(),
+            (root / "docs/contributing/specification.md").read_text(),
             re.MULTILINE,
         )
     )
