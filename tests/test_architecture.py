@@ -207,8 +207,8 @@ def test_no_assert_stands_for_a_refusal() -> None:
 
 
 def test_rules_that_are_cited_are_in_the_specification() -> None:
-    """A comment, docstring or test that names E6 leads to a line of docs/contributing/specification.md, and
-    every rule is tested."""
+    """A comment, docstring or test that names E6 leads to a line of the specification, and every
+    rule is tested."""
     root = PACKAGE.parent
     defined = set(
         re.findall(

@@ -229,15 +229,17 @@ def test_every_operator_has_a_page_with_its_reference() -> None:
 
 
 def test_the_navigation_has_every_page() -> None:
-    """Or it is one of those that stay in the repository, which no page links to."""
+    """Or it is one of those that stay in the repository, which no page links to, or is made of the
+    notebook."""
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     before, _, navigation = settings.partition("\nnav:\n")
     listed, left = (
         {f"docs/{page}" for page in re.findall(pattern, text, flags=re.MULTILINE)}
         for pattern, text in ((r"([\w/]+\.md)$", navigation), (r"^  (\w+\.md)$", before))
     )
-    assert listed | left | {"README.md"} == PAGES.keys()
-    for page in listed:
+    notebooks = {f"docs/{path.stem}.md" for path in EXAMPLES.glob("*.ipynb")}
+    assert listed - notebooks | left | {"README.md"} == PAGES.keys()
+    for page in listed - notebooks:
         assert not any(f"]({path.removeprefix('docs/')}" in PAGES[page] for path in left), page
 
 
