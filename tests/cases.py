@@ -1,25 +1,21 @@
-"""Named geometries, and every operator by name. A geometry asserts the edge it is named after: none
-stops testing it.
+"""What is asked of a pool: named geometries, random ones, and how tests choose among them.
 
-An :class:`Edge` is one axis and one claim. Cases of rank 2 and 3 are edges side by side: each edge
-in turn with itself, or with plain axes of other sizes on either side, so that swapped axes show.
+An :class:`Edge` is one axis. Cases of rank 2 and 3 are edges side by side: each edge in turn with
+itself, or with plain axes of other sizes on either side, so that swapped axes show. test_cases.py
+proves that each edge is what its name says.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import oracle
 import pytest
-import samples
-import torch
-from torch import Tensor
 
-import torch_dmlpool as dmlpool
+from torch_dmlpool.window import Window
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,6 @@ class Edge:
 
     name: str
     size: int
-    claim: Callable[[Edge], bool]
     window: int
     stride: int = 1
     start: int = 0
@@ -37,321 +32,45 @@ class Edge:
     ceil_mode: bool = False
 
     @property
-    def pooling(self) -> oracle.Pooling:
-        return pooling_of([self])
-
-    def without(self, **changes: int | bool) -> oracle.Pooling:
-        """The same request with something changed: what a claim compares with."""
-        return dataclasses.replace(self.pooling, **changes)
-
-    @property
-    def extent(self) -> int:
-        return (self.window - 1) * self.dilation + 1
-
-    @property
     def outputs(self) -> int:
-        return oracle.output_size(self.pooling, 0, self.size)
-
-    @property
-    def taps(self) -> list[list[int]]:
-        """Input positions of every window's taps, padding and overhang too."""
-        return [oracle.tap_positions(self.pooling, 0, output) for output in range(self.outputs)]
-
-    def inside(self, positions: list[int]) -> list[int]:
-        return [position for position in positions if 0 <= position < self.size]
-
-    @property
-    def empty_windows(self) -> list[list[int]]:
-        return [positions for positions in self.taps if not self.inside(positions)]
+        return Case((self,)).output_sizes[0]
 
 
-def pooling_of(edges: list[Edge]) -> oracle.Pooling:
-    return oracle.Pooling(
-        tuple(edge.window for edge in edges),
-        tuple(edge.stride for edge in edges),
-        tuple(edge.start for edge in edges),
-        tuple(edge.end for edge in edges),
-        tuple(edge.dilation for edge in edges),
-        any(edge.ceil_mode for edge in edges),
-    )
-
-
-def _floor_outputs(edge: Edge) -> int:
-    return oracle.output_size(edge.without(ceil_mode=False), 0, edge.size)
-
-
-def _overhangs(edge: Edge) -> bool:
-    return edge.taps[-1][-1] >= edge.size + edge.end
-
-
-PLAIN = Edge(
-    "plain", 6, lambda edge: edge.stride < edge.window and not edge.empty_windows, window=3
-)
-PADDED = Edge("padded", 5, lambda edge: edge.taps[0][0] < 0, window=2, start=1, end=1)
-
+PLAIN = Edge("plain", 6, window=3)
+PADDED = Edge("padded", 5, window=2, start=1, end=1)
 EDGES = [
-    Edge("identity", 5, lambda edge: edge.taps == [[x] for x in range(5)], window=1),
-    Edge(
-        "adjacent windows",
-        8,
-        lambda edge: edge.window == edge.stride and edge.taps[-1][-1] == 7,
-        window=2,
-        stride=2,
-    ),
-    Edge("floor drops a remainder", 9, lambda edge: edge.taps[-1][-1] < 8, window=2, stride=2),
-    Edge("gaps between windows", 11, lambda edge: edge.stride > edge.extent, window=2, stride=4),
-    Edge(
-        "window is the input",
-        7,
-        lambda edge: edge.outputs == 1 and edge.window == edge.size,
-        window=7,
-    ),
-    Edge("size one", 1, lambda edge: edge.size == 1 == edge.window, window=1),
-    Edge(
-        "size one in padding",
-        1,
-        lambda edge: edge.size == 1 and edge.outputs == 3,
-        window=3,
-        start=2,
-        end=2,
-    ),
-    Edge(
-        "start padding only",
-        6,
-        lambda edge: edge.taps[0][0] < 0 and edge.taps[-1][-1] == 5,
-        window=3,
-        start=1,
-    ),
-    Edge(
-        "end padding only",
-        6,
-        lambda edge: edge.taps[0][0] == 0 and edge.taps[-1][-1] == 6,
-        window=3,
-        end=1,
-    ),
-    Edge(
-        "uneven padding",
-        6,
-        lambda edge: edge.start != edge.end > 0,
-        window=4,
-        stride=2,
-        start=1,
-        end=3,
-    ),
-    Edge(
-        "padding above half",
-        5,
-        lambda edge: edge.window // 2 < edge.start < edge.window,
-        window=3,
-        start=2,
-        end=2,
-    ),
-    Edge(
-        "padding above the window",
-        4,
-        window=2,
-        start=3,
-        end=3,
-        claim=lambda edge: (
-            edge.start > edge.window
-            and edge.taps[0] in edge.empty_windows
-            and edge.taps[-1][0] > edge.size
-        ),
-    ),
-    Edge(
-        "every window in padding",
-        2,
-        window=2,
-        stride=5,
-        start=2,
-        end=3,
-        claim=lambda edge: edge.outputs >= 2 and len(edge.empty_windows) == edge.outputs,
-    ),
-    Edge(
-        "dilated",
-        9,
-        lambda edge: edge.dilation > 1 and edge.extent > edge.window,
-        window=3,
-        stride=2,
-        dilation=2,
-    ),
-    Edge(
-        "dilation above window and stride",
-        11,
-        window=3,
-        stride=2,
-        start=3,
-        end=2,
-        dilation=5,
-        claim=lambda edge: edge.dilation > max(edge.window, edge.stride),
-    ),
-    Edge(
-        "taps straddle the input",
-        3,
-        window=2,
-        start=3,
-        end=3,
-        dilation=5,
-        claim=lambda edge: any(
-            positions[0] < 0 and positions[-1] >= edge.size for positions in edge.empty_windows
-        ),
-    ),
-    Edge(
-        "first tap inside is not tap 0",
-        6,
-        window=4,
-        stride=2,
-        start=3,
-        dilation=2,
-        claim=lambda edge: edge.taps[0][0] < 0 and edge.taps[0][1] < 0 <= edge.taps[0][2],
-    ),
-    Edge(
-        "wide", 40, lambda edge: edge.window >= 16 and edge.stride == 1, window=17, start=8, end=8
-    ),
-    Edge(
-        "wide with stride",
-        41,
-        lambda edge: edge.window > 2 * edge.stride > 2,
-        window=21,
-        stride=3,
-        start=4,
-        end=9,
-    ),
-    Edge(
-        "long windows, the first in padding",
-        20,
-        window=16,
-        stride=16,
-        start=17,
-        end=17,
-        claim=lambda edge: (
-            edge.window >= 16 and edge.empty_windows == edge.taps[:1] and edge.outputs > 2
-        ),
-    ),
-    Edge(
-        "far apart and dilated",
-        45,
-        window=3,
-        stride=20,
-        dilation=2,
-        claim=lambda edge: edge.stride > 16 and edge.dilation > 1 < edge.outputs,
-    ),
-    Edge(
-        "wide and dilated",
-        30,
-        window=8,
-        start=7,
-        end=6,
-        dilation=3,
-        claim=lambda edge: edge.window >= 8 and edge.dilation > 1,
-    ),
-    Edge(
-        "window wider than the input",
-        5,
-        window=9,
-        stride=2,
-        start=4,
-        end=5,
-        claim=lambda edge: (
-            edge.window > edge.size
-            and all(len(edge.inside(taps)) < edge.window for taps in edge.taps)
-        ),
-    ),
-    Edge(
-        "ceil adds an overhang",
-        6,
-        window=3,
-        stride=2,
-        ceil_mode=True,
-        claim=lambda edge: edge.outputs == _floor_outputs(edge) + 1 and _overhangs(edge),
-    ),
-    Edge(
-        "ceil overhang past padding",
-        8,
-        window=4,
-        stride=4,
-        start=1,
-        end=1,
-        ceil_mode=True,
-        claim=lambda edge: _overhangs(edge) and edge.end > 0 and edge.taps[-1][0] < edge.size,
-    ),
-    Edge(
-        "ceil changes nothing",
-        7,
-        window=3,
-        stride=2,
-        ceil_mode=True,
-        claim=lambda edge: edge.outputs == _floor_outputs(edge) and not _overhangs(edge),
-    ),
-    Edge(
-        "ceil refused in end padding",
-        4,
-        window=2,
-        stride=2,
-        end=1,
-        ceil_mode=True,
-        claim=lambda edge: (
-            edge.outputs == _floor_outputs(edge)
-            and edge.taps[-1][-1] < edge.size + edge.end - 1
-            and edge.taps[-1][0] + edge.stride >= edge.size
-        ),
-    ),
-    Edge(
-        "ceil makes the window fit",
-        3,
-        window=4,
-        stride=2,
-        ceil_mode=True,
-        claim=lambda edge: (
-            _floor_outputs(edge) == 0
-            and edge.outputs == 1
-            and edge.extent > edge.size + edge.start + edge.end
-        ),
-    ),
-    Edge(
-        "ceil overhang, dilated",
-        8,
-        window=2,
-        stride=3,
-        start=1,
-        end=0,
-        dilation=3,
-        ceil_mode=True,
-        claim=lambda edge: _overhangs(edge) and edge.dilation > 1,
-    ),
-    Edge(
-        "ceil window between gaps",
-        5,
-        window=2,
-        stride=4,
-        ceil_mode=True,
-        claim=lambda edge: (
-            edge.stride > edge.window and len(edge.inside(edge.taps[-1])) == 1 and _overhangs(edge)
-        ),
-    ),
-    Edge(
-        "equal reads, other counts",
-        5,
-        window=9,
-        start=4,
-        end=1,
-        stride=2,
-        ceil_mode=True,
-        claim=lambda edge: (
-            edge.inside(edge.taps[0]) == edge.inside(edge.taps[1])
-            and edge.taps[0][-1] < 6 <= edge.taps[1][-1]
-        ),
-    ),
-    Edge(
-        "stride, dilation of one factor",
-        14,
-        window=3,
-        stride=6,
-        start=8,
-        end=8,
-        dilation=9,
-        claim=lambda edge: edge.stride % 3 == 0 == edge.dilation % 3 and edge.outputs > 1,
-    ),
+    Edge("identity", 5, window=1),
+    Edge("adjacent windows", 8, window=2, stride=2),
+    Edge("floor drops a remainder", 9, window=2, stride=2),
+    Edge("gaps between windows", 11, window=2, stride=4),
+    Edge("window is the input", 7, window=7),
+    Edge("size one", 1, window=1),
+    Edge("size one in padding", 1, window=3, start=2, end=2),
+    Edge("start padding only", 6, window=3, start=1),
+    Edge("end padding only", 6, window=3, end=1),
+    Edge("uneven padding", 6, window=4, stride=2, start=1, end=3),
+    Edge("padding above half", 5, window=3, start=2, end=2),
+    Edge("padding above the window", 4, window=2, start=3, end=3),
+    Edge("every window in padding", 2, window=2, stride=5, start=2, end=3),
+    Edge("dilated", 9, window=3, stride=2, dilation=2),
+    Edge("dilation above window and stride", 11, window=3, stride=2, start=3, end=2, dilation=5),
+    Edge("taps straddle the input", 3, window=2, start=3, end=3, dilation=5),
+    Edge("first tap inside is not tap 0", 6, window=4, stride=2, start=3, dilation=2),
+    Edge("wide", 40, window=17, start=8, end=8),
+    Edge("wide with stride", 41, window=21, stride=3, start=4, end=9),
+    Edge("long windows, the first in padding", 20, window=16, stride=16, start=17, end=17),
+    Edge("far apart and dilated", 45, window=3, stride=20, dilation=2),
+    Edge("wide and dilated", 30, window=8, start=7, end=6, dilation=3),
+    Edge("window wider than the input", 5, window=9, stride=2, start=4, end=5),
+    Edge("ceil adds an overhang", 6, window=3, stride=2, ceil_mode=True),
+    Edge("ceil overhang past padding", 8, window=4, stride=4, start=1, end=1, ceil_mode=True),
+    Edge("ceil changes nothing", 7, window=3, stride=2, ceil_mode=True),
+    Edge("ceil refused in end padding", 4, window=2, stride=2, end=1, ceil_mode=True),
+    Edge("ceil makes the window fit", 3, window=4, stride=2, ceil_mode=True),
+    Edge("ceil overhang, dilated", 8, window=2, stride=3, start=1, dilation=3, ceil_mode=True),
+    Edge("ceil window between gaps", 5, window=2, stride=4, ceil_mode=True),
+    Edge("equal reads, other counts", 5, window=9, stride=2, start=4, end=1, ceil_mode=True),
+    Edge("stride, dilation of one factor", 14, window=3, stride=6, start=8, end=8, dilation=9),
 ]
 BY_NAME = {edge.name: edge for edge in [PLAIN, PADDED, *EDGES]}
 
@@ -372,7 +91,9 @@ class Case:
 
     @property
     def pooling(self) -> oracle.Pooling:
-        return pooling_of(list(self.edges))
+        columns = ("window", "stride", "start", "end", "dilation")
+        axes = (tuple(getattr(edge, column) for edge in self.edges) for column in columns)
+        return oracle.Pooling(*axes, any(edge.ceil_mode for edge in self.edges))
 
     @property
     def rank(self) -> int:
@@ -388,31 +109,10 @@ class Case:
         return dict(vars(self.pooling))
 
     @property
-    def aten(self) -> dict[str, object] | None:
-        """Keyword arguments of torch.nn.functional's max pooling, where it can express the
-        request."""
-        asked = self.pooling
-        pads = zip(asked.start_padding, asked.window_size, strict=True)
-        if asked.start_padding != asked.end_padding or any(
-            2 * padding > size for padding, size in pads
-        ):
-            return None
-        return {
-            "kernel_size": asked.window_size,
-            "stride": asked.strides,
-            "padding": asked.start_padding,
-            "dilation": asked.dilations,
-            "ceil_mode": asked.ceil_mode,
-        }
-
-    @property
     def has_empty_windows(self) -> bool:
         """Along any axis: asked of every case when tests are collected, so not of whole windows."""
         return any(
-            not any(
-                0 <= position < size
-                for position in oracle.tap_positions(self.pooling, axis, output)
-            )
+            not set(oracle.tap_positions(self.pooling, axis, output)) & set(range(size))
             for axis, size in enumerate(self.sizes)
             for output in range(self.output_sizes[axis])
         )
@@ -423,20 +123,11 @@ def case(*names: str) -> Case:
 
 
 LINES = [Case((edge,)) for edge in [PLAIN, PADDED, *EDGES]]
-PLANES = [
-    Case((PLAIN, PADDED)),
-    *(
-        Case(((edge, PADDED), (PLAIN, edge), (edge, edge))[number % 3])
-        for number, edge in enumerate(EDGES)
-    ),
-]
-VOLUMES = [
-    Case((PADDED, PLAIN, PADDED)),
-    *(
-        Case(((edge, PADDED, PLAIN), (PLAIN, edge, PADDED), (PADDED, PLAIN, edge))[number % 3])
-        for number, edge in enumerate(EDGES)
-    ),
-]
+PLANES, VOLUMES = [Case((PLAIN, PADDED))], [Case((PADDED, PLAIN, PADDED))]
+for number, edge in enumerate(EDGES):
+    PLANES.append(Case(((edge, PADDED), (PLAIN, edge), (edge, edge))[number % 3]))
+    around = (edge, PADDED, PLAIN), (PLAIN, edge, PADDED), (PADDED, PLAIN, edge)
+    VOLUMES.append(Case(around[number % 3]))
 FEW = [
     case("plain"),
     case("uneven padding"),
@@ -465,119 +156,46 @@ SMALL = [
 """Cases whose numerical derivatives are cheap."""
 
 
-WINDOW = (3, 2, 1, 1)
-"""Windows that overlap, on padding."""
-
-
-def integers(image: Tensor) -> Tensor:
-    return (image * 40).clamp(-128, 127).to(torch.int8)
-
-
-def quantized(image: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(image, 0.05, 3, torch.quint8)
-
-
-def _average_grad(image: Tensor) -> Tensor:
-    sizes = [2 * size - 1 for size in image.shape[2:]]
-    return dmlpool.average_pooling_grad(image, (*image.shape[:2], *sizes), *WINDOW)
-
-
-def _unpooled(image: Tensor) -> Tensor:
-    values, indices = dmlpool.max_pooling(image, *WINDOW, return_indices=True)
-    return dmlpool.max_unpooling(values, indices, image.shape)
-
-
-def _requantized(image: Tensor, scale: float | Tensor, zero_point: int | None) -> Tensor:
-    return dmlpool.quantized_linear_average_pooling(
-        integers(image), scale, zero_point, 0.3, -2, *WINDOW
-    )
-
-
-EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
-    "average_pooling": lambda image: dmlpool.average_pooling(image, *WINDOW),
-    "average_pooling, whole planes": lambda image: dmlpool.average_pooling(image, image.shape[2:]),
-    "average_pooling, float16": lambda image: dmlpool.average_pooling(image.half(), *WINDOW),
-    "average_pooling_grad": _average_grad,
-    "max_pooling": lambda image: dmlpool.max_pooling(image, *WINDOW),
-    "max_pooling, dilated": lambda image: dmlpool.max_pooling(image, 3, 1, 2, 2, 2),
-    "max_pooling, indices": lambda image: dmlpool.max_pooling(image, *WINDOW, return_indices=True),
-    "max_pooling, integers": lambda image: dmlpool.max_pooling(integers(image), *WINDOW),
-    "max_pooling, bools": lambda image: dmlpool.max_pooling(image > 0, *WINDOW),
-    "min_pooling": lambda image: dmlpool.min_pooling(image, *WINDOW),
-    "min_pooling, indices": lambda image: dmlpool.min_pooling(image, *WINDOW, return_indices=True),
-    "adaptive_min_pooling": lambda image: dmlpool.adaptive_min_pooling(image, (3, 4)),
-    "average_pooling, masked": lambda image: dmlpool.average_pooling(
-        image, *WINDOW, mask=image[:1, :1] > 0
-    ),
-    "max_pooling, masked": lambda image: dmlpool.max_pooling(
-        image, *WINDOW, return_indices=True, mask=image > 0
-    ),
-    "max_pooling_grad": lambda image: dmlpool.max_pooling_grad(
-        image, dmlpool.average_pooling(image, *WINDOW), *WINDOW
-    ),
-    "lp_pooling": lambda image: dmlpool.lp_pooling(image, *WINDOW),
-    "lp_pooling, p 3": lambda image: dmlpool.lp_pooling(image, *WINDOW, p=3),
-    "adaptive_average_pooling": lambda image: dmlpool.adaptive_average_pooling(image, 4),
-    "adaptive_max_pooling": lambda image: dmlpool.adaptive_max_pooling(image, (3, 4)),
-    "adaptive_max_pooling, indices": lambda image: dmlpool.adaptive_max_pooling(
-        image, 3, return_indices=True
-    ),
-    "max_unpooling": _unpooled,
-    "quantized_linear_average_pooling": lambda image: _requantized(image, 0.5, 1),
-    "quantized_linear_average_pooling, per channel": lambda image: _requantized(
-        image, torch.tensor([0.5, 0.25, 0.125]), None
-    ),
-    "quantized_average_pooling": lambda image: dmlpool.quantized_average_pooling(
-        quantized(image), *WINDOW, output_scale=0.1
-    ).int_repr(),
-    "quantized_max_pooling": lambda image: dmlpool.quantized_max_pooling(
-        quantized(image), *WINDOW
-    ).int_repr(),
-    "nn.MaxPool2d": dmlpool.nn.MaxPool2d(3, 2, "same"),
-    "nn.AvgPool2d": dmlpool.nn.AvgPool2d(3, 2, ((1, 0), (0, 1))),
-}
-"""Functions of a float32 ``(N, 3, H, W)`` image."""
-
-
-def everything(name: str, image: Tensor) -> list[Tensor]:
-    """The results of one of them and, where there is one, its gradient."""
-    return samples.results(EVERYTHING[name], image)
-
-
-class Pools(torch.nn.Module):
-    """Layers of this package beyond torch.nn's, and indices; what is exported."""
-
-    def __init__(self, padding: str | int = "same") -> None:
-        super().__init__()
-        self.features = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 4, 3),
-            dmlpool.nn.MaxPool2d(3, 2, padding),
-            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), True, dilation=2),
-        )
-        self.last, self.pooled = (
-            dmlpool.nn.MaxPool2d(2, return_indices=True),
-            dmlpool.nn.AdaptiveAvgPool2d(1),
-        )
-
-    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
-        values, indices = self.last(self.features(input))
-        return values, indices, self.pooled(values)
+def random_request(seed: int) -> tuple[tuple[int, ...], Window, bool]:
+    """Sizes of a tensor, a window along its spatial dimensions, and whether it is channels_last."""
+    chance = random.Random(seed)
+    rank = chance.choice([1, 2, 2, 2, 3])
+    is_whole = chance.random() < 0.2
+    while True:
+        sizes = [chance.randint(1, {1: 3000, 2: 70, 3: 16}[rank]) for _ in range(rank)]
+        axes = []
+        for size in sizes:
+            window = chance.choice([1, 2, 3, 3, 5, 7, chance.randint(1, 40), size])
+            stride = chance.choice([1, 1, 2, 3, window, chance.randint(1, 9)])
+            padding = chance.choice([0, 0, window // 2])
+            dilation = chance.choice([1, 1, 1, 2])
+            axes.append((size, 1, 0, 1) if is_whole else (window, stride, padding, dilation))
+        spans = [(window - 1) * dilation + 1 for window, _, _, dilation in axes]
+        rooms = [size + 2 * axis[2] for size, axis in zip(sizes, axes, strict=True)]
+        if all(span <= room for span, room in zip(spans, rooms, strict=True)):
+            break
+    windows, strides, paddings, dilations = zip(*axes, strict=True)
+    is_last = rank > 1 and chance.random() < 0.5
+    channels = chance.choice([3, 16, 40, 330]) if is_last else chance.choice([1, 3])
+    window = Window.directml(rank, windows, strides, paddings, paddings, dilations)
+    return (chance.choice([1, 2]), channels, *sizes), window, is_last
 
 
 def each(
     names: str | tuple[str, ...], values: Iterable[object], every_day: Iterable[object]
 ) -> pytest.MarkDecorator:
     """Some of the values every day, and all of them where there is time."""
-    rows, chosen = [], list(every_day)
-    for value in values:
-        entries = value if isinstance(names, tuple) else (value,)
-        name = "-".join(getattr(entry, "name", str(entry)) for entry in entries)
-        rows.append(
-            pytest.param(*entries, id=name, marks=[] if value in chosen else [pytest.mark.slow])
-        )
+    chosen = list(every_day)
+    rows = [
+        _row(value if isinstance(names, tuple) else (value,), value in chosen) for value in values
+    ]
     return pytest.mark.parametrize(names, rows)
+
+
+def _row(values: Sequence[object], is_every_day: bool) -> object:
+    """One row of a test's parameters, called by their names."""
+    name = "-".join(getattr(each, "name", str(each).removeprefix("torch.")) for each in values)
+    return pytest.param(*values, id=name, marks=[] if is_every_day else [pytest.mark.slow])
 
 
 def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
@@ -595,12 +213,5 @@ def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
     rows = []
     for numbered in itertools.product(*map(enumerate, arguments.values())):
         numbers, values = zip(*numbered, strict=True)
-        name = "-".join(
-            getattr(value, "name", str(value).removeprefix("torch.")) for value in values
-        )
-        rows.append(
-            pytest.param(
-                *values, id=name, marks=[pytest.mark.slow] if sum(numbers) % fewest else []
-            )
-        )
+        rows.append(_row(values, sum(numbers) % fewest == 0))
     return pytest.mark.parametrize(tuple(arguments), rows)

@@ -1,30 +1,129 @@
-"""A right call of every registered operator by its name."""
+"""A right call of every public function and of every registered operator, by its name."""
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import cases
-import lazy
 import samples
 import torch
 from torch import Tensor
 
+import torch_dmlpool as dmlpool
+
 operators = torch.ops.dmlpool
+WINDOW = (3, 2, 1, 1)
+"""Windows that overlap, on padding."""
+
+
+def int8(x: Tensor) -> Tensor:
+    return (x * 40).clamp(-128, 127).to(torch.int8)
+
+
+def quantized(x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(x, 0.05, 3, torch.quint8)
+
+
+def _average_grad(x: Tensor) -> Tensor:
+    sizes = [2 * size - 1 for size in x.shape[2:]]
+    return dmlpool.average_pooling_grad(x, (*x.shape[:2], *sizes), *WINDOW)
+
+
+def _max_grad(x: Tensor) -> Tensor:
+    return dmlpool.max_pooling_grad(x, dmlpool.average_pooling(x, *WINDOW), *WINDOW)
+
+
+def _unpooled(x: Tensor) -> Tensor:
+    values, indices = dmlpool.max_pooling(x, *WINDOW, return_indices=True)
+    return dmlpool.max_unpooling(values, indices, x.shape)
+
+
+def _requantized(x: Tensor, scale: float | Tensor, zero_point: int | None) -> Tensor:
+    rest = (scale, zero_point, 0.3, -2, *WINDOW)
+    return dmlpool.quantized_linear_average_pooling(int8(x), *rest)
+
+
+def _quantized_averages(x: Tensor) -> Tensor:
+    return dmlpool.quantized_average_pooling(quantized(x), *WINDOW, output_scale=0.1).int_repr()
+
+
+PAIR = {"return_indices": True}
+EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
+    "average_pooling": lambda x: dmlpool.average_pooling(x, *WINDOW),
+    "average_pooling, whole planes": lambda x: dmlpool.average_pooling(x, x.shape[2:]),
+    "average_pooling, float16": lambda x: dmlpool.average_pooling(x.half(), *WINDOW),
+    "average_pooling, masked": lambda x: dmlpool.average_pooling(x, *WINDOW, mask=x[:1, :1] > 0),
+    "average_pooling_grad": _average_grad,
+    "max_pooling": lambda x: dmlpool.max_pooling(x, *WINDOW),
+    "max_pooling, dilated": lambda x: dmlpool.max_pooling(x, 3, 1, 2, 2, 2),
+    "max_pooling, indices": lambda x: dmlpool.max_pooling(x, *WINDOW, **PAIR),
+    "max_pooling, integers": lambda x: dmlpool.max_pooling(int8(x), *WINDOW),
+    "max_pooling, bools": lambda x: dmlpool.max_pooling(x > 0, *WINDOW),
+    "max_pooling, masked": lambda x: dmlpool.max_pooling(x, *WINDOW, **PAIR, mask=x > 0),
+    "max_pooling_grad": _max_grad,
+    "min_pooling": lambda x: dmlpool.min_pooling(x, *WINDOW),
+    "min_pooling, indices": lambda x: dmlpool.min_pooling(x, *WINDOW, **PAIR),
+    "adaptive_min_pooling": lambda x: dmlpool.adaptive_min_pooling(x, (3, 4)),
+    "lp_pooling": lambda x: dmlpool.lp_pooling(x, *WINDOW),
+    "lp_pooling, p 3": lambda x: dmlpool.lp_pooling(x, *WINDOW, p=3),
+    "adaptive_average_pooling": lambda x: dmlpool.adaptive_average_pooling(x, 4),
+    "adaptive_max_pooling": lambda x: dmlpool.adaptive_max_pooling(x, (3, 4)),
+    "adaptive_max_pooling, indices": lambda x: dmlpool.adaptive_max_pooling(x, 3, **PAIR),
+    "max_unpooling": _unpooled,
+    "quantized_linear_average_pooling": lambda x: _requantized(x, 0.5, 1),
+    "quantized_linear_average_pooling, per channel": lambda x: _requantized(
+        x, torch.tensor([0.5, 0.25, 0.125]), None
+    ),
+    "quantized_average_pooling": _quantized_averages,
+    "quantized_max_pooling": lambda x: dmlpool.quantized_max_pooling(
+        quantized(x), *WINDOW
+    ).int_repr(),
+    "nn.MaxPool2d": dmlpool.nn.MaxPool2d(3, 2, "same"),
+    "nn.AvgPool2d": dmlpool.nn.AvgPool2d(3, 2, ((1, 0), (0, 1))),
+}
+"""Functions of a float32 ``(N, 3, H, W)`` image."""
+
+
+def everything(name: str, image: Tensor) -> list[Tensor]:
+    """The results of one of them and, where there is one, its gradient."""
+    return samples.results(EVERYTHING[name], image)
+
+
+class Pools(torch.nn.Module):
+    """Layers of this package beyond torch.nn's, and indices; what is exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3),
+            dmlpool.nn.MaxPool2d(3, 2, "same"),
+            dmlpool.nn.AvgPool2d(2, 1, ((1, 0), (0, 1)), True, dilation=2),
+        )
+        self.last = dmlpool.nn.MaxPool2d(2, return_indices=True)
+        self.pooled = dmlpool.nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        values, indices = self.last(self.features(input))
+        return values, indices, self.pooled(values)
 
 
 def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
     """Arguments of every registered operator."""
     window, sizes, last = samples.spelled_out(case.pooling), list(case.sizes), case.rank > 1
-    input, gradient = (
-        samples.distinct(2, 3, *case.sizes, dtype=torch.float32),
-        samples.normal(2, 3, *case.output_sizes),
-    )
+    outputs = list(case.output_sizes)
+    input = samples.distinct(2, 3, *sizes, dtype=torch.float32)
+    gradient = samples.normal(2, 3, *outputs)
     taps = operators.max_pooling_with_taps(input, *window)[1]
     indices = operators.max_pooling_with_indices(input, *window, torch.int32, True)[1]
-    mask = samples.normal(2, 1, *case.sizes) > -0.5
+    mask = samples.normal(2, 1, *sizes) > -0.5
+    integers = samples.integers(2, 3, *sizes, dtype=torch.int8)
+    output = torch.tensor([0.3]), torch.tensor([3], dtype=torch.uint8)
     for leaf in (input, gradient):
         leaf.requires_grad_()
+    quantizing = "quantized_linear_average_pooling"
     return {
         "average_pooling": (input, *window, True, None),
         "average_pooling_grad": (gradient, sizes, *window, False, 3),
@@ -39,47 +138,29 @@ def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
         "masked_average_pooling": (input, mask, *window, True, None),
         "masked_max_pooling": (input, mask, *window),
         "masked_max_pooling_with_indices": (input, mask, *window, torch.int32, False),
-        "adaptive_average_pooling": (input, list(case.output_sizes)),
+        "adaptive_average_pooling": (input, outputs),
         "adaptive_average_pooling_grad": (gradient, sizes),
-        "adaptive_max_pooling": (input, list(case.output_sizes)),
+        "adaptive_max_pooling": (input, outputs),
         "max_unpooling": (gradient, indices, sizes, True),
         "unique_positions": (indices, sizes),
         "gather_positions": (input, indices, False),
         "scatter_positions": (gradient, indices, sizes, True, last),
-        "quantized_linear_average_pooling": (
-            *(samples.integers(2, 3, *case.sizes, dtype=torch.int8), torch.rand(3) + 0.5, None),
-            *(
-                torch.tensor([0.3]),
-                torch.tensor([3], dtype=torch.uint8),
-                *window,
-                False,
-                torch.uint8,
-            ),
-        ),
-        "quantized_linear_average_pooling_of_numbers": (
-            samples.integers(2, 3, *case.sizes, dtype=torch.int8),
-            *(0.5, -3, 0.3, 3, *window, False, torch.uint8),
-        ),
+        quantizing: (integers, torch.rand(3) + 0.5, None, *output, *window, False, torch.uint8),
+        f"{quantizing}_of_numbers": (integers, 0.5, -3, 0.3, 3, *window, False, torch.uint8),
     }
 
 
-NAMES = list(calls_of(cases.SMALL[0]))
-
 CASE = cases.case("plain", "adjacent windows")
+calls_of_the_case = functools.cache(functools.partial(calls_of, CASE))
+NAMES = list(calls_of_the_case())
 Call = tuple[Callable[..., Any], Sequence[object]]
 """An operator and its arguments."""
-
-
-calls_of_the_case = functools.cache(functools.partial(calls_of, CASE))
 
 
 @functools.cache
 def by_name(name: str) -> Call:
     """A right call of an operator, with tensors that nothing is known of."""
-    arguments = tuple(
-        lazy.plain(argument) if isinstance(argument, Tensor) else argument
-        for argument in calls_of_the_case()[name]
-    )
+    arguments = tuple(map(samples.plain, calls_of_the_case()[name]))
     return getattr(operators, name).default, arguments
 
 
@@ -87,21 +168,16 @@ def with_lazy(kind: str, name: str) -> list[tuple[list[object], list[Tensor]]]:
     """Arguments of which one tensor after the other is of a kind, then all of them, each with the
     results for the same numbers in plain tensors."""
     operator, arguments = by_name(name)
-    made = {
+    converted = {
         number: tensor
         for number, argument in enumerate(arguments)
         # A scale of 0 is refused.
         if isinstance(argument, Tensor)
         and (argument.dim() > 1 or kind != "zeros without memory")
-        and (tensor := lazy.made(kind, argument)) is not None
+        and (tensor := samples.of_kind(kind, argument)) is not None
     }
     found = []
-    for chosen in [*([number] for number in made), *([list(made)] if len(made) > 1 else [])]:
-        given = list(arguments)
-        for number in chosen:
-            given[number] = made[number]
-        plain = [
-            lazy.plain(argument) if isinstance(argument, Tensor) else argument for argument in given
-        ]
-        found.append((given, samples.listed(operator(*plain))))
+    for chosen in [*([each] for each in converted), *([list(converted)] * (len(converted) > 1))]:
+        arriving = [converted[n] if n in chosen else each for n, each in enumerate(arguments)]
+        found.append((arriving, samples.listed(operator(*map(samples.plain, arriving)))))
     return found

@@ -134,7 +134,7 @@ def divisor(window: Reading, include_padding: bool, divisor_override: int | None
     return window.taps_in_box if include_padding else len(window.taps)
 
 
-def masked_divisors(
+def divisors(
     window: Reading, are_there: np.ndarray, include_padding: bool, divisor_override: int | None
 ) -> np.ndarray:
     """What the sum of each sample and channel is divided by under a mask: the elements that are
@@ -145,66 +145,26 @@ def masked_divisors(
     return np.maximum(are_there.sum(-1) + padding, 1)
 
 
-def masked_average(
-    values: np.ndarray,
-    mask: np.ndarray,
-    pooling: Pooling | Bins,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Averages of the elements that are there, 0 of none (K1 to K3); magnitudes as below."""
-    shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
-    averages, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
-    values, mask = values.astype(np.longdouble), np.broadcast_to(mask, values.shape)
-    for window in readings(pooling, values.shape[2:]):
-        if window.taps:
-            are_there = mask[window.elements]
-            elements = np.where(are_there, values[window.elements], 0)
-            counts = masked_divisors(window, are_there, include_padding, divisor_override)
-            averages[(..., *window.output)] = elements.sum(-1) / counts
-            magnitudes[(..., *window.output)] = np.abs(elements).sum(-1) / np.abs(counts)
-    return averages, magnitudes
-
-
-def masked_average_grad(
-    gradient: np.ndarray,
-    mask: np.ndarray,
-    pooling: Pooling | Bins,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each window's gradient, divided as its sum was, added to the elements that were there."""
-    result, magnitudes = np.zeros(mask.shape, np.longdouble), np.zeros(mask.shape, np.longdouble)
-    gradient = gradient.astype(np.longdouble)
-    for window in readings(pooling, mask.shape[2:]):
-        if window.taps:
-            are_there = mask[window.elements]
-            counts = masked_divisors(window, are_there, include_padding, divisor_override)
-            shares = (gradient[(..., *window.output)] / counts)[..., None] * are_there
-            result[window.elements] += shares
-            magnitudes[window.elements] += np.abs(shares)
-    return result, magnitudes
-
-
 def average(
     values: np.ndarray,
     pooling: Pooling | Bins,
     include_padding: bool = False,
     divisor_override: int | None = None,
+    mask: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Averages in extended precision, and beside each the Σ|x| / |divisor| that rule E6 measures
-    errors by."""
+    """Averages in extended precision of the elements that are there (K1 to K3), and beside each the
+    Σ|x| / |divisor| that rule E6 measures errors by; 0 of none."""
     shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
     averages, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
     values = values.astype(np.longdouble)
+    mask = np.broadcast_to(True if mask is None else mask, values.shape)
     for window in readings(pooling, values.shape[2:]):
         if window.taps:
-            elements, count = (
-                values[window.elements],
-                divisor(window, include_padding, divisor_override),
-            )
-            averages[(..., *window.output)] = elements.sum(-1) / count
-            magnitudes[(..., *window.output)] = np.abs(elements).sum(-1) / abs(count)
+            are_there = mask[window.elements]
+            elements = np.where(are_there, values[window.elements], 0)
+            counts = divisors(window, are_there, include_padding, divisor_override)
+            averages[(..., *window.output)] = elements.sum(-1) / counts
+            magnitudes[(..., *window.output)] = np.abs(elements).sum(-1) / np.abs(counts)
     return averages, magnitudes
 
 
@@ -214,20 +174,22 @@ def average_grad(
     pooling: Pooling | Bins,
     include_padding: bool = False,
     divisor_override: int | None = None,
+    mask: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each window's gradient, divided as its sum was, added to the elements it read (A6);
+    """Each window's gradient, divided as its sum was, added to the elements that it read (A6);
     magnitudes as above."""
     shape = gradient.shape[:2] + tuple(sizes)
     result, magnitudes = np.zeros(shape, np.longdouble), np.zeros(shape, np.longdouble)
     gradient = gradient.astype(np.longdouble)
+    mask = np.broadcast_to(True if mask is None else mask, shape)
     for window in readings(pooling, tuple(sizes)):
         if window.taps:
+            are_there = mask[window.elements]
+            counts = divisors(window, are_there, include_padding, divisor_override)
             # A window's positions are all different, so that adding to them at once loses nothing.
-            share = gradient[(..., *window.output)] / divisor(
-                window, include_padding, divisor_override
-            )
-            result[window.elements] += share[..., None]
-            magnitudes[window.elements] += np.abs(share)[..., None]
+            shares = (gradient[(..., *window.output)] / counts)[..., None] * are_there
+            result[window.elements] += shares
+            magnitudes[window.elements] += np.abs(shares)
     return result, magnitudes
 
 
@@ -371,12 +333,10 @@ def norm(values: np.ndarray, pooling: Pooling, p: float) -> np.ndarray:
     for window in readings(pooling, values.shape[2:]):
         if window.taps:
             elements = magnitudes[window.elements]
-            result = (
-                elements.max(-1)
-                if p == np.inf
-                else (elements ** np.longdouble(p)).sum(-1) ** (1 / np.longdouble(p))
+            exponent = np.longdouble(p)
+            norms[(..., *window.output)] = (
+                elements.max(-1) if p == np.inf else (elements**exponent).sum(-1) ** (1 / exponent)
             )
-            norms[(..., *window.output)] = result
     return norms
 
 
@@ -395,11 +355,6 @@ def unpooled(
         if indices[plane, element] != -1:
             result[plane, indices[plane, element]] = flat[plane, element]
             writers[plane, indices[plane, element]] = element
-    kept = np.array(
-        [
-            [element in writers[plane] for element in range(flat.shape[1])]
-            for plane in range(planes)
-        ],
-        bool,
-    )
+    elements = np.arange(flat.shape[1])
+    kept = np.array([np.isin(elements, plane) for plane in writers])
     return result.reshape(*values.shape[:2], *sizes), kept.reshape(values.shape)

@@ -53,6 +53,10 @@ def plainly(*values: object) -> list[Wrong]:
     return [Wrong(repr(value), value) for value in values]
 
 
+def named(*values: object) -> list[Wrong]:
+    return [Wrong(str(value), value) for value in values]
+
+
 SPATIAL = (6, 4, 5)
 """Spatial sizes of the right inputs: as many of the last as there are dimensions."""
 
@@ -61,171 +65,124 @@ def planes(rank: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(2, 3, *SPATIAL[-rank:]).to(dtype)
 
 
-def quietly(make: Callable[[], Tensor]) -> Tensor:
+def quietly(make: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """PyTorch warns of what is a prototype there; here it is refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return make()
-
-
-def quantized_planes(scale: float = 0.5) -> Tensor:
-    return quietly(lambda: torch.quantize_per_tensor(planes(), scale, 4, torch.quint8))
-
-
-NOT_TENSORS = [*plainly(None, 3, "image"), Wrong("a nested list", [[[[1.0]]]])]
-NOT_TENSORS += [Wrong("a NumPy array", planes().numpy())]
-NOT_DENSE = [
-    Wrong("a sparse tensor", quietly(lambda: planes().to_sparse())),
-    Wrong(
-        "a nested tensor", quietly(lambda: torch.nested.nested_tensor([torch.ones(3, 4, 5)] * 2))
-    ),
-]
-NOT_PLAIN = [Wrong("a quantized tensor", quantized_planes())]
+        return make(*arguments)
 
 
 def of_type(dtype: torch.dtype, tensor: Tensor | None = None) -> Wrong:
-    return Wrong(
-        f"a tensor of {str(dtype)[6:]}",
-        quietly(lambda: (planes() if tensor is None else tensor).to(dtype)),
-    )
-
-
-UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
-NOT_ORDERED, NOT_AVERAGED = UNPOOLED[1:], UNPOOLED[::2]
-INTEGERS = [*map(of_type, (torch.int32, torch.uint8))]
+    tensor = planes() if tensor is None else tensor
+    return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(tensor.to, dtype))
 
 
 def of_shape(*sizes: int, dtype: torch.dtype = torch.float32) -> Wrong:
     return Wrong(f"a tensor of shape {sizes}", torch.ones(sizes).to(dtype))
 
 
+def of_shapes(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Wrong]:
+    return [of_shape(*sizes, dtype=dtype) for sizes in shapes]
+
+
+def elsewhere(*sizes: int, dtype: torch.dtype = torch.float32) -> Wrong:
+    return Wrong("a tensor on another device", torch.ones(sizes, dtype=dtype, device="meta"))
+
+
 def ranks(dtype: torch.dtype = torch.float32) -> list[Wrong]:
-    return [of_shape(*sizes, dtype=dtype) for sizes in ((), (5,), (4, 5), (1, 1, 2, 3, 4, 5))]
+    return of_shapes((), (5,), (4, 5), (1, 1, 2, 3, 4, 5), dtype=dtype)
 
 
 def empty_planes(dtype: torch.dtype = torch.float32) -> list[Wrong]:
-    return [of_shape(*sizes, dtype=dtype) for sizes in ((2, 3, 0, 5), (2, 3, 4, 0), (0, 3, 0, 5))]
+    return of_shapes((2, 3, 0, 5), (2, 3, 4, 0), (0, 3, 0, 5), dtype=dtype)
 
 
-FLOAT_TENSORS = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *UNPOOLED, *INTEGERS, *ranks()]
-AVERAGED = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_AVERAGED, *INTEGERS, *ranks()]
-UNPOOLABLE = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_AVERAGED, *ranks()]
-INTEGER_TENSORS = [
-    *NOT_TENSORS,
-    *NOT_PLAIN,
-    *UNPOOLED,
-    of_type(torch.int32),
-    of_type(torch.float32),
-    *ranks(torch.uint8),
-]
+QUANTIZED = quietly(torch.quantize_per_tensor, planes(), 0.5, 4, torch.quint8)
+NESTED = quietly(torch.nested.nested_tensor, [torch.ones(3, 4, 5)] * 2)
+NOT_TENSORS = [*plainly(None, 3, "image"), Wrong("a nested list", [[[[1.0]]]])]
+NOT_TENSORS += [Wrong("a NumPy array", planes().numpy())]
+NOT_DENSE = [Wrong("a sparse tensor", quietly(planes().to_sparse))]
+NOT_DENSE += [Wrong("a nested tensor", NESTED)]
+NOT_PLAIN = [Wrong("a quantized tensor", QUANTIZED)]
+UNPOOLED = [*map(of_type, (torch.bool, torch.complex64, torch.float8_e4m3fn))]
+NOT_ORDERED, NOT_AVERAGED = UNPOOLED[1:], UNPOOLED[::2]
+INTEGERS = [*map(of_type, (torch.int32, torch.uint8))]
+NEITHER = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN]
+FLOAT_TENSORS = [*NEITHER, *UNPOOLED, *INTEGERS, *ranks()]
+AVERAGED = [*NEITHER, *NOT_AVERAGED, *INTEGERS, *ranks()]
+ORDERED = [*NEITHER, *NOT_ORDERED, *ranks(), *empty_planes()]
+UNPOOLABLE = [*NEITHER, *NOT_AVERAGED, *ranks()]
+INTEGER_TENSORS = [*NOT_TENSORS, *NOT_PLAIN, *UNPOOLED, of_type(torch.int32)]
+INTEGER_TENSORS += [of_type(torch.float32), *ranks(torch.uint8)]
 
-NOT_INTS = [
-    *plainly(2.0, math.nan, "2", True, (2, None), (2, True), {2, 3}),
-    Wrong("a tensor of two ints", torch.tensor([2, 2])),
-]
+NOT_INTS = plainly(2.0, math.nan, "2", True, (2, None), (2, True), {2, 3})
+NOT_INTS += [Wrong("a tensor of two ints", torch.tensor([2, 2]))]
 COUNTS = plainly((), (2,), (2, 2, 2), [2, 2, 2, 2])
 ABSURD = plainly(2**31, 2**40, 2**62, 2**63, 2**200, (1, 2**31))
 AT_LEAST_1 = [*NOT_INTS, *COUNTS, *plainly(0, -1, (1, 0), -(2**63)), *ABSURD]
 AT_LEAST_0 = [*NOT_INTS, *COUNTS, *plainly(-1, (0, -4), -(2**63)), *ABSURD]
 TOO_LARGE = plainly(5, (4, 6), 2**31 - 1)
 FLAGS = plainly(1, 0, None, "yes")
-DIVISORS = [
-    *plainly(0, 2.0, True, "2", (2, 2), 2**63, -(2**63) - 1, 2**200),
-    Wrong("a tensor", torch.tensor(2)),
-]
+DIVISORS = plainly(0, 2.0, True, "2", (2, 2), 2**63, -(2**63) - 1, 2**200)
+DIVISORS += [Wrong("a tensor", torch.tensor(2))]
 NORMS = plainly(0, 0.5, -1, -math.inf, math.nan, True, None, "2", (2,), 2j, 2**1100)
-INDEX_TYPES = [
-    Wrong(str(value), value)
-    for value in (torch.float32, torch.int8, torch.uint16, torch.bool, int, None)
-]
+INDEX_TYPES = named(torch.float32, torch.int8, torch.uint16, torch.bool, int, None)
 INDEX_TYPES += plainly("int64")
 MASKS = [
     *plainly(True, "mask", [True, False]),
     *(of_type(dtype, torch.ones(2, 1, 4, 5)) for dtype in (torch.float32, torch.uint8)),
-    *(of_shape(*sizes, dtype=torch.bool) for sizes in ((2, 5), (2, 4, 5), (1, 2, 3, 4, 5))),
-    of_shape(2, 1, 2, 5, dtype=torch.bool),
+    *of_shapes((2, 5), (2, 4, 5), (1, 2, 3, 4, 5), (2, 1, 2, 5), dtype=torch.bool),
     Wrong("a sparse tensor", torch.ones(4, 5, dtype=torch.bool).to_sparse()),
-    Wrong("a tensor on another device", torch.ones(4, 5, dtype=torch.bool, device="meta")),
+    elsewhere(4, 5, dtype=torch.bool),
 ]
+SHAPES = (2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4)
 GRADIENTS = [
     *NOT_TENSORS,
     *NOT_DENSE,
     *UNPOOLED,
     *(of_type(dtype, torch.ones(2, 3, 3, 4)) for dtype in (torch.float64, torch.float16)),
-    Wrong("a tensor on another device", torch.ones(2, 3, 3, 4, device="meta")),
-    *itertools.starmap(
-        of_shape,
-        ((2, 3, 4, 5), (1, 3, 3, 4), (2, 4, 3, 4), (2, 3, 4, 3), (2, 3, 3), (2, 3, 1, 3, 4)),
-    ),
+    elsewhere(2, 3, 3, 4),
+    *of_shapes(*SHAPES),
 ]
 SIZES = [
-    *plainly(
-        5,
-        None,
-        "size",
-        (),
-        (4, 5),
-        (1, 2, 3, 4, 5),
-        (2, 3, 4.0, 5),
-        (2, True, 4, 5),
-        (2, 3, 4, 6),
-        (1, 3, 4, 5),
-    ),
-    *plainly((2, -3, 4, 5), (2, 3, 0, 5), (2, 3, -4, 5), (2, 3, 4, 2**62), (2, 3, 4, 2**200)),
+    *plainly(5, None, "size", (), (4, 5), (1, 2, 3, 4, 5), (2, 3, 4.0, 5), (2, True, 4, 5)),
+    *plainly((2, 3, 4, 6), (1, 3, 4, 5), (2, -3, 4, 5), (2, 3, 0, 5), (2, 3, -4, 5)),
+    *plainly((2, 3, 4, 2**62), (2, 3, 4, 2**200)),
     Wrong("a tensor", torch.tensor([2, 3, 4, 5])),
 ]
-OUTPUT_SIZES = [
-    *plainly(2.0, "7", True, (1, 2, 3), (), (2, 2.0), (None, "2"), -1, (1, -1)),
-    *ABSURD,
-]
-
-
-def channelwise(value: float) -> Tensor:
-    return torch.tensor([0.5, value, 2.0])
-
-
+OUTPUT_SIZES = plainly(2.0, "7", True, (1, 2, 3), (), (2, 2.0), (None, "2"), -1, (1, -1))
+OUTPUT_SIZES += ABSURD
 SCALES = [
     *plainly(0.0, -0.5, math.nan, math.inf, 1e-50, 1e39, "0.1", True, 1j, (0.1, 0.2, 0.3)),
     Wrong("a tensor of 0", torch.zeros(())),
-    *(Wrong(f"a channel of {value}", channelwise(value)) for value in (-1.0, math.nan, math.inf)),
-    *(of_shape(*sizes) for sizes in ((2,), (3, 1), (1, 3, 1), (1, 3, 1, 2), (2, 3, 4, 5), (0,))),
+    *(
+        Wrong(f"a channel of {value}", torch.tensor([0.5, value, 2.0]))
+        for value in (-1.0, math.nan, math.inf)
+    ),
+    *of_shapes((2,), (3, 1), (1, 3, 1), (1, 3, 1, 2), (2, 3, 4, 5), (0,)),
     Wrong("a tensor of int32", torch.ones((), dtype=torch.int32)),
     Wrong("a sparse tensor", torch.ones(3).to_sparse()),
-    Wrong("a tensor on another device", torch.ones((), device="meta")),
+    elsewhere(),
 ]
-REQUIRED_SCALES = [
-    *SCALES,
-    *plainly(None),
-    Wrong("a scale that requires a gradient", torch.ones(3, requires_grad=True)),
-]
+REQUIRED_SCALES = [*SCALES, *plainly(None)]
+REQUIRED_SCALES += [Wrong("a scale that requires a gradient", torch.ones(3, requires_grad=True))]
 ZERO_POINTS = [
     *plainly(256, -1, 2**62, 2**200, 1.5, math.nan, True, "3", (3,)),
-    *(
-        Wrong(f"a tensor of shape {sizes}", torch.zeros(sizes, dtype=torch.uint8))
-        for sizes in ((2,), (3, 1), (0,))
-    ),
-    Wrong("a tensor on another device", torch.zeros((), dtype=torch.uint8, device="meta")),
+    *of_shapes((2,), (3, 1), (0,), dtype=torch.uint8),
+    elsewhere(dtype=torch.uint8),
 ]
-PLAIN_ZERO_POINTS = [
-    *ZERO_POINTS,
-    *(of_type(dtype, torch.tensor(3)) for dtype in (torch.int8, torch.int64)),
-]
-ANY_ZERO_POINTS = [
-    *ZERO_POINTS,
-    Wrong("a tensor of 256", torch.tensor(256)),
-    of_type(torch.float32, torch.tensor(3)),
-]
-QUANTIZED_TYPES = [
-    Wrong(str(value), value) for value in (torch.int32, torch.float32, int)
-] + plainly("int8")
+PLAIN_ZERO_POINTS = [*ZERO_POINTS, of_type(torch.int8, torch.tensor(3))]
+PLAIN_ZERO_POINTS += [of_type(torch.int64, torch.tensor(3))]
+ANY_ZERO_POINTS = [*ZERO_POINTS, Wrong("a tensor of 256", torch.tensor(256))]
+ANY_ZERO_POINTS += [of_type(torch.float32, torch.tensor(3))]
+QUANTIZED_TYPES = [*named(torch.int32, torch.float32, int), *plainly("int8")]
 INDICES = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
 ALL_INDICES = [
     *NOT_TENSORS,
     *NOT_DENSE,
     *UNPOOLED,
     *(of_type(dtype, INDICES) for dtype in (torch.float32, torch.int16, torch.uint8)),
-    of_shape(2, 3, 4, 4, dtype=torch.int64),
-    of_shape(3, 4, 5, dtype=torch.int64),
+    *of_shapes((2, 3, 4, 4), (3, 4, 5), dtype=torch.int64),
     Wrong("a tensor on another device", INDICES.to("meta")),
     Wrong("an index past its plane", torch.where(INDICES == 7, 20, INDICES)),
     Wrong("an index below its plane", torch.where(INDICES == 27, 0, INDICES)),
@@ -233,28 +190,19 @@ ALL_INDICES = [
     Wrong("an index of 2**62", torch.where(INDICES == 7, 2**62, INDICES)),
 ]
 
-SCALES_AND_ZEROS = (
-    (torch.ones(2), torch.zeros(2, dtype=torch.int64)),
-    (torch.ones(3), torch.ones(3) / 2),
-)
+
+def per_channel(zero_points: Tensor, axis: int) -> Tensor:
+    scales = torch.ones(len(zero_points))
+    return quietly(torch.quantize_per_channel, planes(), scales, zero_points, axis, torch.quint8)
+
+
 QUANTIZED_TENSORS = [
     *NOT_TENSORS,
     *map(of_type, (torch.float32, torch.uint8)),
-    *(
-        Wrong(name, quietly(make))
-        for name, make in {
-            "a tensor of qint32": lambda: torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32),
-            "a tensor quantized along axis 0": lambda: torch.quantize_per_channel(
-                planes(), *SCALES_AND_ZEROS[0], 0, torch.quint8
-            ),
-            "a tensor quantized with float zero points": lambda: torch.quantize_per_channel(
-                planes(), *SCALES_AND_ZEROS[1], 1, torch.quint8
-            ),
-            "a tensor of two dimensions": lambda: torch.quantize_per_tensor(
-                planes()[0, 0], 1.0, 0, torch.qint8
-            ),
-        }.items()
-    ),
+    Wrong("a tensor of qint32", torch.quantize_per_tensor(planes(), 0.5, 3, torch.qint32)),
+    Wrong("a tensor quantized along axis 0", per_channel(torch.zeros(2).long(), 0)),
+    Wrong("a tensor quantized with float zero points", per_channel(torch.ones(3) / 2, 1)),
+    Wrong("a tensor of two dimensions", QUANTIZED[0, 0]),
 ]
 
 WRONG: dict[str, list[Wrong]] = {
@@ -282,71 +230,57 @@ WRONG: dict[str, list[Wrong]] = {
     "output_dtype": QUANTIZED_TYPES,
 }
 """What is wrong of an argument in DirectML's words, wherever no function has values of its own."""
-ORDERED = [*NOT_TENSORS, *NOT_DENSE, *NOT_PLAIN, *NOT_ORDERED, *ranks(), *empty_planes()]
+POOLED: dict[str, Any] = {"input": planes(), "window_size": 2}
+BINNED: dict[str, Any] = {"input": planes(), "output_size": 2}
+RECORDED: dict[str, Any] = {"input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2}
+SCALED: dict[str, Any] = {"input_scale": 0.5, "input_zero_point": 3, "output_scale": 0.25}
 FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
-    dmlpool.average_pooling: (
-        {"input": planes(), "window_size": 2},
-        {"input": [*AVERAGED, *empty_planes()]},
-    ),
+    dmlpool.average_pooling: (POOLED, {"input": [*AVERAGED, *empty_planes()]}),
     dmlpool.average_pooling_grad: (
-        {"input_gradient": torch.ones(2, 3, 3, 4), "input_size": (2, 3, 4, 5), "window_size": 2},
+        {**RECORDED, "input_size": (2, 3, 4, 5)},
         {"input_gradient": [*AVERAGED, *GRADIENTS[-6:]]},
     ),
-    dmlpool.max_pooling: ({"input": planes(), "window_size": 2}, {"input": ORDERED}),
-    dmlpool.min_pooling: ({"input": planes(), "window_size": 2}, {"input": ORDERED}),
-    dmlpool.max_pooling_grad: (
-        {"input": planes(), "input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2},
-        {},
-    ),
-    dmlpool.lp_pooling: ({"input": planes(), "window_size": 2}, {}),
-    dmlpool.adaptive_average_pooling: (
-        {"input": planes(), "output_size": 2},
-        {"input": [*AVERAGED, *empty_planes()]},
-    ),
-    dmlpool.adaptive_max_pooling: ({"input": planes(), "output_size": 2}, {"input": ORDERED}),
-    dmlpool.adaptive_min_pooling: ({"input": planes(), "output_size": 2}, {"input": ORDERED}),
+    dmlpool.max_pooling: (POOLED, {"input": ORDERED}),
+    dmlpool.min_pooling: (POOLED, {"input": ORDERED}),
+    dmlpool.max_pooling_grad: ({**RECORDED, "input": planes()}, {}),
+    dmlpool.lp_pooling: (POOLED, {}),
+    dmlpool.adaptive_average_pooling: (BINNED, {"input": [*AVERAGED, *empty_planes()]}),
+    dmlpool.adaptive_max_pooling: (BINNED, {"input": ORDERED}),
+    dmlpool.adaptive_min_pooling: (BINNED, {"input": ORDERED}),
     dmlpool.max_unpooling: (
         {"input": planes(), "indices": INDICES, "output_size": (2, 3, 4, 5)},
         {"input": UNPOOLABLE, "output_size": [*SIZES[:8], *SIZES[9:13], SIZES[-1]]},
     ),
     dmlpool.quantized_linear_average_pooling: (
-        {
-            **{
-                "input": planes(dtype=torch.uint8),
-                "window_size": 2,
-                "input_scale": 0.5,
-                "input_zero_point": 3,
-            },
-            **{"output_scale": 0.25, "output_zero_point": None},
-        },
+        {**POOLED, "input": planes(dtype=torch.uint8), **SCALED, "output_zero_point": None},
         {
             "input": [*INTEGER_TENSORS, *empty_planes(torch.uint8)],
             "output_scale": REQUIRED_SCALES,
             "output_zero_point": [*ZERO_POINTS, PLAIN_ZERO_POINTS[-1]],
-            "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.quint8", torch.quint8)],
+            "output_dtype": [*QUANTIZED_TYPES, *named(torch.quint8)],
         },
     ),
     dmlpool.quantized_average_pooling: (
-        {"input": quantized_planes(), "window_size": 2},
-        {
-            "input": QUANTIZED_TENSORS,
-            "output_dtype": [*QUANTIZED_TYPES, Wrong("torch.qint32", torch.qint32)],
-        },
+        {**POOLED, "input": QUANTIZED},
+        {"input": QUANTIZED_TENSORS, "output_dtype": [*QUANTIZED_TYPES, *named(torch.qint32)]},
     ),
-    dmlpool.quantized_max_pooling: (
-        {"input": quantized_planes(), "window_size": 2},
-        {"input": QUANTIZED_TENSORS},
-    ),
+    dmlpool.quantized_max_pooling: ({**POOLED, "input": QUANTIZED}, {"input": QUANTIZED_TENSORS}),
 }
 """The functions in DirectML's words: a right request, and wrong values that are its own."""
 
+OF_PLAIN_TENSORS = [
+    function.__name__
+    for function, (right, _) in FUNCTIONS.items()
+    if right.get("input") is not QUANTIZED
+]
+
 # PyTorch's words, for each number of dimensions: its own few values where the code is shared.
-TAKEN = {"()", "(2,)"}
-"""An empty stride and lists of one entry, which PyTorch reads as nothing and as one int."""
 
 
 def as_torch(values: list[Wrong]) -> list[Wrong]:
-    return [value for value in values if value.name not in TAKEN]
+    """Without an empty stride and lists of one entry, which PyTorch reads as nothing and as one
+    int."""
+    return [value for value in values if value.name not in {"()", "(2,)"}]
 
 
 def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dict[str, Any]:
@@ -354,19 +288,15 @@ def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dic
     return {name: values[name] for name in values if name in inspect.signature(function).parameters}
 
 
-PADDINGS = plainly(
-    None, "full", "causal", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)), ((0, 0.5), (0, 0))
-)
+PADDINGS = plainly(None, "full", "causal", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)))
+PADDINGS += plainly(((0, 0.5), (0, 0)), (1, 1, 0, 0))
 FOR_IMAGES: dict[str, list[Wrong]] = {
+    **WRONG,
     "kernel_size": [*as_torch(AT_LEAST_1), *plainly((), None)],
     "stride": as_torch(AT_LEAST_1),
     "padding": [*as_torch(AT_LEAST_0), *PADDINGS],
     "dilation": as_torch(AT_LEAST_1),
-    "ceil_mode": FLAGS,
-    "output_size": OUTPUT_SIZES,
     "count_include_pad": FLAGS,
-    "divisor_override": DIVISORS,
-    "return_indices": FLAGS,
     "norm_type": NORMS,
 }
 FEW: dict[str, list[Wrong]] = {
@@ -377,24 +307,29 @@ FEW: dict[str, list[Wrong]] = {
     "ceil_mode": plainly(1),
     "output_size": plainly(2.0, -1, (2, 2, 2, 2), 2**31),
 }
-NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
-NOT_FLOATS = [*NOT_DENSE[:1], *NOT_PLAIN, *UNPOOLED[:1], *INTEGERS[:1]]
 RIGHT = {"kernel_size": 2, "output_size": 2, "norm_type": 2}
 LAYERS = ["AvgPool", "MaxPool", "MinPool", "LPPool", "AdaptiveAvgPool", "AdaptiveMaxPool"]
 LAYERS += ["AdaptiveMinPool", "MaxUnpool"]
+NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
+
+
+def too_small(rank: int, dtype: torch.dtype = torch.float32) -> list[Wrong]:
+    """Inputs that no window of 2 fits, with samples and without."""
+    return of_shapes((2, 3, *(1,) * rank), (3, *(1,) * rank), dtype=dtype)
 
 
 def wrong_images(layer: str, rank: int) -> list[Wrong]:
+    types = [*NOT_DENSE[:1], *NOT_PLAIN, *UNPOOLED[:1], *INTEGERS[:1]]
     if layer == "MaxUnpool":
-        types = NOT_FLOATS[:3]
-    else:
-        is_ordered = "Max" in layer or "Min" in layer
-        types = [*NOT_FLOATS[:2], NOT_ORDERED[0]] if is_ordered else NOT_FLOATS
-    dense = types if rank == 2 else []
-    if layer not in ("LPPool", "MaxUnpool"):  # which take quantized tensors
-        dense = [one for one in dense if one not in NOT_PLAIN]
-    other = [of_shape(2, 3, *SPATIAL[-rank:], 7)] if rank == 3 else []
-    return [*NOT_IMAGES[: None if rank == 2 else 1], *other, *dense]
+        types.pop()
+    elif "Max" in layer or "Min" in layer:
+        types[2:] = NOT_ORDERED[:1]
+    if layer not in ("LPPool", "MaxUnpool"):  # the others take quantized tensors
+        types.pop(1)
+    small = [] if layer.startswith("Adaptive") or layer == "MaxUnpool" else too_small(rank)
+    if rank == 2:
+        return [*NOT_IMAGES, *types, *small]
+    return [*NOT_IMAGES[:1], *([of_shape(2, 3, *SPATIAL, 7)] * (rank == 3)), *small]
 
 
 Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
@@ -403,100 +338,80 @@ Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
 
 def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
     """Right indices, and wrong values of what only unpooling takes."""
-    indices = (
-        torch.arange(planes(rank)[0, 0].numel()).view(SPATIAL[-rank:]).expand(planes(rank).shape)
-    )
+    sizes = SPATIAL[-rank:]
+    indices = torch.arange(math.prod(sizes)).view(sizes).expand(2, 3, *sizes)
     wrong = [
         *NOT_TENSORS[:1],
         Wrong("a tensor of float32", planes(rank)),
         Wrong("a tensor on another device", indices.to("meta")),
         Wrong("an index past the plane", indices + 2**40),
-        of_shape(2, 3, *SPATIAL[-rank:-1], 3, dtype=torch.int64),
+        of_shape(2, 3, *sizes[:-1], 3, dtype=torch.int64),
     ]
-    sizes = plainly(12, "8", *([(3,), (40, 40)] if rank == 2 else []))
-    return indices, {"indices": wrong, "output_size": sizes}
+    return indices, {
+        "indices": wrong,
+        "output_size": plainly(12, "8", *([(3,), (40, 40)] if rank == 2 else [])),
+    }
 
 
 def torch_rows(rank: int) -> Iterator[Row]:
     """The functions of nn.functional and the layers of nn."""
     for layer in LAYERS:
-        kind, family = (
-            getattr(nn, f"{layer}{rank}d"),
-            re.sub("(?<=[a-z])(?=[A-Z])|(?<=LP)", "_", layer).lower(),
-        )
+        kind = getattr(nn, f"{layer}{rank}d")
+        family = re.sub("(?<=[a-z])(?=[A-Z])|(?<=LP)", "_", layer).lower()
         wrong, right = (
             arguments_of(kind, FOR_IMAGES if rank == 2 else FEW),
             arguments_of(kind, RIGHT),
         )
-        tensors, wrong_tensors, more = (
-            {"input": planes(rank)},
-            {"input": wrong_images(layer, rank)},
-            {},
-        )
-        if layer != "MaxUnpool":
-            wrong_tensors["mask"] = MASKS if rank == 2 else [*MASKS[:1], MASKS[3], MASKS[7]]
+        tensors, wrong_tensors = {"input": planes(rank)}, {"input": wrong_images(layer, rank)}
+        more: dict[str, list[Wrong]] = {}
         if layer == "MaxUnpool":
             tensors["indices"], unpooled = unpooling_rows(rank)
             wrong_tensors |= unpooled
-            more = (
-                {"output_size": [*unpooled["output_size"], *plainly((2, 3, 8))]} if rank > 1 else {}
-            )
-        function = getattr(functional, f"{family}{rank}d")
-        yield (
-            f"nn.functional.{family}{rank}d",
-            function,
-            tensors | right,
-            wrong | wrong_tensors | more,
-        )
+            if rank > 1:
+                more["output_size"] = [*unpooled["output_size"], *plainly((2, 3, 8))]
+        else:
+            wrong_tensors["mask"] = MASKS if rank == 2 else [*MASKS[:1], MASKS[3], MASKS[7]]
+        wrongs = {"": wrong | wrong_tensors | more}
         if layer.endswith("MaxPool"):
             # Its return_indices is ignored, as torch's is.
-            function, name = (
-                getattr(functional, f"{family}{rank}d_with_indices"),
-                f"{family}{rank}d_with_indices",
-            )
-            yield (
-                f"nn.functional.{name}",
-                function,
-                tensors | right,
-                arguments_of(kind, FEW) | wrong_tensors,
-            )
+            wrongs["_with_indices"] = arguments_of(kind, FEW) | wrong_tensors
+        for ending, values in wrongs.items():
+            name = f"{family}{rank}d{ending}"
+            yield f"nn.functional.{name}", getattr(functional, name), tensors | right, values
         yield f"nn.{layer}{rank}d", kind, right, wrong
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
-    parameters = {
+
+
+# What fits the channels, the device and the type is known with the input alone.
+TOLD_BY_INPUTS = {"-1", "a tensor on another device"}
+TOLD_BY_INPUTS |= {"a tensor of shape (2,)", "a tensor of shape (0,)"}
+PARAMETERS = {
+    name: [value for value in values if value.name not in TOLD_BY_INPUTS]
+    for name, values in {
         "input_scale": SCALES,
         "input_zero_point": ANY_ZERO_POINTS,
         "output_scale": SCALES,
-    }
-    parameters |= {"output_zero_point": ANY_ZERO_POINTS, "output_dtype": QUANTIZED_TYPES}
-    # What fits the channels, the device and the type is known with the input alone.
-    told = {
-        "-1",
-        "a tensor on another device",
-        *(f"a tensor of shape {sizes}" for sizes in ((2,), (0,))),
-    }
-    parameters = {
-        name: [row for row in rows if row.name not in told] for name, rows in parameters.items()
-    }
-    kind = getattr(quantized, f"AvgPool{rank}d")
-    wrong = {
-        **arguments_of(kind, FEW),
-        "count_include_pad": FLAGS,
-        **(parameters if rank == 2 else {}),
-    }
-    yield f"nn.quantized.AvgPool{rank}d", kind, {"kernel_size": 2}, wrong
-    wrong_types = [
-        Wrong("a tensor of float32", planes(rank)),
-        Wrong("a tensor of int32", planes(rank).int()),
-    ]
-    forward = _forward(kind, {"kernel_size": 2})
-    right = {"input": planes(rank, torch.uint8)}
-    yield f"nn.quantized.AvgPool{rank}d", forward, right, {"input": [*NOT_IMAGES[:4], *wrong_types]}
-    kind = getattr(quantized, f"AdaptiveAvgPool{rank}d")
-    wrong = {**arguments_of(kind, FEW), **(parameters if rank == 2 else {})}
-    yield f"nn.quantized.AdaptiveAvgPool{rank}d", kind, {"output_size": 1}, wrong
-    forward = _forward(kind, {"output_size": 1})
-    wrong = {"input": [*NOT_IMAGES[:4], *wrong_types]}
-    yield f"nn.quantized.AdaptiveAvgPool{rank}d", forward, right, wrong
+        "output_zero_point": ANY_ZERO_POINTS,
+        "output_dtype": QUANTIZED_TYPES,
+    }.items()
+}
+
+
+def quantized_rows(rank: int) -> Iterator[Row]:
+    """The layers of nn.quantized."""
+    planes_of = functools.partial(planes, rank)
+    images = [*NOT_IMAGES[:4], Wrong("a tensor of float32", planes_of())]
+    images += [Wrong("a tensor of int32", planes_of(torch.int32))]
+    averaging = {"count_include_pad": FLAGS}
+    for layer, right, own, small in (
+        ("AvgPool", {"kernel_size": 2}, averaging, too_small(rank, torch.uint8)),
+        ("AdaptiveAvgPool", {"output_size": 1}, {}, []),
+    ):
+        name, kind = f"nn.quantized.{layer}{rank}d", getattr(quantized, f"{layer}{rank}d")
+        few = arguments_of(kind, FEW)
+        yield name, kind, right, few | own | (PARAMETERS if rank == 2 else {})
+        tensors = {"input": planes_of(torch.uint8)}
+        yield name, _forward(kind, right), tensors, {"input": [*images, *small]}
     kind = getattr(quantized, f"MaxPool{rank}d")
     wrong = arguments_of(kind, FOR_IMAGES if rank == 2 else FEW)
     yield f"nn.quantized.MaxPool{rank}d", kind, {"kernel_size": 2}, wrong
@@ -511,6 +426,7 @@ def rows() -> Iterator[Row]:
         yield function.__name__, function, right, arguments_of(function, WRONG | own)
     for rank in (1, 2, 3):
         yield from torch_rows(rank)
+        yield from quantized_rows(rank)
 
 
 def right_requests() -> list[Callable[[], object]]:
@@ -522,60 +438,50 @@ def requests() -> dict[str, list[Request]]:
     """All requests, by the function or layer that they are made of."""
     found: dict[str, list[Request]] = {}
     for name, function, right, wrong in rows():
-        for argument, value in (
-            (argument, value) for argument, values in wrong.items() for value in values
-        ):
-            call = functools.partial(function, **{**right, argument: value.value})
-            found.setdefault(name, []).append(Request(name, argument, value.name, call))
+        for argument, values in wrong.items():
+            for value in values:
+                call = functools.partial(function, **{**right, argument: value.value})
+                found.setdefault(name, []).append(Request(name, argument, value.name, call))
     return found
+
+
+KINDS = TypeError, ValueError, RuntimeError
 
 
 def refusal(request: Request) -> Refused:
     """What a request raises; an exception of another kind, or none, is passed on."""
     try:
         result = request.call()
-    except (TypeError, ValueError, RuntimeError) as error:
-        kinds = (
-            kind.__name__
-            for kind in (TypeError, ValueError, RuntimeError)
-            if isinstance(error, kind)
-        )
-        return Refused(request.argument, request.wrong, next(kinds), str(error))
-    raise AssertionError(
-        f"{request.function} accepted {request.argument}={request.wrong}: {type(result).__name__}"
-    )
+    except KINDS as error:
+        kind = next(kind.__name__ for kind in KINDS if isinstance(error, kind))
+        return Refused(request.argument, request.wrong, kind, str(error))
+    call = f"{request.function} accepted {request.argument}={request.wrong}"
+    raise AssertionError(f"{call}: {type(result).__name__}")
+
+
+ABOUT = """# All error messages
+
+Each row is a call with one wrong argument, the error that it raises before anything is computed, and the
+functions and layers that raise it. The tests make each call and compare the whole message.
+`python tests/refusals.py` writes this page; `docs/errors.md` has the frequent messages with what to do.
+The other arguments are right: inputs of shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), and windows of size 2.
+"""  # noqa: E501
 
 
 def page(refused: dict[Refused, list[str]]) -> str:
     """tests/refusals.md: one section per argument, one row per wrong value and message."""
-    lines = [
-        "# All error messages",
-        "",
-        "Each row is a call with one wrong argument, the error that it raises before anything is "
-        "computed, and the",
-        "functions and layers that raise it. The tests make each call and compare the whole "
-        "message.",
-        "`python tests/refusals.py` writes this page; `docs/errors.md` has the frequent messages "
-        "with what to do.",
-        "The other arguments are right: inputs of shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, "
-        "5), and windows of size 2.",
-    ]
     arguments: dict[str, list[Refused]] = {}
     for row in refused:
         arguments.setdefault(row.argument, []).append(row)
+    text = ABOUT
     for argument, rows in arguments.items():
-        lines += [
-            "",
-            f"## `{argument}`",
-            "",
-            "| value | raises | message | where |",
-            "| --- | --- | --- | --- |",
-        ]
+        text += f"\n## `{argument}`\n\n| value | raises | message | where |\n"
+        text += "| --- | --- | --- | --- |\n"
         for row in rows:
             message = row.message.replace("|", "\\|").replace("\n", " ")
             where = ", ".join(dict.fromkeys(refused[row]))
-            lines.append(f"| {row.wrong} | {row.kind} | {message} | {where} |")
-    return "\n".join(lines) + "\n"
+            text += f"| {row.wrong} | {row.kind} | {message} | {where} |\n"
+    return text
 
 
 def collected() -> dict[Refused, list[str]]:

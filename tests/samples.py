@@ -1,4 +1,4 @@
-"""Tensors to pool, in every type and layout; how results are compared with the oracle."""
+"""Tensors to pool, in every type, layout and kind; how results are compared with the oracle."""
 
 from __future__ import annotations
 
@@ -60,11 +60,8 @@ def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
     """No two elements alike, and none nearer than numerical differentiation steps: max is smooth
     there."""
     count = math.prod(sizes)
-    return (
-        ((torch.randperm(count, generator=seeded(*sizes, seed=seed)) - count / 2) / 7)
-        .reshape(sizes)
-        .to(dtype)
-    )
+    numbers = torch.randperm(count, generator=seeded(*sizes, seed=seed)) - count / 2
+    return (numbers / 7).reshape(sizes).to(dtype)
 
 
 def normal(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -171,6 +168,73 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Layouts of a tensor. The expanded ones change its values: compute what is expected from the
 layout's result."""
+
+
+class Overriding(Tensor):
+    """A subclass that overrides functions of PyTorch's and nothing else."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def plain(value: Any) -> Any:
+    """The numbers of a tensor in memory of their own, as a tensor of no special kind; what is no
+    tensor as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value._is_zerotensor():
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    with torch.inference_mode(False):
+        copied = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        return copied.copy_(value.detach().as_subclass(Tensor))
+
+
+def _imaginary(tensor: Tensor) -> Tensor:
+    """The imaginary part of a conjugated tensor, which is the way that most negated views come
+    about."""
+    return torch.complex(torch.zeros_like(tensor), tensor.neg()).conj().imag
+
+
+def _without_memory(tensor: Tensor) -> Tensor:
+    """A part of others: its pointer is not 0."""
+    sizes = 2, *tensor.shape
+    return torch._efficientzerotensor(sizes, dtype=tensor.dtype, device=tensor.device)[1]
+
+
+def _inferred(tensor: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return tensor.clone()
+
+
+NUMBERS = FLOATS + INTEGERS
+KINDS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
+    "negated": (lambda tensor: torch._neg_view(tensor.neg()), FLOATS + SIGNED),
+    "imaginary": (_imaginary, FLOATS[:2]),
+    "zeros without memory": (_without_memory, NUMBERS),
+    "expanded": (
+        lambda tensor: tensor[(slice(1),) * min(2, tensor.dim())].expand(tensor.shape),
+        NUMBERS,
+    ),
+    "one element everywhere": (lambda tensor: tensor.flatten()[0].expand(tensor.shape), NUMBERS),
+    "made in inference mode": (_inferred, NUMBERS),
+    "overriding functions": (lambda tensor: tensor.as_subclass(Overriding), NUMBERS),
+}
+"""Tensors whose elements are not what lies in their memory, or which PyTorch handles in a way of
+its own: how to make each kind, and the data types that PyTorch has it for. Some kinds have other
+numbers than the tensor that they are made of."""
+
+
+WITHOUT_INDUCTOR = ("negated", "imaginary", "zeros without memory", "overriding functions")
+"""Inputs that PyTorch 2.13 does not compile right, whoever's operators are called. Inductor's code
+reads tensors as they lie in memory: ``torch.compile(lambda x: x + 1)`` gives wrong numbers for the
+first two, and ends the process for the third. Of the fourth it refuses every custom operator."""
+
+
+def of_kind(kind: str, tensor: Tensor) -> Tensor | None:
+    """The kind of a tensor, None where PyTorch has none of this data type."""
+    make, dtypes = KINDS[kind]
+    return make(tensor.detach()) if tensor.dtype in dtypes else None
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import operators
 import pytest
 import samples
 import torch
@@ -24,7 +25,7 @@ from torch_dmlpool.decompositions import decompositions
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-class Apart(cases.Pools):
+class Apart(operators.Pools):
     """What can be taken apart: all but layers that put maxima back, which call for this package's
     own order."""
 

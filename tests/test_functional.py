@@ -3,6 +3,7 @@
 import inspect
 
 import cases
+import operators
 import pytest
 import samples
 import torch
@@ -124,14 +125,16 @@ def test_a_profiler_sees_pools_by_name(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("leading", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
-@pytest.mark.parametrize("name", [name for name in cases.EVERYTHING if not name.startswith("nn.")])
+@pytest.mark.parametrize(
+    "name", [name for name in operators.EVERYTHING if not name.startswith("nn.")]
+)
 def test_nothing_to_pool(name: str, leading: tuple[int, int]) -> None:
     """G5: legal, and empty, in either layout; gradients too."""
     if leading == (2, 0) and "per channel" in name:
         pytest.skip("has three scales")
-    sizes = [tuple(tensor.shape) for tensor in cases.everything(name, torch.zeros(2, 3, 8, 9))]
+    sizes = [tuple(tensor.shape) for tensor in operators.everything(name, torch.zeros(2, 3, 8, 9))]
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        found = cases.everything(name, layout(torch.zeros(*leading, 8, 9)))
+        found = operators.everything(name, layout(torch.zeros(*leading, 8, 9)))
         assert [tuple(tensor.shape) for tensor in found] == [
             (*leading, *size[2:]) for size in sizes
         ]

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
-import cases
+import operators
 import pytest
 import samples
 import torch
@@ -60,10 +60,10 @@ def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
 def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
     """Per call of each operator, forward and backward, far less than one result (3 KiB at least)
     stays behind."""
-    each = times // len(cases.EVERYTHING)
+    each = times // len(operators.EVERYTHING)
     image = samples.normal(4, 3, 32, 32)
-    for name in cases.EVERYTHING:
-        call = functools.partial(cases.everything, name, image)
+    for name in operators.EVERYTHING:
+        call = functools.partial(operators.everything, name, image)
         # A cache may fill once more where the machine is busy: what leaks does so again.
         objects, memory = map(
             min, zip(left_behind(call, each), left_behind(call, each), strict=True)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import lazy
 import oracle
 import pytest
 import samples
@@ -208,7 +207,7 @@ SAME_BITS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 def compiled(call: Call, input: Tensor) -> list[Tensor]:
     torch._dynamo.reset()
     if input.is_neg() or input._is_zerotensor():
-        input = lazy.plain(input)  # which Inductor's code reads as they lie in memory
+        input = samples.plain(input)  # which Inductor's code reads as they lie in memory
     return run(torch.compile(call, fullgraph=True), input)
 
 
@@ -237,7 +236,7 @@ def run(call: Call, input: Tensor, kind: str | None = None) -> list[Tensor]:
     first = results[0]
     numbers = torch.arange(math.prod(first.shape[1:]), dtype=torch.int64, device="cpu") % 5
     gradient = numbers.to(first.dtype).view(1, *first.shape[1:]).expand(first.shape)
-    if kind in SAME_NUMBERS and (made := lazy.made(kind, gradient)) is not None:
+    if kind in SAME_NUMBERS and (made := samples.of_kind(kind, gradient)) is not None:
         gradient = made
     return unwrapped([*results, *torch.autograd.grad(first, leaf, gradient)])
 
@@ -291,7 +290,7 @@ def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tenso
     asked = Request(pooling, seed)
     view, kind = laid_out(input, draw(layouts(input.dim()))), draw(kinds)
     # Quantized tensors are made of the tensor's memory.
-    made = None if kind is None or name == "quantized tensors" else lazy.made(kind, view)
+    made = None if kind is None or name == "quantized tensors" else samples.of_kind(kind, view)
     return (
         lambda input: results(input, asked),
         roundings(asked),
@@ -300,13 +299,13 @@ def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tenso
     )
 
 
-kinds = strategies.sampled_from([None, None, *lazy.KINDS])
+kinds = strategies.sampled_from([None, None, *samples.KINDS])
 
 
 def expected_of(call: Call, rounded: Roundings, view: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What the same numbers give in a contiguous tensor, and the magnitudes of what is added up
     there."""
-    numbers = lazy.plain(view)
+    numbers = samples.plain(view)
     expected = run(call, numbers)
     return expected, run(call, numbers.abs().double()) if rounded[0] else expected
 
@@ -346,7 +345,7 @@ def test_programs_agree(name: str, way: Callable[[Call, Tensor], list[Tensor]]) 
     @hypothesis.settings(max_examples=(3 if way is compiled else 20) if IS_FUZZ else 1)
     def agrees(problem: tuple[Call, Roundings, Tensor, str | None]) -> None:
         call, rounded, view, kind = problem
-        hypothesis.assume(way is exported or kind not in lazy.WITHOUT_INDUCTOR)
+        hypothesis.assume(way is exported or kind not in samples.WITHOUT_INDUCTOR)
         check(rounded, way(call, view), *expected_of(call, rounded, view))
 
     agrees()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cases
+import operators
 import oracle
 import pytest
 import samples
@@ -292,7 +293,7 @@ def test_exact(dynamic: bool) -> None:
 
 def test_a_network_of_layers() -> None:
     """Exported with gradients switched on and off: no tap numbers, the same nodes."""
-    network, input = cases.Pools(), samples.normal(2, 3, 14, 13)
+    network, input = operators.Pools(), samples.normal(2, 3, 14, 13)
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             exported = export(network, [input], dynamic=not gradients)

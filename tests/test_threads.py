@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import cases
+import operators
 import pytest
 import samples
 import torch
@@ -88,8 +89,8 @@ def test_eight_threads_call_everything_at_once(
 ) -> None:
     """The right bits in every thread."""
     expected = {
-        (name, number): bits_of(cases.everything(name, image))
-        for name in cases.EVERYTHING
+        (name, number): bits_of(operators.everything(name, image))
+        for name in operators.EVERYTHING
         for number, image in enumerate(IMAGES)
     }
     filters = list(warnings.filters)
@@ -99,14 +100,14 @@ def test_eight_threads_call_everything_at_once(
             requests = list(expected) * 2
             random.Random(seed).shuffle(requests)
             for name, number in requests:
-                found = bits_of(cases.everything(name, IMAGES[number]))
+                found = bits_of(operators.everything(name, IMAGES[number]))
                 assert found == expected[name, number], f"{name} of image {number}"
 
         return call_everything
 
     # Quantized tensors are made here under catch_warnings, which no two threads may do at once.
-    images = {image.shape: cases.quantized(image) for image in IMAGES}
-    monkeypatch.setattr(cases, "quantized", lambda image: images[image.shape])
+    images = {image.shape: operators.quantized(image) for image in IMAGES}
+    monkeypatch.setattr(operators, "quantized", lambda image: images[image.shape])
     at_once([caller(seed) for seed in range(8)])
     assert warnings.filters == filters
 
@@ -148,7 +149,11 @@ def test_replicas_in_threads(one_thread: None) -> None:
 def _in_child(sender: object, images: list[Tensor]) -> None:
     torch.set_num_threads(1)
     sender.send(
-        [bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in images]
+        [
+            bits_of(operators.everything(name, image))
+            for name in operators.EVERYTHING
+            for image in images
+        ]
     )
 
 
@@ -161,7 +166,9 @@ NO_FORK = pytest.mark.skipif(
 def test_a_forked_child_pools_after_its_parent() -> None:
     """The child uses what the parent cached: results and gradients, bit for bit."""
     expected = [
-        bits_of(cases.everything(name, image)) for name in cases.EVERYTHING for image in IMAGES
+        bits_of(operators.everything(name, image))
+        for name in operators.EVERYTHING
+        for image in IMAGES
     ]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -203,14 +210,14 @@ def test_data_loaders(start: str) -> None:
             assert torch.equal(indices[part], expected[1])
 
 
-@cases.in_pairs(name=list(cases.EVERYTHING), layout=["contiguous", "channels last"])
+@cases.in_pairs(name=list(operators.EVERYTHING), layout=["contiguous", "channels last"])
 def test_thirty_runs_give_the_same_bits(name: str, layout: str, restored: None) -> None:
     """Deterministic algorithms, which PyTorch then demands, refuse nothing and change nothing."""
     image = samples.LAYOUTS[layout](samples.normal(3, 3, 21, 18))
-    first = bits_of(cases.everything(name, image))
+    first = bits_of(operators.everything(name, image))
     for number in range(30):
         torch.use_deterministic_algorithms(number == 29)
-        assert bits_of(cases.everything(name, image)) == first
+        assert bits_of(operators.everything(name, image)) == first
 
 
 def pooled(image: Tensor) -> list[Tensor]:

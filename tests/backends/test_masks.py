@@ -4,7 +4,6 @@ requests that are drawn."""
 import os
 
 import cases
-import drawn
 import pytest
 import samples
 import torch
@@ -66,7 +65,7 @@ def test_drawn_requests(seeds: range) -> None:
     integers; every layout and share of a mask."""
     kinds = [torch.float32, torch.float16, torch.float64, torch.bfloat16]
     for seed in seeds:
-        sizes, window, is_last = drawn.request(seed)
+        sizes, window, is_last = cases.random_request(seed)
         if window.taps * torch.Size(sizes).numel() > 2**24:
             continue
         input = samples.normal(*sizes, seed=seed).to(kinds[seed // 4 % 4])

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cases
-import drawn
 import pytest
 import samples
 import torch
@@ -136,7 +135,7 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
     """What the strategy gives is what the one that is chosen gives."""
     calls = 0
     for seed in seeds:
-        sizes, window, is_last = drawn.request(seed)
+        sizes, window, is_last = cases.random_request(seed)
         if window.taps * torch.Size(sizes).numel() > 2**26:
             continue
         chosen = results(sizes, window, is_last)

@@ -4,7 +4,6 @@ memory as it lies (G7)."""
 import os
 
 import cases
-import lazy
 import pytest
 import samples
 import torch
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@cases.in_pairs(kind=list(lazy.KINDS), name=NAMES)
+@cases.in_pairs(kind=list(samples.KINDS), name=NAMES)
 def test_kernels_read_what_lazy_tensors_show(kind: str, name: str) -> None:
     for given, expected in with_lazy(kind, name):
         results = samples.listed(getattr(operators, name)(*given))

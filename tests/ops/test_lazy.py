@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import lazy
 import pytest
 import samples
 import torch
@@ -98,14 +97,14 @@ def check(kind: str, name: str, mode: Callable[..., Any]) -> None:
             torch.testing.assert_close(result.detach().as_subclass(Tensor), right)
 
 
-@pytest.mark.parametrize("kind", lazy.KINDS)
+@pytest.mark.parametrize("kind", samples.KINDS)
 def test_nearly_every_operator_has_tensors_of_the_kind(kind: str) -> None:
     """The tests below try something."""
     assert sum(bool(with_lazy(kind, name)) for name in NAMES) >= len(NAMES) - 4
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", lazy.KINDS)
+@pytest.mark.parametrize("kind", samples.KINDS)
 @pytest.mark.usefixtures("either_backend")
 def test_operators_read_what_lazy_tensors_show(kind: str, name: str) -> None:
     """Called by name, in inference mode, over a batch, and taken apart."""
@@ -115,10 +114,10 @@ def test_operators_read_what_lazy_tensors_show(kind: str, name: str) -> None:
         check(kind, name, mode)
 
 
-EACH_IN_TURN = list(zip(NAMES, itertools.cycle(lazy.KINDS), strict=False))
+EACH_IN_TURN = list(zip(NAMES, itertools.cycle(samples.KINDS), strict=False))
 
 
-@cases.each(("name", "kind"), itertools.product(NAMES, lazy.KINDS), EACH_IN_TURN[::3])
+@cases.each(("name", "kind"), itertools.product(NAMES, samples.KINDS), EACH_IN_TURN[::3])
 def test_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
     """Exported and taken apart, and compiled."""
     check(kind, name, exported)
@@ -127,7 +126,9 @@ def test_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", [kind for kind in lazy.KINDS if kind not in lazy.WITHOUT_INDUCTOR])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in samples.KINDS if kind not in samples.WITHOUT_INDUCTOR]
+)
 def test_inductors_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
     check(kind, name, by_inductor)
 
@@ -154,14 +155,14 @@ def gradients_at(name: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-@pytest.mark.parametrize("kind", lazy.KINDS)
+@pytest.mark.parametrize("kind", samples.KINDS)
 @pytest.mark.usefixtures("either_backend")
 def test_gradients_and_tangents_may_be_lazy(kind: str, name: str) -> None:
     """E1: what arrives in the backward pass, in its own backward pass, and in forward mode."""
     called, tensor = gradients_at(name)
     leaf = tensor.clone().requires_grad_()
-    arriving = lazy.made(kind, samples.normal(*called(tensor).shape))
-    tangent = lazy.made(kind, samples.normal(*tensor.shape, seed=5))
+    arriving = samples.of_kind(kind, samples.normal(*called(tensor).shape))
+    tangent = samples.of_kind(kind, samples.normal(*tensor.shape, seed=5))
 
     def found(arriving: Tensor, tangent: Tensor) -> list[Tensor]:
         (first,) = torch.autograd.grad(called(leaf), leaf, arriving)
@@ -173,7 +174,7 @@ def test_gradients_and_tangents_may_be_lazy(kind: str, name: str) -> None:
         (once,) = torch.autograd.grad(called(leaf), leaf, through, create_graph=True)
         return [*results, *torch.autograd.grad(once, through, tangent)]
 
-    expected = found(lazy.plain(arriving), lazy.plain(tangent))
+    expected = found(samples.plain(arriving), samples.plain(tangent))
     for result, right in zip(found(arriving, tangent), expected, strict=True):
         torch.testing.assert_close(result.detach().as_subclass(Tensor), right.detach())
 
