@@ -19,17 +19,20 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from torch_dmlpool import bench, timing
 from torch_dmlpool.backends import cpu
-from torch_dmlpool.bench import conditions
+from torch_dmlpool.bench import conditions, rows
 
 SHAPE = (4, 64, 56, 56)
 SECONDS = 0.8
 """How long a contest is measured."""
-CONTESTS = {  # function, window, stride and padding, and whether a gradient is computed too
-    "max, window 3, stride 2": ("max_pool2d", (3, 2, 1), False),
-    "max, window 3, stride 2, forward and backward": ("max_pool2d", (3, 2, 1), True),
-    "max, window 13, stride 1": ("max_pool2d", (13, 1, 6), False),
-    "average, window 3, stride 1": ("avg_pool2d", (3, 1, 1), False),
-    "average, window 3, stride 1, forward and backward": ("avg_pool2d", (3, 1, 1), True),
+CONTESTS = {
+    name: rows.Row("", function, window, SHAPE[1:], False, False, is_trained)
+    for name, function, window, is_trained in (
+        ("max, window 3, stride 2", "max_pool2d", (3, 2, 1), False),
+        ("max, window 3, stride 2, forward and backward", "max_pool2d", (3, 2, 1), True),
+        ("max, window 13, stride 1", "max_pool2d", (13, 1, 6), False),
+        ("average, window 3, stride 1", "avg_pool2d", (3, 1, 1), False),
+        ("average, window 3, stride 1, forward and backward", "avg_pool2d", (3, 1, 1), True),
+    )
 }
 
 
@@ -146,17 +149,13 @@ def compared(name: str, device: torch.device) -> str:
     """The medians of ours and of PyTorch's in the contest ``name``, which are called in turn, and
     their ratio, unless the quartiles overlap.
     """
-    function, window, is_trained = CONTESTS[name]
-    image = torch.randn(SHAPE, dtype=torch.float32, device=device, requires_grad=is_trained)
-
-    def call(module: Any) -> timing.Call:
-        pool = getattr(module, function)
-        arriving = torch.ones_like(pool(image, *window))
-        if is_trained:
-            return lambda: torch.autograd.grad(pool(image, *window), image, arriving)
-        return lambda: pool(image, *window)
-
-    calls = {"ours": call(dmlpool.nn.functional), "theirs": call(torch.nn.functional)}
+    row = CONTESTS[name]
+    operands = rows.operands(row, device, SHAPE[0])
+    modules = {"ours": dmlpool.nn.functional, "theirs": torch.nn.functional}
+    calls = {
+        who: rows.call(getattr(module, row.function), row, *operands)
+        for who, module in modules.items()
+    }
     times = timing.in_turn(calls, device, SECONDS)
     ours, theirs = times["ours"], times["theirs"]
     is_known = timing.verdict(ours, theirs) != "cannot tell"

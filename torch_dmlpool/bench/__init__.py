@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.model:
         models.loaded(options.model, device)  # a wrong name is said before any work
     known = conditions.described(device)
-    print(f"{device}")
+    print(f"torch_dmlpool on {device}")
     for name, value in known.items():
         print(f"  {name:<24}{value}")
     if load is not None:
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str]) -> int:
     print()
     for rival in (rows.ATEN, rows.COMPILED):
         print(report.verdict(measured, rival, load))
-    if conditions.is_slow(device):
+    if "SLOW" in known["runs on"]:
         print("This device uses plain PyTorch operations: expect no gain.")
-    result = (known, checked, measured, load, model)
     if options.json is not None:
-        options.json.write_text(json.dumps(report.data(*result), indent=1), encoding="utf-8")
+        figures = report.data(known, checked, measured, load, model)
+        options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
         print(f"\nwritten to {options.json}")
-    print(f"\nTo report this, paste into an issue:\n\n{report.markdown(*result)}")
+    print("\nTo report this, paste all of it into an issue, between two lines of ```.")
     return 0 if checked.is_right else 1
 
 

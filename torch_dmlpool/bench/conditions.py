@@ -53,11 +53,6 @@ def backend_of(device: torch.device) -> str:
     return f"{RUNS_ON[name]} ({why})"
 
 
-def is_slow(device: torch.device) -> bool:
-    """Whether the device uses plain PyTorch."""
-    return backends.chosen(device.type)[0].name == "reference"
-
-
 def processor() -> str:
     """The processor's name, with family and model numbers: virtual machines often hide the rest."""
     fields: dict[str, str] = {}

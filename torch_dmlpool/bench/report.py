@@ -1,10 +1,10 @@
-"""What ``python -m torch_dmlpool bench`` says: a verdict in words, JSON, Markdown for an issue."""
+"""What the bench says of its measurements: lines of a table, sentences, JSON."""
 
 from typing import Any
 
 from torch_dmlpool.bench.calls import Checked
 from torch_dmlpool.bench.models import Result
-from torch_dmlpool.bench.rows import ATEN, COMPILED, Measured
+from torch_dmlpool.bench.rows import Measured
 from torch_dmlpool.timing import Times
 
 MEANINGS = {"faster": "faster", "slower": "slower", "cannot tell": "neither, as far as can be told"}
@@ -29,7 +29,7 @@ def verdict(rows: list[Measured], rival: str, load: str | None) -> str:
 
 
 def line(row: Measured, rival: str, load: str | None) -> str:
-    """A row of the terminal's table."""
+    """A row of the table."""
     mine, theirs = row.pairs[rival]
     return (
         f"  {row.name:<62}{_milliseconds(mine):>24}  {rival} {_milliseconds(theirs):>24}"
@@ -37,28 +37,9 @@ def line(row: Measured, rival: str, load: str | None) -> str:
     )
 
 
-def markdown(
-    conditions: dict[str, str],
-    checked: Checked,
-    rows: list[Measured],
-    load: str | None,
-    model: Result | None,
-) -> str:
-    """A block to paste into an issue."""
-    lines = ["### python -m torch_dmlpool bench", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in conditions.items()]
-    lines += [f"| correct | {checked} |", ""]
-    lines += [f"- wrong: {name}: {why}" for name, why in checked.wrong.items()]
-    lines += [f"- not begun: {name}" for name in checked.left]
-    if rows:
-        lines += [f"| call | input | ours ms | {ATEN} ms | ratio | | {COMPILED} ratio | |"]
-        lines += ["|---|---|---:|---:|---:|---|---:|---|"]
-        lines += [_cells(row, load) for row in rows] + [""]
-        lines += [f"- {verdict(rows, rival, load)}" for rival in (ATEN, COMPILED)]
-    if model is not None:
-        lines += [f"- {model.name}: pooling layers take {model.share:.1%} of inference"]
-        lines += [f"  - {comparison}" for comparison in model.comparisons]
-    return "\n".join(lines)
+def _milliseconds(times: Times) -> str:
+    """The median with its quartiles."""
+    return "{1:.3g} ({0:.3g} to {2:.3g})".format(*(1e3 * each for each in times))
 
 
 def data(
@@ -69,6 +50,11 @@ def data(
     model: Result | None,
 ) -> dict[str, Any]:
     """Everything as JSON has it; times in seconds."""
+
+    def compared(row: Measured, rival: str) -> dict[str, Any]:
+        mine, theirs = (times._asdict() for times in row.pairs[rival])
+        return {"ours": mine, "theirs": theirs, "verdict": row.verdict(rival, load)}
+
     found: dict[str, Any] = {
         "conditions": conditions,
         "busy": load,
@@ -78,14 +64,7 @@ def data(
                 "name": row.name,
                 "network": row.row.network,
                 "shape": row.shape,
-                "rivals": {
-                    rival: {
-                        "ours": mine._asdict(),
-                        "theirs": theirs._asdict(),
-                        "verdict": row.verdict(rival, load),
-                    }
-                    for rival, (mine, theirs) in row.pairs.items()
-                },
+                "rivals": {rival: compared(row, rival) for rival in row.pairs},
                 "missing": row.missing,
             }
             for row in rows
@@ -96,22 +75,6 @@ def data(
             "name": model.name,
             "share of pooling layers": model.share,
             "report": model.report,
-            "comparisons": [str(comparison) for comparison in model.comparisons],
+            "comparisons": list(map(str, model.comparisons)),
         }
     return found
-
-
-def _cells(row: Measured, load: str | None) -> str:
-    mine, theirs = row.pairs[ATEN]
-    cells = [row.name, "x".join(map(str, row.shape)), _milliseconds(mine), _milliseconds(theirs)]
-    for rival in (ATEN, COMPILED):
-        if rival in row.pairs:
-            cells += [f"{row.speed_up(rival):.2f}x", row.verdict(rival, load)]
-        else:
-            cells += ["-", row.missing.get(rival, "")]
-    return f"| {' | '.join(cells)} |"
-
-
-def _milliseconds(times: Times) -> str:
-    """The median with its quartiles."""
-    return "{1:.3g} ({0:.3g} to {2:.3g})".format(*(1e3 * each for each in times))

@@ -1,5 +1,6 @@
 """Eight pooling calls that networks have, beside PyTorch's own and torch.compile's, in turn."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -77,14 +78,14 @@ class Measured:
 
     def run(self, rival: str, seconds: float) -> None:
         """Measure ours beside a rival."""
-        input, gradient = _operands(self.row, self.device)
+        input, gradient = operands(self.row, self.device)
         self.shape = tuple(input.shape)
-        mine = _call(getattr(ours, self.row.function), self.row, input, gradient)
-        if rival == COMPILED:
-            theirs = _compiled(self.row, input, gradient)
-        else:
-            function = getattr(torch.nn.functional, self.row.function)
-            theirs = _call(function, self.row, input, gradient)
+        mine = call(getattr(ours, self.row.function), self.row, input, gradient)
+        function: Callable[..., Tensor] = getattr(torch.nn.functional, self.row.function)
+        if rival == COMPILED:  # PyTorch's function as in a model without this package
+            torch.compiler.reset()
+            function = torch.compile(function, fullgraph=True)
+        theirs = call(function, self.row, input, gradient)
         times = timing.in_turn({"ours": mine, rival: theirs}, self.device, seconds, least=3)
         self.pairs[rival] = times["ours"], times[rival]
 
@@ -116,12 +117,15 @@ def measure(device: torch.device, end: float, compiles: bool = True) -> Iterator
         longest = max(longest, time.monotonic() - begun)
 
 
-def _operands(row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
-    """An input larger than the cache of a processor or a GPU, and an output's gradient."""
-    dtype = row.dtype(device)
-    batch = 8
-    while batch * torch.Size(row.sizes).numel() * dtype.itemsize < _cache(device):
-        batch *= 2
+def operands(row: Row, device: torch.device, batch: int = 0) -> tuple[Tensor, Tensor]:
+    """An input and an output's gradient. Without a ``batch`` the input is larger than the cache of
+    a processor or a GPU.
+    """
+    dtype, cache = row.dtype(device), 2**25
+    if device.type == "cuda":
+        cache = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    sample = torch.Size(row.sizes).numel() * dtype.itemsize
+    batch = batch or max(8, 2 ** math.ceil(math.log2(cache / sample)))
     input = torch.randn((batch, *row.sizes), dtype=torch.float32, device=device).to(dtype)
     layout = torch.channels_last if row.channels_last else torch.contiguous_format
     input = input.contiguous(memory_format=layout).requires_grad_(row.is_training)
@@ -129,15 +133,11 @@ def _operands(row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     return input, torch.ones_like(output)
 
 
-def _cache(device: torch.device) -> int:
-    if device.type == "cuda":
-        return 2 * torch.cuda.get_device_properties(device).L2_cache_size
-    return 2**25
-
-
-def _call(
+def call(
     pool: Callable[..., Tensor], row: Row, input: Tensor, gradient: Tensor
 ) -> Callable[[], object]:
+    """The call of a row by ``pool``."""
+
     def inference() -> Tensor:
         with torch.no_grad():
             return pool(input, *row.arguments)
@@ -147,11 +147,3 @@ def _call(
         return found
 
     return training if row.is_training else inference
-
-
-def _compiled(row: Row, input: Tensor, gradient: Tensor) -> Callable[[], object]:
-    """PyTorch's own function, compiled, as in a model without this package."""
-    torch.compiler.reset()
-    function = getattr(torch.nn.functional, row.function)
-    compiled = torch.compile(lambda x: function(x, *row.arguments), fullgraph=True)
-    return _call(lambda x, *_: compiled(x), row, input, gradient)
