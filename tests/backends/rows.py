@@ -76,7 +76,7 @@ def calls(size: int) -> dict[str, Callable[[], Call]]:
 
     def adaptive_gradient() -> Call:
         arriving = values(bins)
-        return lambda: cpu.adaptive_average_pooling_grad(arriving, [size])
+        return lambda: cpu.BACKEND.adaptive_average_pooling_grad(arriving, [size])
 
     return {
         "average_pooling": pooled(small),
@@ -93,7 +93,7 @@ def calls(size: int) -> dict[str, Callable[[], Call]]:
         "max_pooling_grad_from_taps": max_gradient(torch.float32),
         "max_pooling_grad_from_taps, float16": max_gradient(torch.float16),
         "quantized_linear_average_pooling": quantized,
-        "adaptive_average_pooling": adaptive(cpu.adaptive_average_pooling),
+        "adaptive_average_pooling": adaptive(cpu.BACKEND.adaptive_average_pooling),
         "adaptive_max_pooling": adaptive(cpu.adaptive_max_pooling),
         "adaptive_average_pooling_grad": adaptive_gradient,
     }

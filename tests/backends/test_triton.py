@@ -124,7 +124,7 @@ CALLS = {  # the data types of operands of 1x2x9x17, and a call with a window of
         [FLOAT, BYTE],
         lambda w, g, t: backend.max_pooling_grad_from_taps(g, t, (17, 33), w, False),
     ),
-    "gather": ([FLOAT, BYTE], lambda w, x, t: backend.max_pooling_gather(x, t, w)),
+    "gather": ([FLOAT, BYTE], lambda w, x, t: backend.BACKEND.max_pooling_gather(x, t, w)),
     "indices": (
         [BYTE],
         lambda w, t: backend.max_pooling_indices(t, (17, 33), w, torch.int64, False),

@@ -145,7 +145,7 @@ def maxima(input: Tensor, window: Window) -> None:
 
 def gathered(input: Tensor, window: Window) -> None:
     taps = taps_of(input, window)
-    backend.max_pooling_gather(input, taps, window)
+    backend.BACKEND.max_pooling_gather(input, taps, window)
     for of, in_plane in itertools.product(samples.INDEX_TYPES, (False, True)):
         backend.max_pooling_indices(taps, input.shape[2:], window, of, in_plane)
 
@@ -186,8 +186,8 @@ def bins(input: Tensor, window: Window) -> None:
     outputs = window.output_sizes(input.shape[2:])
     backend.adaptive_max_pooling(input, outputs)
     if input.dtype.is_floating_point:
-        backend.adaptive_average_pooling(input, outputs)
-        backend.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])
+        backend.BACKEND.adaptive_average_pooling(input, outputs)
+        backend.BACKEND.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])
 
 
 FAMILIES: dict[str, tuple[Callable[[Tensor, Window], None], list[torch.dtype]]] = {

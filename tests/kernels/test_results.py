@@ -192,7 +192,7 @@ def max_gradients(input: Tensor, request: oracle.Pooling) -> None:
             given, taps, input.shape[2:], window, channels_last
         )
         samples.assert_same(back, oracle.maximum_grad(values, samples.to_numpy(given), request))
-    gathered = backend.max_pooling_gather(input, taps, window)
+    gathered = backend.BACKEND.max_pooling_gather(input, taps, window)
     samples.assert_same(gathered, np.where(winners.plane_indices < 0, 0, winners.values))
 
 
@@ -234,12 +234,12 @@ def bins(input: Tensor, request: oracle.Bins) -> None:
     if not input.is_floating_point():
         return
     given = arriving(input, request)
-    back = backend.adaptive_average_pooling_grad(given, sizes)
+    back = backend.BACKEND.adaptive_average_pooling_grad(given, sizes)
     samples.assert_gradient(
         back, *oracle.average_grad(samples.to_numpy(given), sizes, request), taps
     )
     finite = input.nan_to_num(1, 2, 3)
-    result = backend.adaptive_average_pooling(finite, request.outputs)
+    result = backend.BACKEND.adaptive_average_pooling(finite, request.outputs)
     samples.assert_average(result, *oracle.average(samples.to_numpy(finite), request), taps)
 
 
@@ -431,7 +431,7 @@ def test_infinity_and_nan_stay_in_their_windows(request_: Request) -> None:
     input[0, :, 2, 3] = torch.tensor([math.inf, -math.inf, math.nan])
     for given in (input, torch.full((1, 2, 9, 9), 6e4, dtype=torch.float16)):
         if isinstance(request_, oracle.Bins):
-            found = backend.adaptive_average_pooling(given, request_.outputs)
+            found = backend.BACKEND.adaptive_average_pooling(given, request_.outputs)
         else:
             found = backend.average_pooling(given, window_of(request_), False, None)
         expected = oracle.average(samples.to_numpy(given), request_)[0]

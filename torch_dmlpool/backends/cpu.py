@@ -161,30 +161,26 @@ def _with_winners(
     window: Windows,
     winner_dtype: torch.dtype | None,
     numbering: int,
-    only_winners: bool = False,
     plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Maxima and the numbers of their winners. With ``only_winners`` no maxima are computed, and
-    the first result is the input. ``plan`` is the call's plan, if it was looked up already.
+    """Maxima and the numbers of their winners. ``plan`` is the call's plan, if it was looked up
+    already.
     """
     if plan is None:
         numbered = winner_dtype, numbering
         plan = planned(input.shape, input.stride(), input.dtype, window, None, None, numbered)
     if plan.wider is not None:
-        values, winners = _with_winners(
-            input.to(plan.wider), window, winner_dtype, numbering, only_winners
-        )
+        values, winners = _with_winners(input.to(plan.wider), window, winner_dtype, numbering)
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
             values = values.clamp(min=reference.lowest(input.dtype))
         return values.to(input.dtype), winners
-    values = input if only_winners else _new(plan.output_sizes, plan.output_strides, input.dtype)
+    values = _new(plan.output_sizes, plan.output_strides, input.dtype)
     winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
     if not plan.is_empty:
         source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        output = None if only_winners else values.data_ptr()
         pool = library.dmlpool_max_pooling
-        code = pool(plan.problem, source.data_ptr(), output, winners.data_ptr())
+        code = pool(plan.problem, source.data_ptr(), values.data_ptr(), winners.data_ptr())
         if code:
             raise error_of(pool, code)
     return values, winners
@@ -205,14 +201,6 @@ def max_pooling_indices(
     return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
 
 
-def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient of the input. The winners are found again."""
-    _, taps = _with_winners(input, window, None, TAPS, only_winners=True)
-    return max_pooling_grad_from_taps(
-        input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input)
-    )
-
-
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
@@ -231,14 +219,6 @@ def max_pooling_grad_from_taps(
     return _filled_from_numbers(
         gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps
     )
-
-
-def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
-    sizes = input.shape[2:]
-    positions = max_pooling_indices(
-        taps, sizes, window, operands.position_dtype(math.prod(sizes)), True
-    )
-    return gather_positions(input, positions)
 
 
 def max_unpooling(
@@ -334,10 +314,6 @@ def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]
     return recorded_average_pooling(input, tuple(output_sizes), False, None)
 
 
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    return average_pooling(input, tuple(output_sizes), False, None)
-
-
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Windows, *counted: Any
 ) -> Tensor:
@@ -348,12 +324,6 @@ def average_pooling_grad(
     )
     gradient = _new(plan.sizes, plan.strides, dtype)
     return _filled(gradient, library.dmlpool_average_pooling_grad, plan, input_gradient)
-
-
-def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    return average_pooling_grad(
-        input_gradient, spatial_sizes, input_gradient.shape[2:], False, None
-    )
 
 
 def quantized_linear_average_pooling(
@@ -465,17 +435,13 @@ BACKEND = Backend(
     max_pooling_with_taps=max_pooling_with_taps,
     max_pooling_with_indices=max_pooling_with_indices,
     max_pooling_indices=max_pooling_indices,
-    max_pooling_grad=max_pooling_grad,
     max_pooling_grad_from_taps=max_pooling_grad_from_taps,
-    max_pooling_gather=max_pooling_gather,
     adaptive_max_pooling=adaptive_max_pooling,
     unique_positions=unique_positions,
     gather_positions=gather_positions,
     scatter_positions=scatter_positions,
     average_pooling=average_pooling,
     average_pooling_grad=average_pooling_grad,
-    adaptive_average_pooling=adaptive_average_pooling,
-    adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
     masked_average_pooling=masked_average_pooling,

@@ -1,10 +1,14 @@
 """What a backend offers: a function for each operator of ``ops``, in one table."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.window import Window
 
 Function = Callable[..., Any]
 
@@ -24,10 +28,11 @@ maxima, and what the gradient needs. A named tuple would take longer to make tha
 
 
 class Backend(NamedTuple):
-    """The functions of a backend. ``BACKEND`` at the end of each backend's file is one of these.
+    """The functions of a backend, and those that are made of them. ``BACKEND`` at the end of each
+    backend's file is one of these.
 
     Each takes what its operator in ``ops`` does: checked tensors, a ``Window`` in place of six
-    lists, then the rest. What it computes is said in ``reference``.
+    lists, or the output sizes of bins, then the rest. What it computes is said in ``reference``.
     """
 
     name: str
@@ -35,17 +40,13 @@ class Backend(NamedTuple):
     max_pooling_with_taps: Function
     max_pooling_with_indices: Function
     max_pooling_indices: Function
-    max_pooling_grad: Function
     max_pooling_grad_from_taps: Function
-    max_pooling_gather: Function
     adaptive_max_pooling: Function
     unique_positions: Function
     gather_positions: Function
     scatter_positions: Function
     average_pooling: Function
     average_pooling_grad: Function
-    adaptive_average_pooling: Function
-    adaptive_average_pooling_grad: Function
     quantized_linear_average_pooling: Function
     masked: Function  # the input with a fill where the mask is False
     masked_average_pooling: Function | None = None
@@ -62,3 +63,27 @@ class Backend(NamedTuple):
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
+
+    def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Tensor:
+        """The element of ``input`` at each window's tap, 0 where the window is empty."""
+        sizes = input.shape[2:]
+        numbering = operands.position_dtype(math.prod(sizes)), True
+        positions = self.max_pooling_indices(taps, sizes, window, *numbering)
+        return cast(Tensor, self.gather_positions(input, positions, False))
+
+    def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+        """The gradient of maxima whose winners are found again."""
+        _, taps = self.max_pooling_with_taps(input, window)
+        request = taps, input.shape[2:], window, operands.is_channels_last(input)
+        return cast(Tensor, self.max_pooling_grad_from_taps(input_gradient, *request))
+
+    def adaptive_average_pooling(self, input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+        """Averages of bins."""
+        return cast(Tensor, self.average_pooling(input, tuple(output_sizes), False, None))
+
+    def adaptive_average_pooling_grad(
+        self, input_gradient: Tensor, spatial_sizes: Sequence[int]
+    ) -> Tensor:
+        """The gradient of the same."""
+        request = spatial_sizes, tuple(input_gradient.shape[2:]), False, None
+        return cast(Tensor, self.average_pooling_grad(input_gradient, *request))

@@ -45,9 +45,6 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     return operands.laid_out_like(averages.to(input.dtype), input)
 
 
-adaptive_average_pooling = average_pooling
-
-
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
 ) -> Tensor:
@@ -73,11 +70,6 @@ def average_pooling_grad(
         shares = added
     shares = shares.movedim(-1, 1) if moves else shares
     return operands.laid_out_like(shares.to(input_gradient.dtype), input_gradient)
-
-
-def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The same for bins."""
-    return average_pooling_grad(input_gradient, spatial_sizes, input_gradient.shape[2:])
 
 
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
@@ -337,13 +329,6 @@ def max_pooling_indices(
     )
 
 
-def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
-    """The element at each window's tap, 0 where the window is empty."""
-    return operands.laid_out_like(
-        _elements(input, _positions(taps, input.shape[2:], window), 0), taps
-    )
-
-
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
@@ -360,13 +345,6 @@ def max_pooling_grad_from_taps(
         return found.to(input_gradient.dtype)
     gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
     return operands.laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
-
-
-def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The same without taps: the winners are found again in the input."""
-    return operands.laid_out_like(
-        _scattered(input_gradient, _winners(input, window), input.shape[2:]), input
-    )
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
@@ -446,17 +424,13 @@ BACKEND = Backend(
     max_pooling_with_taps=max_pooling_with_taps,
     max_pooling_with_indices=max_pooling_with_indices,
     max_pooling_indices=max_pooling_indices,
-    max_pooling_grad=max_pooling_grad,
     max_pooling_grad_from_taps=max_pooling_grad_from_taps,
-    max_pooling_gather=max_pooling_gather,
     adaptive_max_pooling=adaptive_max_pooling,
     unique_positions=unique_positions,
     gather_positions=gather_positions,
     scatter_positions=scatter_positions,
     average_pooling=average_pooling,
     average_pooling_grad=average_pooling_grad,
-    adaptive_average_pooling=adaptive_average_pooling,
-    adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
 )

@@ -24,6 +24,7 @@ from torch_dmlpool.backends.fallbacks import (
 )
 from torch_dmlpool.backends.gpu_plans import Known, Plan, new, planned
 from torch_dmlpool.backends.interface import Backend, Recorded
+from torch_dmlpool.backends.reductions import Windows
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
@@ -276,21 +277,6 @@ def max_pooling_indices(
     return result
 
 
-@or_reference(reference.max_pooling_gather)
-def max_pooling_gather(input: Tensor, taps: Tensor, window: Window) -> Tensor:
-    """The element of ``input`` at each window's tap; 0 where the window is empty."""
-    positions = max_pooling_indices(taps, input.shape[2:], window, torch.int64, True)
-    return gather_positions(input, positions)
-
-
-@or_reference(reference.max_pooling_grad)
-def max_pooling_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
-    """The gradient of max pooling without taps: they are found again in the input."""
-    channels_last = operands.suggested_memory_format(input) is not torch.contiguous_format
-    _, taps = max_pooling_with_taps(input, window)
-    return max_pooling_grad_from_taps(input_gradient, taps, input.shape[2:], window, channels_last)
-
-
 @or_reference(reference.max_pooling_grad_from_taps)
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
@@ -337,52 +323,32 @@ def _launch_max_gradient(plan: Plan, source: Tensor, taps: Tensor, gradient: Ten
 
 
 @or_reference(reference.average_pooling)
-def average_pooling(input: Tensor, window: Window, *counted: Any) -> Tensor:
+def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     """Averages (rules A1 to A5). ``counted``: whether padding counts, and the divisor or None."""
-    return _averages(input, None, window, False, *counted)[0]
+    return _averages(input, None, windows, *counted)[0]
 
 
 @or_reference(_by_reference(reference.average_pooling))
-def recorded_average_pooling(input: Tensor, window: Window, *counted: Any) -> Recorded:
+def recorded_average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Recorded:
     """Averages and what their gradient needs."""
-    return _recorded(input, *_averages(input, None, window, False, *counted), window, *counted)
-
-
-@or_reference(_by_reference(reference.adaptive_average_pooling))
-def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
-    """The same for averages of bins."""
-    return _recorded(input, *_averages(input, output_sizes, None, False), None)
-
-
-def _recorded(
-    input: Tensor, averages: Tensor, plan: Plan, window: Window | None, *counted: Any
-) -> Recorded:
+    averages, plan = _averages(input, None, windows, *counted)
     if plan.known is None:
-        given = "average_launches", ((0, 0, 0, 0),), window, False, *counted
-        plan.known = Known(input, plan, _launch_average_gradient, *given)
+        window = windows if isinstance(windows, Window) else None
+        request = "average_launches", ((0, 0, 0, 0),), window, False, *counted
+        plan.known = Known(input, plan, _launch_average_gradient, *request)
     return averages, None, plan.known
+
+
+def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
+    return recorded_average_pooling(input, tuple(output_sizes), False, None)
 
 
 @or_reference(reference.average_pooling_grad)
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Window, *counted: Any
+    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
 ) -> Tensor:
     """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
-    return _averages(input_gradient, spatial_sizes, window, True, *counted)[0]
-
-
-@or_reference(reference.adaptive_average_pooling)
-def adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Averages of bins."""
-    return _averages(input, output_sizes, None, False)[0]
-
-
-@or_reference(reference.adaptive_average_pooling_grad)
-def adaptive_average_pooling_grad(input_gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The adjoint: each element gets the sum of the gradients of the bins that hold it, each
-    divided by its bin's elements.
-    """
-    return _averages(input_gradient, spatial_sizes, None, True)[0]
+    return _averages(input_gradient, tuple(spatial_sizes), windows, *counted)[0]
 
 
 @or_reference(reference.quantized_linear_average_pooling)
@@ -394,22 +360,22 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     parameters = tuple(
         each.contiguous() if isinstance(each, Tensor) else each or 0 for each in quantized
     )
-    given = None, window, False, include_padding
-    return _averages(input, *given, dtype=output_dtype, parameters=parameters)[0]
+    request = None, window, include_padding
+    return _averages(input, *request, dtype=output_dtype, parameters=parameters)[0]
 
 
 def _averages(
     source: Tensor,
-    target_sizes: Sequence[int] | None,
-    window: Window | None,
-    adjoint: bool,
+    input_sizes: tuple[int, ...] | None,
+    windows: Windows,
     *counted: Any,
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
 ) -> tuple[Tensor, Plan]:
-    """Averages, or with ``adjoint`` their gradient, over a window, or over bins if there is none,
-    and their plan. With a ``dtype`` they are quantized by ``parameters``.
+    """Averages, or with the spatial ``input_sizes`` their gradient, over a window or bins, and
+    their plan. With a ``dtype`` they are quantized by ``parameters``.
     """
+    window, outputs = (windows, None) if isinstance(windows, Window) else (None, tuple(windows))
     given: tuple[Any, ...] = parameters
     kinds: tuple[Any, ...] = (source.dtype,)
     if dtype is not None:
@@ -423,9 +389,9 @@ def _averages(
         source.stride(),
         kinds,
         source.data_ptr() % 16 == 0,
-        target_sizes and tuple(target_sizes),
+        outputs if input_sizes is None else input_sizes,
         None,
-        adjoint,
+        input_sizes is not None,
         False,
         *counted,
     )
@@ -465,17 +431,13 @@ BACKEND = Backend(
     max_pooling_with_taps=max_pooling_with_taps,
     max_pooling_with_indices=max_pooling_with_indices,
     max_pooling_indices=max_pooling_indices,
-    max_pooling_grad=max_pooling_grad,
     max_pooling_grad_from_taps=max_pooling_grad_from_taps,
-    max_pooling_gather=max_pooling_gather,
     adaptive_max_pooling=adaptive_max_pooling,
     unique_positions=unique_positions,
     gather_positions=gather_positions,
     scatter_positions=scatter_positions,
     average_pooling=average_pooling,
     average_pooling_grad=average_pooling_grad,
-    adaptive_average_pooling=adaptive_average_pooling,
-    adaptive_average_pooling_grad=adaptive_average_pooling_grad,
     quantized_linear_average_pooling=quantized_linear_average_pooling,
     masked=masked,
     recorded_average_pooling=recorded_average_pooling,
