@@ -43,4 +43,4 @@ def register() -> None:
     """
     if "torch._inductor.lowering" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):
-            from torch_dmlpool.inductor import gather, lowerings, quantized_lowerings  # noqa: F401
+            from torch_dmlpool.inductor import lowerings  # noqa: F401
