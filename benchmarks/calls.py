@@ -30,7 +30,6 @@ from benchmarks.common import SMALL_SECONDS, Disagreement
 from torch_dmlpool.backends import library
 from torch_dmlpool.timing import Call
 
-TABLE = Path(__file__).with_name("calls.json")
 BATCHES = (1, 8)
 LAYOUTS = ("contiguous", "channels_last")
 MODES = ("forward", "training")
@@ -111,7 +110,7 @@ class Row:
 
 def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
-    calls = common.load(TABLE)["calls"]
+    calls = common.load(common.CALLS)["calls"]
     columns = []
     for count, batch, mode, layout in itertools.product(threads, BATCHES, MODES, LAYOUTS):
         column = [Row(call, mode, layout, batch, count) for call in calls]
@@ -188,7 +187,7 @@ def markdown(results: dict[str, Any], lists: bool = True) -> str:
     ]
     if behind and lists:
         parts.append(common.table([f"rows below {BEHIND}", "ATen", "ours", ""], behind))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:

@@ -29,6 +29,8 @@ from torch_dmlpool.window import Window
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+CALLS = Path(__file__).with_name("calls.json")
+"""Pooling calls of public models."""
 SMALL_SECONDS = 50e-6
 """Where ATen takes less, a row is about the cost of a call: it has a difference, not a ratio."""
 
@@ -56,6 +58,16 @@ GROUPS = {
     "large": "windows of 2 to 31 over tensors that no cache of a GPU holds; in no other list",
 }
 TABLE = Path(__file__).with_name("rows.txt")
+PUBLISHED = {
+    "max 8/1 padding 4 dilation 3 64x192x65536": (10.7, 2.85),
+    "max 4/1 padding 1 32x64x512x512": (10.8, 4.33),
+    "max 3/2 padding 1 dilation 3 16x32x128x128x128": (3.93, 5.65),
+    "avg 8/1 padding 4 64x128x65536": (5.47, 3.13),
+    "avg 11/11 16x64x2048x2048": (6.40, 6.34),
+    "avg 3/2 padding 1 16x32x128x128x256": (8.69, 8.70),
+}
+"""KernelBench's pooling problems, with the milliseconds of PyTorch and of torch.compile that it
+publishes for an H100."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +126,6 @@ class Workload:
         return math.prod(self.sizes) * self.torch_dtype.itemsize
 
     @property
-    def memory_format(self) -> torch.memory_format:
-        if not self.channels_last:
-            return torch.contiguous_format
-        return torch.channels_last if self.rank == 2 else torch.channels_last_3d
-
-    @property
     def kind(self) -> str:
         """What rows must share for a common mean."""
         layout = "channels_last" if self.channels_last else "contiguous"
@@ -149,7 +155,14 @@ class Workload:
         else:
             limits = torch.iinfo(self.torch_dtype)
             tensor = torch.randint(limits.min, limits.max, sizes, dtype=self.torch_dtype, **how)
-        return tensor.contiguous(memory_format=self.memory_format)
+        return in_layout(tensor, self.channels_last)
+
+
+def in_layout(tensor: Tensor, channels_last: bool) -> Tensor:
+    """The tensor, contiguous or in channels_last order."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats[tensor.dim()] if channels_last else torch.contiguous_format
+    return tensor.contiguous(memory_format=last)
 
 
 def _short(numbers: Sequence[int]) -> str:

@@ -15,7 +15,8 @@ multiprocessor: four instructions issued each clock, of which two go to the ALU;
 each access of a warp; and the clocks of a warp alone, whose loads take 700 ns, times the rounds of
 programs that registers leave room for. A warp's access takes as many clocks of L1 as a quarter of
 its lines of 128 bytes, and as the words that it reads of one of 32 banks, whichever is more. How
-its lanes lie in memory follows from the layout that Triton chose, or from what a lane owns.
+its lanes lie in memory follows from what a lane owns; where Triton chooses the layout they are
+neighbours, as a test of all kernels proves.
 tests/test_gpu.py compares T with every row that was measured: benchmarks/results/gpu_counts.json
 has what was counted in the code that ran.
 """
@@ -237,10 +238,6 @@ ALU = re.compile(  # what goes there
 )
 LINE = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)\s*(.*?);")
 LABEL = re.compile(r"^(\.L_x_\d+):")
-LAYOUT = re.compile(
-    r"(#blocked\d*) = #ttg\.blocked<\{sizePerThread = \[[\d, ]+\], threadsPerWarp = \[([\d, ]+)\]"
-)
-ACCESS = re.compile(r"tt\.(?:load|store) .*tensor<([\dx]+)x!?tt\.ptr<\w+>, (#blocked\d*)>")
 
 
 class Chip(NamedTuple):
@@ -384,7 +381,7 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
     resident = min(REGISTERS // (per_warp * warps), MOST_WARPS // warps, MOST_PROGRAMS)
     if code.shared:
         resident = min(resident, SHARED_BYTES // (code.shared + 1024))
-    warp = one_warp(code, loads, l1_clocks(how, str(asm["ttgir"]), element))
+    warp = one_warp(code, loads, l1_clocks(how, element))
     return Counts(how.programs, warps, resident, moved, *warp)
 
 
@@ -421,13 +418,10 @@ def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float, float
     return instructions, alu, wavefronts, clock
 
 
-def l1_clocks(how: Any, layouts: str, element: int) -> Clocks:
+def l1_clocks(how: Any, element: int) -> Clocks:
     """Clocks of an access of a warp to memory, by where its lanes lie."""
     constants = dict(how.constants)
     form, column = constants.get("FORM"), constants.get("COLUMN")
-    if how.kernel == "folding.fold":
-        of_load = _fold_clocks(how, layouts, element)
-        return lambda each: of_load if each.base == "LDG" else float(each.words)
     if form is None or form.channels:
         return lambda each: float(each.words)  # lanes are neighbours
     adjoint = how.kernel.startswith("max_pooling_grad") or getattr(
@@ -443,41 +437,6 @@ def l1_clocks(how: Any, layouts: str, element: int) -> Clocks:
         return clocks_of(lane * step + 4 * word for lane in range(32) for word in range(each.words))
 
     return clocks
-
-
-def _fold_clocks(how: Any, layouts: str, element: int) -> float:
-    """Clocks of a load of ``fold``, in the mean over the loads of a window."""
-    constants = dict(how.constants)
-    _, steps, _, (length, *_), (inner, *_), (outputs, *_), axis, *_ = how.sizes
-    block, kind = constants["BLOCK"], constants["KIND"]
-    count, between = ((length, length), (axis[0], axis[1][0]), (length // outputs + 1, 0))[kind]
-    between = between or length / outputs
-    if constants["ADJOINT"]:
-        count, between = steps * block.positions * block.loads, 1
-    threads = dict(LAYOUT.findall(layouts))
-    lanes = (1, 32) if block.results == 1 else (32, 1)  # windows by positions, of what has one axis
-    if min(block[1:3]) > 1:
-        tile = "x".join(map(str, block[1:3] if block.rows else block[2:0:-1]))
-        name = next(name for shape, name in ACCESS.findall(layouts) if shape == tile)
-        lanes = tuple(map(int, threads[name].split(", ")))[:: 1 if block.rows else -1]
-    windows, positions = lanes
-    costs = []
-    for first in range(0, steps * block.positions * block.loads, positions):
-        costs.append(0.0)
-        inside = [
-            element
-            * int(
-                window // inner * between * inner
-                + window % inner
-                + (first + k) * inner * axis[4][0]
-            )
-            for window in range(windows)
-            for k in range(positions)
-            if first + k < count
-        ]
-        if inside:
-            costs[-1] = clocks_of(inside)
-    return sum(costs) / len(costs)
 
 
 if __name__ == "__main__":

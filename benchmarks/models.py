@@ -283,6 +283,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--row-seconds", type=float, default=1.0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--quantized", action="store_true")
+    parser.add_argument("--list", action="store_true", help="print the rows' names alone")
     parser.add_argument("--out", type=Path, help="written after each row, as a run takes long")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -298,6 +299,11 @@ def main(arguments: Sequence[str]) -> int:
             )
             for way in ways(options.name)
         ]
+    if not tasks:
+        parser.error(f"no network and no way to run one is named {options.name!r}")
+    if options.list:
+        print("\n".join(name for name, _ in tasks))
+        return 0
     wrong = 0
     rows: list[dict[str, Any]] = []
     packages = ["torchao"] if options.quantized else ["torchvision", "timm"]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from benchmarks import common
+from benchmarks import common, kernels
 from torch_dmlpool import backends
 from torch_dmlpool.timing import Call
 from torch_dmlpool.window import Window
@@ -50,8 +50,8 @@ class Empty(torch.autograd.Function):
         return gradients[0].new_empty(SIZES), None
 
 
-class Driver:
-    """As much of Triton's driver as compiling and launching ask for."""
+class Driver(kernels.NoDriver):
+    """What launching asks for, too."""
 
     utils = SimpleNamespace(
         load_binary=lambda *_: (1, 1, 32, 0, 1024),
@@ -61,17 +61,6 @@ class Driver:
     @staticmethod
     def launcher_cls(*_: object) -> object:
         return lambda *_: None
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, *_: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")

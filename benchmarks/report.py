@@ -12,10 +12,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from benchmarks import calls, common, gpu_rows, models
-from benchmarks.common import GROUPS, MODES
+from benchmarks import calls, common, models
+from benchmarks.common import GROUPS, MODES, PUBLISHED
 from benchmarks.rows import ATEN, OURS, PEERS, PLAIN, Result
 
 CPU, GPU_BESIDE, GPU, MODELS, CALLS, CALLS_AVX2 = (
@@ -37,57 +38,10 @@ MAIN = [
     for mode in ("forward", "forward + backward")
 ]
 
-INTRODUCTION = """---
-search:
-  boost: 0.3  # its rows name every argument
----
-# Benchmarks
-
-A row is one pooling call. A ratio is the time of a peer, such as ATen (PyTorch's own operators), divided by the time of this
-package ("ours"): above 1x ours is faster. "Window 3/2" is a window of size 3 with stride 2.
-
-## Findings on a CPU
-
-Geometric means of ratios, with the number of rows in brackets. Rows for which ATen takes less than 50 µs are left out:
-"""
-METHOD = """## How it is measured
-
-`make bench` measures on a CPU and writes this page and its pictures. It calls these commands:
-
-| command | what it measures |
-| --- | --- |
-| `python -m benchmarks rows` | the rows of `benchmarks/rows.txt`; `rows core` those of a group, `rows all --compile` beside torch.compile too |
-| `python -m benchmarks calls` | the calls of real models; with `ATEN_CPU_CAPABILITY=avx2` by AVX2 |
-| `python -m benchmarks models` | whole networks |
-| `python -m benchmarks report` | nothing: it makes this page of the files in `benchmarks/results`; `report --rows published` prints every row of a group |
-
-Each row is measured in one process. First the results of all contestants are compared: maxima, indices and quantized
-averages must be equal, and other averages and gradients equal except for rounding. Then their calls take turns, on random
-tensors that take turns too. Times are medians. Ratios below 1x are in bold. Where ATen takes less than 50 µs, the table has
-the difference in place of the ratio: how many µs longer ours takes.
-
-| column | meaning |
-| --- | --- |
-| of copy | our bandwidth divided by that of copying the input; each input is counted as read once and each result as written once |
-| kept | bytes that the forward pass keeps for the backward pass beside its input and output |
-
-Columns without a peer's name are ratios to ATen. Where ATen has no pool of a data type, its time is that of a conversion to
-float32, its pool, and a conversion back. ONNX Runtime's threads sleep between calls, so that they take no time from others.
-"""
-CALLS_INTRODUCTION = """## Calls of real models on a CPU
-
-`python -m benchmarks calls` measures the pooling calls of 104 public models (torchvision, timm, MONAI,
-segmentation_models.pytorch, ultralytics, speechbrain, pytorchvideo). It takes every second of the different calls in a
-forward pass, and calls `torch.nn.functional`'s function and this package's in turn. `batch` multiplies the model's own
-samples, of which there are one or two. A ratio is ATen's time divided by ours. "Mean" is the geometric mean of the ratios and
-"sums" the ratio of the added times, both over rows in which ATen takes 50 µs and more. "Over ATen" is how many µs longer ours
-takes in the other rows. A row that is below .95, or a short one that is 5 µs and more over ATen, is measured a second time,
-five times as long. Means and sums have the first measurement, the list below and "most" the second.
-A row of 4 MB and more may come out twice as slow for one side by chance, in training above all: the C library hands freed
-memory back to the system, and the next call of either side has to wait for new pages.
-"""
-AVX2_INTRODUCTION = """With AVX2 in place of AVX-512, for ATen and for this package:
-"""
+PAGE = Template(Path(__file__).with_name("page.md").read_text(encoding="utf-8"))
+RIVALS = "aten", "compiled", "cudnn"
+BY_BANDWIDTH = 4.6 / 3.0
+"""How many times as fast as an H100 an H200 copies."""
 
 
 def measured(path: Path) -> tuple[dict[str, Any], list[Result]]:
@@ -113,7 +67,7 @@ def means(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
         return f"{common.times(common.mean(found))} ({len(found)})" if len(found) > 1 else ""
 
     lines = [(kind, *(cell(ratios[kind][peer]) for peer in peers)) for kind in chosen]
-    return common.table(("pooling alone, eager", *peers), lines) + "\n"
+    return common.table(("pooling alone, eager", *peers), lines)
 
 
 def behind(results: Sequence[Result]) -> str:
@@ -130,7 +84,7 @@ def behind(results: Sequence[Result]) -> str:
     if small:
         worst = max(small, key=lambda one: one.seconds[OURS].median - one.seconds[ATEN].median)
         lines.append(f"- Rows under 50 µs: at most {worst.compared(ATEN)} ({worst.row.name})")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def rows_of(results: Sequence[Result], group: str) -> str:
@@ -167,7 +121,7 @@ def rows_of(results: Sequence[Result], group: str) -> str:
         lines.append((pool, *cells))
     head = ["pool", "ours", "of copy", *(heading(*column) for column in columns)]
     head += ["kept: ours / ATen"] if trained else []
-    return common.table(head, lines) + "\n"
+    return common.table(head, lines)
 
 
 def heading(way: tuple[str, bool, str], peer: str) -> str:
@@ -189,30 +143,119 @@ def size(amount: int) -> str:
 
 def page() -> str:
     """The whole of docs/benchmarks.md."""
-    known, results = measured(CPU)
-    where = f"*{common.sentence(known)}.*\n"
-    pictures = [f"![{caption}](images/{file})\n" for file, caption in PICTURES.items()]
-    parts = [INTRODUCTION, means(results, MAIN), behind(results), pictures[0], where]
-    parts += ["Whole networks, with `torch.nn`'s pools and after `convert`:\n", networks() + "\n"]
-    parts.append(
-        "The pooling calls of 104 public models are [at the end](#calls-of-real-models-on-a-cpu), "
-        "findings on a GPU [before them](#gpu).\n"
-    )
-    parts += [METHOD, f"## CPU, {common.count(known['threads'], 'thread')}\n"]
-    parts += [means(results), pictures[1], where]
+    (known, results), (beside_known, beside) = map(measured, (CPU, GPU_BESIDE))
+    groups = []
     for number, group in enumerate(SHOWN):
         unshown = [one for one in results if not set(one.row.groups) & set(SHOWN[:number])]
-        parts += [f"### {group}: {GROUPS[group]}\n", rows_of(unshown, group)]
-    parts.append(gpu_rows.markdown(common.load(GPU)))
-    known, results = measured(GPU_BESIDE)
-    if results:
-        parts.append("### Beside torch.compile on a GPU\n")
-        parts += [rows_of(results, group) for group in ("overhead", "published")]
-        command = "python -m benchmarks rows overhead,published --device cuda --compile"
-        parts.append(f"*`{command}`: {common.sentence(known)}.*\n")
-    parts += [CALLS_INTRODUCTION, calls.markdown(common.load(CALLS))]
-    parts += [AVX2_INTRODUCTION, calls.markdown(common.load(CALLS_AVX2), lists=False)]
-    return "\n".join(parts)
+        groups.append(f"### {group}: {GROUPS[group]}\n\n{rows_of(unshown, group)}")
+    return PAGE.substitute(
+        findings=means(results, MAIN),
+        behind=behind(results),
+        where=common.sentence(known),
+        networks=networks(),
+        threads=common.count(known["threads"], "thread"),
+        means=means(results),
+        groups="\n\n".join(groups),
+        **of_gpu(common.load(GPU)),
+        beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
+        beside_where=common.sentence(beside_known),
+        calls=calls.markdown(common.load(CALLS)),
+        calls_avx2=calls.markdown(common.load(CALLS_AVX2), lists=False),
+    )
+
+
+def of_gpu(results: dict[str, Any]) -> dict[str, str]:
+    """What the page says of `make gpu`, by the names of its places."""
+    known = results["conditions"]
+    rows = {row["row"]: row for row in results["rows"] if "failed" not in row}
+    ends = [f"`{s['name']}` {'failed' if s['exit_status'] else 'passed'}" for s in results["steps"]]
+    tables = [gpu_problems(rows), gpu_calls(rows), gpu_networks(results["models"])]
+    tables.append(gpu_windows(rows))
+    if peers := [row for row in results.get("peers", ()) if "failed" not in row]:
+        tables.append(gpu_peers(peers))
+    return {
+        "gpu": known["machine"]["gpu"],
+        "gpu_date": known["date"].partition("T")[0],
+        "gpu_torch": known["versions"]["torch"],
+        "gpu_triton": known["versions"]["triton"],
+        "gpu_cuda": known["cuda"],
+        "gpu_steps": ", ".join(ends),
+        "gpu_measured": str(len(rows)),
+        "gpu_rows": str(len(results["rows"])),
+        "gpu_earlier": str(sum("run" in row for row in rows.values())),
+        "gpu_faster": f"{BY_BANDWIDTH:.2f}",
+        "gpu_tables": "\n\n".join(tables),
+    }
+
+
+def gpu_problems(rows: dict[str, Any]) -> str:
+    """KernelBench's problems, beside the times that it publishes."""
+    lines = []
+    for name, row in rows.items():
+        problem, seconds = name.removesuffix(" float32 contiguous"), row["seconds"]
+        if problem in PUBLISHED:
+            cells = [f"{seconds * 1e3:.2f}", f"{row['copy'] / seconds:.2f}"]
+            cells.append(f"{row['aten'] / seconds:.1f}x")
+            ratios = [each / 1e3 / seconds for each in PUBLISHED[problem]]
+            cells += [f"{each:.1f}x ({each / BY_BANDWIDTH:.2f}x)" for each in ratios]
+            lines.append((problem, *cells))
+    head = "KernelBench's problem|ms|of copy|ATen|published ATen|torch.compile"
+    return common.table(head.split("|"), lines)
+
+
+def gpu_calls(rows: dict[str, Any]) -> str:
+    """Means of the calls of public models, whose windows have a number for each axis."""
+    kinds: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for name, row in rows.items():
+        if found := re.match(r"([a-z ]+?)(?: to)? \d+x", name):
+            kinds[found[1]].append(row)
+    lines = []
+    for kind, listed in sorted(kinds.items()):
+        copies = [row["copy"] / row["seconds"] for row in listed]
+        long = [row["copy"] / row["seconds"] for row in listed if row["seconds"] >= 50e-6]
+        atens = [row["aten"] / row["seconds"] for row in listed if "aten" in row]
+        beside = (
+            [f"{common.mean(atens):.2f}x", sum(each < 1 for each in atens)] if atens else [""] * 2
+        )
+        least = f"{min(long):.2f}" if long else ""
+        lines.append((kind, len(listed), f"{common.mean(copies):.2f}", *beside, least))
+    head = "calls of public models, batch 32|rows|of copy, mean|ATen, mean|slower than ATen|"
+    return common.table([*head.split("|")[:-1], "least of copy, from 50 µs on"], lines)
+
+
+def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        way = "compiled" if row["compiled"] else "eager"
+        layout = "channels_last" if row["channels_last"] else "contiguous"
+        both = "original", "converted"
+        speeds = [f"{row['sizes'][0] / row[key] * 1e3:.0f}" for key in both]
+        peaks = [f"{row['peak'][key] / 2**20:.0f}" for key in both]
+        lines.append((f"{row['model']} {way} {layout}", *speeds, f"{row['ratio']:.3f}", *peaks))
+    head = "training step, bfloat16 autocast|images/s|converted|ratio|peak MiB|converted"
+    return common.table(head.split("|"), lines)
+
+
+def gpu_windows(rows: dict[str, Any]) -> str:
+    """Shares of a copy's speed, by window."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, row in rows.items():
+        if part := re.fullmatch(r"([a-z ]+) (\d/\d)( padding \d)? 32x64x112x112 (\w+) (\w+)", name):
+            found[", ".join(part.group(1, 4, 5))][part[2]] = f"{row['copy'] / row['seconds']:.2f}"
+    sizes = sorted(set(itertools.chain.from_iterable(found.values())))
+    lines = [(name, *(cells.get(size, "") for size in sizes)) for name, cells in found.items()]
+    return common.table(["of copy, 32x64x112x112", *sizes], sorted(lines))
+
+
+def gpu_peers(rows: Iterable[dict[str, Any]]) -> str:
+    """Public functions beside their rivals."""
+    lines = []
+    for row in rows:
+        cells = [f"{row[name] / row['seconds']:.2f}x" if name in row else "" for name in RIVALS]
+        host = f"{row['host'] * 1e6:.0f} / {row['host_aten'] * 1e6:.0f}"
+        lines.append((row["row"], f"{row['seconds'] * 1e6:.1f}", *cells, host))
+    head = "public functions|µs|ATen|torch.compile|cuDNN|host µs, ours / ATen"
+    return common.table(head.split("|"), lines)
 
 
 def networks() -> str:

@@ -59,7 +59,7 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
             warnings.simplefilter("ignore", UserWarning)
             pack = torch._make_per_tensor_quantized_tensor
             packed = [pack(input, SCALE, ZERO_POINTS[row.dtype]) for input in inputs]
-        inputs = [each.contiguous(memory_format=row.memory_format) for each in packed]
+        inputs = [common.in_layout(each, row.channels_last) for each in packed]
     mask = None
     if row.mask:
         of_channels = row.sizes[1] if row.mask == "element" else 1

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
 )
 
-from benchmarks import common, gpu, gpu_rows, kernels  # noqa: E402
+from benchmarks import common, gpu, kernels, models, report  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 from torch_dmlpool.bench import calls  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
@@ -41,10 +41,23 @@ def test_both_runs_fit_a_quarter_of_an_hour() -> None:
     """With two minutes for each start of a machine; what the folder lacks takes no longer."""
     assert (gpu.RUNS[1].seconds, gpu.RUNS[2].seconds) == (310, 345)
     for run in gpu.RUNS.values():
-        limits = [limit for limit, _ in run.steps.values()]
+        limits = list(run.steps.values())
         assert gpu.BETWEEN + sum(limit + gpu.ENDING for limit in limits) <= run.seconds
         assert gpu.MISSING + limits[0] + limits[1] <= run.seconds
     assert sum(120 + run.seconds for run in gpu.RUNS.values()) <= 15 * 60
+
+
+def test_each_step_of_a_network_measures_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In both layouts and no other network, by the name that the step has for it."""
+    steps = {name: words for name, words, _ in gpu.commands(2, tmp_path, dry=True)}
+    for step in ("unet-eager", "resnet-eager", "unet-compiled", "resnet-compiled"):
+        key, _, how = step.partition("-")
+        words = steps[step]
+        assert models.main(words[words.index("models") + 1 :]) == 0
+        listed = capsys.readouterr().out.splitlines()
+        assert listed == [f"{gpu.NETWORKS[key]} {how}, training"] * 2
 
 
 PARENT = """
@@ -101,8 +114,8 @@ def test_a_step_writes_each_row_as_it_is_known(
     monkeypatch.setenv("OUT", str(tmp_path))
     end, every = time.monotonic() + 600, {"smoke": 90, "rows": 200, "peers": 15}[name]
     assert gpu.step(name, end, every, dry=True) == 0
-    monkeypatch.setattr(gpu_rows, "by_kernels", lambda _: 1 / 0)
-    monkeypatch.setattr(gpu_rows, "public_call", lambda *_: None)
+    monkeypatch.setattr(gpu, "by_kernels", lambda _: 1 / 0)
+    monkeypatch.setattr(gpu, "public_call", lambda *_: None)
     assert gpu.step(name, end, every, dry=True) == 1
     assert gpu.step(name, 0.0, every, dry=True) == 1
     rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
@@ -135,7 +148,7 @@ def test_smoke_computes_each_operator_in_each_data_type_and_layout() -> None:
 def test_rows_that_no_gpu_has_measured_come_first() -> None:
     """Global averages in both layouts, then what training of public models adds; every window at
     strides 1 and 2 is there, and KernelBench's six."""
-    rows = gpu_rows.rows()
+    rows = gpu.rows()
     names = [row.name for row in rows]
     assert len(set(names)) == len(names)
     folds = [row for row in rows if row.operator == "adaptive avg"]
@@ -145,9 +158,7 @@ def test_rows_that_no_gpu_has_measured_come_first() -> None:
     taps = [row for row in trained if row.operator == "taps"]
     assert len(taps) >= 60
     assert max(map(rows.index, taps)) < names.index("avg 11/11 16x64x2048x2048 float32 contiguous")
-    assert (
-        sum(name.removesuffix(" float32 contiguous") in gpu_rows.PUBLISHED for name in names) == 6
-    )
+    assert sum(name.removesuffix(" float32 contiguous") in common.PUBLISHED for name in names) == 6
     for window, padding in {2: "", 3: " padding 1", 5: " padding 2", 7: " padding 3"}.items():
         for operator in ("max", "taps", "max grad", "avg", "avg grad"):
             of = [name for name in names if name.startswith(f"{operator} {window}/")]
@@ -156,10 +167,10 @@ def test_rows_that_no_gpu_has_measured_come_first() -> None:
 
 def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result() -> None:
     compared = 0
-    for row in gpu_rows.rows():
-        if row.shape[0] == 32 and row.shape[1:] != gpu_rows.IMAGE[1:]:
+    for row in gpu.rows():
+        if row.shape[0] == 32 and row.shape[1:] != gpu.IMAGE[1:]:
             input = torch.empty((1, 1, *row.shape[2:]), device="meta")
-            pool = gpu_rows.public_call(torch.nn.functional, row, input)
+            pool = gpu.public_call(torch.nn.functional, row, input)
             if pool is not None:
                 results = pool()
                 results = results[0] if isinstance(results, tuple) else results
@@ -174,8 +185,8 @@ def test_kernels_that_travel_are_found(
 ) -> None:
     """In another folder, as another user, with another hash seed: nothing is compiled again, also
     by the package itself."""
-    given = gpu_rows.sliding("max", (2, 8, 32, 32), torch.float16, False, 3, 2, 1)
-    requests = [given, gpu_rows.whole("avg", (2, 64, 7, 7), torch.float32, True)]
+    given = gpu.sliding("max", (2, 8, 32, 32), torch.float16, False, 3, 2, 1)
+    requests = [given, gpu.whole("avg", (2, 64, 7, 7), torch.float32, True)]
     with gpu.recorded() as found:
         for request in requests:
             request.prepared()[1]()
@@ -225,7 +236,7 @@ def test_clocks_of_l1_are_those_of_lines_and_banks() -> None:
 
 def test_a_launch_is_counted_in_its_machine_code() -> None:
     """Averages of planes of 64 elements: lanes lie side by side, and memory takes the longest."""
-    whole = gpu_rows.adaptive("adaptive avg", (32, 2048, 8, 8), torch.float32, False, 1, 1)
+    whole = gpu.adaptive("adaptive avg", (32, 2048, 8, 8), torch.float32, False, 1, 1)
     found = gpu.expected(whole)
     (count,) = found["counts"]
     assert count.moved == 32 * 2048 * 4 * 65
@@ -240,7 +251,7 @@ def test_what_runs_wrote_becomes_results_and_tables(
 ) -> None:
     """A row that was not begun is counted and in no table, until a later run has measured it; times
     of another chip are scaled."""
-    machine = dict.fromkeys(("device", "date", "torch", "triton", "cuda"), "a")
+    known = {"date": "a", "machine": {"gpu": "b"}, "versions": {"torch": "c", "triton": "d"}}
     taken = {"seconds": 2e-4, "copy": 1e-4, "aten": 3e-4, "host": 1e-5, "host_aten": 2e-5}
     names = [
         "max 4/1 padding 1 32x64x512x512 float32 contiguous",
@@ -250,16 +261,19 @@ def test_what_runs_wrote_becomes_results_and_tables(
     ]
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     folders = [tmp_path / "1", tmp_path / "2"]
-    for folder, known in zip(folders, (names[:2], names[2:3]), strict=True):
+    for folder, measured in zip(folders, (names[:2], names[2:3]), strict=True):
         folder.mkdir()
-        report = {"machine": machine, "steps": [{"name": "rows", "exit_status": 1}]}
-        (folder / "gpu.json").write_text(json.dumps(report))
-        rows = [{"row": name, **(taken if name in known else {"failed": "a"})} for name in names]
+        steps = [{"name": "rows", "exit_status": 1}]
+        found = {"conditions": {**known, "cuda": "e"}, "steps": steps}
+        (folder / "gpu.json").write_text(json.dumps(found))
+        rows = [{"row": name, **(taken if name in measured else {"failed": "a"})} for name in names]
         (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folders[1] / "peers.jsonl").write_text(json.dumps({"row": "max", **taken, "cudnn": 1e-4}))
     assert gpu.main(["--collect", *map(str, folders)]) == 0
-    text = gpu_rows.markdown(common.load(tmp_path / "gpu_rows.json"))
-    assert "Steps: `rows` failed, `rows` failed. 3 of 4 rows were measured" in text
+    shown = report.of_gpu(common.load(tmp_path / "gpu_rows.json"))
+    assert shown["gpu_steps"] == "`rows` failed, `rows` failed"
+    assert (shown["gpu_measured"], shown["gpu_rows"]) == ("3", "4")
+    text = shown["gpu_tables"]
     assert "| max 4/1 padding 1 32x64x512x512 | 0.20 | 0.50 | 1.5x | 54.0x (35.22x) |" in text
     assert "| avg | 1 | 0.50 | 1.50x | 0 | 0.50 |" in text
     assert "| avg, float32, contiguous | 0.50 |" in text
@@ -268,8 +282,8 @@ def test_what_runs_wrote_becomes_results_and_tables(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", gpu_rows.rows()[7::24], ids=lambda row: row.name)
-def test_nothing_spills(row: gpu_rows.Request) -> None:
+@pytest.mark.parametrize("row", gpu.rows()[7::24], ids=lambda row: row.name)
+def test_nothing_spills(row: gpu.Request) -> None:
     """But one word, which ptxas stores and loads once."""
     with gpu.launches() as found:
         row.prepared()[1]()

@@ -8,23 +8,7 @@ from typing import Any
 
 import compilers
 from setuptools import build_meta
-from setuptools.build_meta import (
-    build_sdist,
-    build_wheel,
-    get_requires_for_build_sdist,
-    prepare_metadata_for_build_wheel,
-)
-
-__all__ = [
-    "build_editable",
-    "build_sdist",
-    "build_wheel",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-]
+from setuptools.build_meta import *  # noqa: F403 - the hooks that are setuptools' own
 
 Settings = dict[str, Any] | None
 
@@ -35,12 +19,6 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
     return build_meta.get_requires_for_build_editable(config_settings) + compilers.required()
-
-
-def prepare_metadata_for_build_editable(
-    metadata_directory: str, config_settings: Settings = None
-) -> str:
-    return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 
 def build_editable(

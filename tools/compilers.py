@@ -75,18 +75,26 @@ class Compiler(NamedTuple):
         """
         with tempfile.TemporaryDirectory() as folder:
             paths = list(map(str, sources))
-            objects = [str(Path(folder) / f"{number}.o") for number in range(len(paths))]
-            shared = [*FLAGS, *([] if self.is_clang else OF_GCC), *self._position(), *flags, "-c"]
-            commands = [[*shared, *pair] for pair in zip(paths, objects, strict=True)]
-            with ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1)) as pool:
-                list(pool.map(self._run, commands))  # which raises what a command has raised
+            objects = self.compile(paths, Path(folder), flags)
             # Without the processor's flags: zig builds its C++ library once for all levels.
             built = Path(folder) / target.name
-            self._run(["-shared", *self._linked(paths, Path(folder)), *objects, str(built)])
+            self.run(["-shared", *self._linked(paths, Path(folder)), *objects, str(built)])
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(built, target)
 
-    def _run(self, arguments: Sequence[str]) -> None:
+    def compile(self, paths: Sequence[str], folder: Path, flags: Sequence[str]) -> list[str]:
+        """The paths of the compiled sources, in ``folder``."""
+        # Code runs at any address; on Windows all does, and Clang for Microsoft's linker refuses
+        # the flag.
+        position = [] if self.targets_msvc else ["-fPIC"]
+        shared = [*FLAGS, *([] if self.is_clang else OF_GCC), *position, *flags, "-c"]
+        objects = [str(folder / f"{number}.o") for number in range(len(paths))]
+        commands = [[*shared, *pair] for pair in zip(paths, objects, strict=True)]
+        with ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1)) as pool:
+            list(pool.map(self.run, commands))  # which raises what a command has raised
+        return objects
+
+    def run(self, arguments: Sequence[str]) -> None:
         """Call the compiler; the last argument is what it writes."""
         environment = dict(os.environ)
         if self.is_zig:
@@ -95,12 +103,6 @@ class Compiler(NamedTuple):
                 environment.setdefault(cache, os.path.abspath("build/zig"))
         command = [*self.command, *arguments[:-1], "-o", arguments[-1]]
         subprocess.run(command, check=True, env=environment)
-
-    def _position(self) -> list[str]:
-        """Code that runs at any address; on Windows all does, and Clang for Microsoft's linker
-        refuses the flag.
-        """
-        return [] if self.targets_msvc else ["-fPIC"]
 
     def _linked(self, sources: Sequence[str], folder: Path) -> list[str]:
         """Flags of the platform's linker, among them the list of exported functions."""

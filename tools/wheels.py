@@ -1,8 +1,7 @@
 """Wheels that are handed out: build them with zig into dist/, and check what is in them.
 
-``python tools/wheels.py`` builds those of all platforms, ``--own`` that of this machine alone, and
-``--check`` looks at wheels that exist. Each is built from the source distribution, in a folder of
-its own.
+``python tools/wheels.py`` builds those of all platforms, ``--own`` that of this machine alone. Each
+is built from the source distribution, in a folder of its own.
 """
 
 import argparse
@@ -30,6 +29,7 @@ NEEDED = {
     "macosx": r"/usr/lib/libSystem\.B\.dylib",
 }
 """What a system has itself: a library may need nothing else."""
+USUAL = re.compile(r"torch_dmlpool/([\w/]+\.py|py\.typed)|torch_dmlpool-[^/]+\.dist-info/.+")
 """The files of a wheel that are not compiled."""
 OPERATORS = r"_(Zn[aw]|Zd[al])\w+"
 """C++'s operators new and delete, which zig exports from libraries for a Mac."""
@@ -39,21 +39,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("platforms", nargs="*", help=f"of {', '.join(compilers.TARGETS)}; else all")
     parser.add_argument("--own", action="store_true", help="this machine's platform alone")
-    parser.add_argument("--check", nargs="+", type=Path, help="look at these wheels, build none")
     options = parser.parse_args()
-    chosen = [own()] if options.own else options.platforms or list(compilers.TARGETS)
-    wheels = options.check or built(chosen)
+    own = [tag for tag, name in compilers.TARGETS.items() if name == compilers.own_target()]
     wrong = 0
-    for wheel in wheels:
+    for wheel in built(own if options.own else options.platforms or list(compilers.TARGETS)):
         found = list(complaints(wheel))
         wrong += len(found)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {found or 'as it should be'}")
     return min(wrong, 1)
-
-
-def own() -> str:
-    """The platform of this machine."""
-    return next(tag for tag, name in compilers.TARGETS.items() if name == compilers.own_target())
 
 
 def built(platforms: list[str]) -> list[Path]:
@@ -89,25 +82,26 @@ def complaints(wheel: Path) -> Iterator[str]:
         names = {name for name in archive.namelist() if not name.endswith("/")}
         for name in sorted(wanted - names):
             yield f"{name} is missing"
-        usual = re.compile(
-            r"torch_dmlpool/([\w/]+\.py|py\.typed)|torch_dmlpool-[^/]+\.dist-info/.+"
-        )
         for name in sorted(names - wanted):
-            if not usual.fullmatch(name):
+            if not USUAL.fullmatch(name):
                 yield f"{name} does not belong there"
         for name in sorted(names & wanted):
             path = archive.extract(name, folder)
             yield from (f"{name} {what}" for what in complaints_of_library(path, system, platform))
-    if system == "manylinux":
-        yield from complaints_of_auditwheel(wheel, platform)
-    checked = subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", str(wheel)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # The symbols' versions decide which systems a wheel for Linux runs on.
+    shown = asked("auditwheel", "show", str(wheel)).stdout if system == "manylinux" else ""
+    tag = re.search(r'platform\s+tag:\s+"(\w+)"', shown)
+    if system == "manylinux" and (tag is None or tag[1] != platform):
+        yield f"by auditwheel: {' '.join(shown.split())}"
+    checked = asked("twine", "check", "--strict", str(wheel))
     if checked.returncode:
-        yield checked.stdout + checked.stderr
+        yield checked.stdout
+
+
+def asked(*command: str) -> subprocess.CompletedProcess[str]:
+    """What a Python program prints, and its exit status."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
+    return subprocess.run([sys.executable, "-m", *command], **how)
 
 
 def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str]:
@@ -141,19 +135,6 @@ def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str
     for name in sorted(needed):
         if not re.fullmatch(NEEDED[system], name):
             yield f"needs {name}"
-
-
-def complaints_of_auditwheel(wheel: Path, platform: str) -> Iterator[str]:
-    """The symbols' versions decide which systems a wheel for Linux runs on."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "auditwheel", "show", str(wheel)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = re.search(r'platform\s+tag:\s+"(\w+)"', shown.stdout)
-    if said is None or said.group(1) != platform:
-        yield f"by auditwheel: {' '.join((shown.stdout + shown.stderr).split())}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 from torch_dmlpool.kernels.launches import Request, max_launches  # noqa: E402
 
-from benchmarks import gpu, gpu_rows, overhead  # noqa: E402
+from benchmarks import gpu, overhead  # noqa: E402
 from torch_dmlpool.backends import compiling  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
@@ -212,13 +212,13 @@ def test_no_size_is_compiled_in() -> None:
 
 IMAGES = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
 ASKED = {
-    "sliding": lambda *given: gpu_rows.sliding(*given, 3, 2, 1),
-    "side by side": lambda *given: gpu_rows.sliding(*given, 2),
-    "overlapping": lambda *given: gpu_rows.sliding(*given, 3, 1, 1),
-    "long": lambda *given: gpu_rows.sliding(*given, 31, 1, 15),
-    "adaptive": lambda *given: gpu_rows.adaptive(*given, 7, 7),
-    "adaptive to one": lambda *given: gpu_rows.adaptive(*given, 1, 1),
-    "whole": lambda operator, shape, dtype, last: gpu_rows.whole(operator, shape, dtype, last),
+    "sliding": lambda *given: gpu.sliding(*given, 3, 2, 1),
+    "side by side": lambda *given: gpu.sliding(*given, 2),
+    "overlapping": lambda *given: gpu.sliding(*given, 3, 1, 1),
+    "long": lambda *given: gpu.sliding(*given, 31, 1, 15),
+    "adaptive": lambda *given: gpu.adaptive(*given, 7, 7),
+    "adaptive to one": lambda *given: gpu.adaptive(*given, 1, 1),
+    "whole": lambda operator, shape, dtype, last: gpu.whole(operator, shape, dtype, last),
 }
 
 
@@ -228,7 +228,7 @@ def test_an_image_of_another_size_compiles_nothing(asked: str, last: bool) -> No
     """After the first image, but a longer window's tile; sizes that 16 bytes divide, as those of
     networks mostly are."""
     adaptive = asked.startswith("adaptive")
-    for operator in gpu_rows.OPERATORS:
+    for operator in gpu.OPERATORS:
         if operator.startswith("adaptive") is not adaptive or operator == "quantized avg":
             continue
         counts = []

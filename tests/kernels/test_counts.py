@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks import gpu, gpu_rows
+from benchmarks import gpu
 
 EVERY = 29  # of the sizes
 draw = random.Random(7)
@@ -18,13 +18,13 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
 )
-DTYPES = dict.fromkeys(gpu_rows.OPERATORS, FLOATS)
+DTYPES = dict.fromkeys(gpu.OPERATORS, FLOATS)
 DTYPES |= dict.fromkeys(("max", "taps", "adaptive max"), FLOATS + INTEGERS)
 DTYPES["quantized avg"] = (torch.int8, torch.uint8)
 CASES = [(operator, dtype) for operator, dtypes in DTYPES.items() for dtype in dtypes]
 
 
-def kernels_of(requests: Iterable[gpu_rows.Request]) -> int:
+def kernels_of(requests: Iterable[gpu.Request]) -> int:
     """Different kernels that compute all the requests on an H200."""
     with gpu.recorded() as found:
         for request in requests:
@@ -38,17 +38,15 @@ def test_few_kernels_serve_all_sizes(operator: str, dtype: torch.dtype) -> None:
     if operator.startswith("adaptive"):
         images = [(8, 64, *image) for image in IMAGES]
         given = [
-            gpu_rows.adaptive(operator, image, dtype, False, n, n)
-            for image in images
-            for n in (7, 6, 1)
+            gpu.adaptive(operator, image, dtype, False, n, n) for image in images for n in (7, 6, 1)
         ]
         assert kernels_of(given) <= 12
         return
     for shapes in ([(8, 64, n) for n in range(1, 513, EVERY)], [(8, 64, *each) for each in PLANES]):
-        assert kernels_of(gpu_rows.whole(operator, shape, dtype) for shape in shapes) <= 12
+        assert kernels_of(gpu.whole(operator, shape, dtype) for shape in shapes) <= 12
     for window in ((3, 2, 1), (2,), (3, 1, 1)):
         given = [
-            gpu_rows.sliding(operator, (1, 64, *image), dtype, last, *window)
+            gpu.sliding(operator, (1, 64, *image), dtype, last, *window)
             for image in IMAGES
             for last in (False, True)
         ]
@@ -58,9 +56,9 @@ def test_few_kernels_serve_all_sizes(operator: str, dtype: torch.dtype) -> None:
 def test_kernels_are_told_apart_by_what_is_compiled() -> None:
     """Another batch makes no kernel; another data type, window or layout does."""
     shapes, halves, floats = ((2, 64, 56, 56), (3, 64, 56, 56)), torch.float16, torch.float32
-    given = [gpu_rows.sliding("max", shape, floats, False, 3, 2, 1) for shape in shapes]
+    given = [gpu.sliding("max", shape, floats, False, 3, 2, 1) for shape in shapes]
     assert kernels_of(given) == 1
-    given.append(gpu_rows.sliding("max", shapes[0], halves, False, 3, 2, 1))
-    given.append(gpu_rows.sliding("max", shapes[0], floats, False, 3, 1, 1))
-    given.append(gpu_rows.sliding("max", shapes[0], floats, True, 3, 2, 1))
+    given.append(gpu.sliding("max", shapes[0], halves, False, 3, 2, 1))
+    given.append(gpu.sliding("max", shapes[0], floats, False, 3, 1, 1))
+    given.append(gpu.sliding("max", shapes[0], floats, True, 3, 2, 1))
     assert kernels_of(given) == 4
