@@ -27,7 +27,6 @@ demo: $(FOR)demo $(LIBRARY)  ## what torch.nn's pools cannot do, and a small CNN
 test: $(FOR)test $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's interpreter
 	$(PYTEST) -m "not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
-	@$(BIN)/python tests/conftest.py
 
 test-all: $(FOR)test $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough

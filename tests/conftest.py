@@ -46,23 +46,15 @@ except ImportError:
     hypothesis = None
 
 if hypothesis is not None:
-    hypothesis.settings.register_profile(
-        "everyday",
-        derandomize=True,
-        database=None,
-        deadline=None,
-        max_examples=60,
-        suppress_health_check=[
-            hypothesis.HealthCheck.too_slow,
-            hypothesis.HealthCheck.function_scoped_fixture,
-        ],
-    )
-    everyday = hypothesis.settings.get_profile("everyday")
-    hypothesis.settings.register_profile("thorough", everyday, max_examples=1500)
+    checks = hypothesis.HealthCheck
+    allowed = [checks.too_slow, checks.function_scoped_fixture]
+    same = {"derandomize": True, "database": None, "deadline": None}
+    everyday = hypothesis.settings(**same, max_examples=60, suppress_health_check=allowed)
+    register = hypothesis.settings.register_profile
+    register("everyday", everyday)
+    register("thorough", everyday, max_examples=1500)
     # Not the same examples every time: what it finds, it prints with the way to see it again.
-    hypothesis.settings.register_profile(
-        "fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True
-    )
+    register("fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True)
     hypothesis.settings.load_profile("everyday")
 
 
@@ -193,50 +185,32 @@ def reduce_by_halves() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", help="device the operators are tested on")
-    parser.addoption(
-        "--backend",
-        choices=["reference"],
-        help="the backend for every device; else the fastest",
-    )
-    parser.addoption(
-        "--sample",
-        type=int,
-        default=1,
-        help="run only every Nth case of a test with parameters",
-    )
+    add = parser.addoption
+    add("--device", default="cpu", help="device the operators are tested on")
+    add("--backend", choices=["reference"], help="the backend for every device; else the fastest")
+    add("--sample", type=int, default=1, help="only every Nth case of a test with parameters")
 
 
-def choose_triton(item: pytest.Item) -> None:
+COMPILE_KERNELS = {"test_emulator.py", "test_every_launch.py", "test_warps.py"}
+MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
+
+
+def reason_to_skip(item: pytest.Item) -> str | None:
     """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or
     compiled ones."""
-    if item.path.name == "test_additions.py" and not INTERPRETED:
-        item.add_marker(
-            pytest.mark.skip(reason="runs kernels on CPU tensors: set TRITON_INTERPRET=1")
-        )
-    if item.path.name == "test_cliffs.py" and INTERPRETED:
-        item.add_marker(pytest.mark.skip(reason="the same in every run: a process of its own"))
-    if (
-        item.path.name
-        in ("test_emulator.py", "test_every_launch.py", "test_static.py", "test_warps.py")
-        and INTERPRETED
-    ):
-        item.add_marker(
-            pytest.mark.skip(reason="compiles kernels: TRITON_INTERPRET=1 replaces the compiler")
-        )
-    if (
-        item.name in ("test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]")
-        and INTERPRETED
-    ):
-        item.add_marker(
-            pytest.mark.skip(reason="millions of elements: the interpreter would take hours")
-        )
+    if not INTERPRETED:
+        only = item.path.name == "test_additions.py"
+        return "runs kernels on CPU tensors: set TRITON_INTERPRET=1" if only else None
+    if item.path.name in COMPILE_KERNELS:
+        return "compiles kernels: TRITON_INTERPRET=1 replaces the compiler"
+    many = item.name in MILLIONS
+    return "millions of elements: the interpreter would take hours" if many else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name == "kernels" or INTERPRETED:
-            choose_triton(item)
+        if reason := reason_to_skip(item):
+            item.add_marker(pytest.mark.skip(reason=reason))
     every = config.getoption("--sample")
     seen, kept, left_out = Counter(), [], []
     for item in items:
@@ -255,23 +229,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def versions() -> str:
-    """What was tested with."""
+def tested(device: str) -> str:
+    """What these tests prove something of: the device, its backend, and versions."""
     import platform
     from importlib import metadata
 
-    named = {}
-    for name in ("torch", "triton", "onnxruntime"):
-        try:
-            named[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            named[name] = "absent"
-    found = [f"{name} {version}" for name, version in named.items()]
-    return ", ".join([*found, f"Python {platform.python_version()}", platform.machine()])
-
-
-def pooled_by(device: str) -> str:
-    """The backend of a device, in words."""
     import torch
 
     import torch_dmlpool.backends
@@ -279,19 +241,25 @@ def pooled_by(device: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch_dmlpool.SlowBackendWarning)
         backend = torch_dmlpool.backends.serving(torch.device(device).type).name
-    by_triton = "Triton's interpreter" if INTERPRETED else "Triton's compiled kernels"
-    capability = torch.backends.cpu.get_cpu_capability()
-    return {
-        "cpu": f"compiled C++ ({capability})",
+    pooled_by = {
+        "cpu": f"compiled C++ ({torch.backends.cpu.get_cpu_capability()})",
         "reference": "PyTorch's own operations",
-        "triton": by_triton,
-    }[backend]
+        "triton": f"Triton's {'interpreter' if INTERPRETED else 'compiled kernels'}",
+    }
+    found = []
+    for name in ("torch", "triton", "onnxruntime"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} absent")
+    found += [f"Python {platform.python_version()}", platform.machine()]
+    return f"{device}, {pooled_by[backend]}; {', '.join(found)}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends what it tested to the process that writes it."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["tested"] = tested(session.config)
+        session.config.workeroutput["tested"] = tested(session.config.getoption("--device"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -302,17 +270,12 @@ def pytest_testnodedown(node: Any) -> None:
 TESTED: set[str] = set()
 
 
-def tested(config: pytest.Config) -> str:
-    device = config.getoption("--device")
-    return f"{device}, {pooled_by(device)}; {versions()}"
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """One line that says what these tests have proved something of."""
     if not config.option.collectonly:
-        for each in sorted(TESTED) or [tested(config)]:
+        for each in sorted(TESTED) or [tested(config.getoption("--device"))]:
             terminalreporter.write_line(f"tested on {each}")
 
 
@@ -336,9 +299,8 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(
         *arguments: str, fails: bool = False, environment: Any = os.environ, **rest: Any
     ) -> Any:
-        command = [sys.executable, *map(str, arguments)]
         finished = subprocess.run(
-            command,
+            [sys.executable, *map(str, arguments)],
             env=environment,
             capture_output=True,
             text=True,
@@ -426,18 +388,3 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
     yield are_enough
     are_enough(None)
-
-
-if __name__ == "__main__":
-    # The last line of `make test`, which ends sooner where a test fails.
-    import torch
-
-    gpus = (
-        f"{torch.cuda.device_count()} GPUs, tested by make gpu"
-        if torch.cuda.is_available()
-        else "no GPU here"
-    )
-    backends = (
-        f"{pooled_by('cpu')}, the plain PyTorch reference, Triton's kernels by its interpreter"
-    )
-    print(f"proved on cpu: {backends} ({gpus}); {versions()}")

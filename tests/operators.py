@@ -110,16 +110,19 @@ class Pools(torch.nn.Module):
         return values, indices, self.pooled(values)
 
 
-def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
-    """Arguments of every registered operator."""
+def calls_of(
+    case: cases.Case, dtype: torch.dtype = torch.float32, channels: int = 3
+) -> dict[str, tuple[object, ...]]:
+    """Arguments of every registered operator; what it can be differentiated by requires a
+    gradient."""
     window, sizes, last = samples.spelled_out(case.pooling), list(case.sizes), case.rank > 1
     outputs = list(case.output_sizes)
-    input = samples.distinct(2, 3, *sizes, dtype=torch.float32)
-    gradient = samples.normal(2, 3, *outputs)
+    input = samples.distinct(2, channels, *sizes, dtype=dtype)
+    gradient = samples.normal(2, channels, *outputs, dtype=dtype)
     taps = operators.max_pooling_with_taps(input, *window)[1]
     indices = operators.max_pooling_with_indices(input, *window, torch.int32, True)[1]
     mask = samples.normal(2, 1, *sizes) > -0.5
-    integers = samples.integers(2, 3, *sizes, dtype=torch.int8)
+    integers = samples.integers(2, channels, *sizes, dtype=torch.int8)
     output = torch.tensor([0.3]), torch.tensor([3], dtype=torch.uint8)
     for leaf in (input, gradient):
         leaf.requires_grad_()
@@ -145,7 +148,15 @@ def calls_of(case: cases.Case) -> dict[str, tuple[object, ...]]:
         "unique_positions": (indices, sizes),
         "gather_positions": (input, indices, False),
         "scatter_positions": (gradient, indices, sizes, True, last),
-        quantizing: (integers, torch.rand(3) + 0.5, None, *output, *window, False, torch.uint8),
+        quantizing: (
+            integers,
+            torch.rand(channels) + 0.5,
+            None,
+            *output,
+            *window,
+            False,
+            torch.uint8,
+        ),
         f"{quantizing}_of_numbers": (integers, 0.5, -3, 0.3, 3, *window, False, torch.uint8),
     }
 

@@ -1,12 +1,15 @@
 """Every derivative and transform that ATen's pools have (E1), eager."""
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import cases
 import pytest
 import samples
 import torch
+from operators import calls_of, operators
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
@@ -14,7 +17,6 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 
-operators = torch.ops.dmlpool
 Function = Callable[[Tensor], Tensor]
 MODES = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_forward_grad": True}
 
@@ -27,88 +29,42 @@ def finite(values: Tensor) -> Tensor:
 
 def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]]:
     """Every differentiable operator as a function of one tensor, with that tensor's sizes."""
-    given, window = case.arguments, samples.spelled_out(case.pooling)
-    inner, outer, sizes, last = (
-        (2, 2, *case.sizes),
-        (2, 2, *case.output_sizes),
-        list(case.sizes),
-        case.rank > 1,
+    found = {}
+    for name, arguments in calls_of(case, torch.float64, 2).items():
+        leaves = [n for n, each in enumerate(arguments) if getattr(each, "requires_grad", False)]
+        if leaves:
+            before, after = arguments[: leaves[-1]], arguments[leaves[-1] + 1 :]
+            function = functools.partial(_called, getattr(operators, name), before, after)
+            found[name] = function, arguments[leaves[-1]].shape
+    given, sizes = case.arguments, (2, 2, *case.sizes)
+    arriving, mask = (
+        samples.distinct(2, 2, *case.output_sizes),
+        samples.normal(2, 1, *case.sizes) > -0.5,
     )
-    input, arriving = samples.distinct(*inner, seed=1), samples.distinct(*outer)
-    taps = operators.max_pooling_with_taps(input, *window)[1]
-    positions = operators.max_pooling_with_indices(input, *window, torch.int64, True)[1]
-    uneven = tuple(size // 2 + 1 for size in sizes)
-    bins = operators.adaptive_max_pooling(input, list(uneven))[1]
-    mask = samples.normal(2, 1, *case.sizes, seed=4) > -0.5
-    larger = [size + 2 for size in case.output_sizes]
-    average, maximum, gradient = (
-        dmlpool.average_pooling,
-        dmlpool.max_pooling,
-        dmlpool.max_pooling_grad,
-    )
-    return {
-        "average_pooling": (lambda x: average(x, **given), inner),
-        "average_pooling, padding counted": (
-            lambda x: average(x, **given, include_padding=True),
-            inner,
+    bins = tuple(size // 2 + 1 for size in case.sizes)
+    # An element of 0 alone in its window is where a norm, |x|, has no derivative.
+    norm = functools.partial(dmlpool.lp_pooling, **given, p=3)
+    public: dict[str, Function] = {
+        "average_pooling, padding not counted": lambda x: dmlpool.average_pooling(x, **given),
+        "min_pooling": lambda x: -finite(-dmlpool.min_pooling(x, **given)),
+        "max_pooling_grad in its input": lambda x: (
+            dmlpool.max_pooling_grad(x, arriving, **given) * x.square().mean()
         ),
-        "average_pooling, by 3": (lambda x: average(x, **given, divisor_override=3), inner),
-        "average_pooling_grad": (lambda g: dmlpool.average_pooling_grad(g, inner, **given), outer),
-        "max_pooling": (lambda x: finite(maximum(x, **given)), inner),
-        "max_pooling with indices": (
-            lambda x: finite(maximum(x, **given, return_indices=True)[0]),
-            inner,
+        "lp_pooling": lambda x: norm(x + 0.05),
+        "lp_pooling, masked": lambda x: norm(x + 0.05, mask=mask),
+        "adaptive_average_pooling, masked": lambda x: dmlpool.adaptive_average_pooling(
+            x, bins, mask=mask
         ),
-        "min_pooling": (lambda x: -finite(-dmlpool.min_pooling(x, **given)), inner),
-        "max_pooling_with_taps": (
-            lambda x: finite(operators.max_pooling_with_taps(x, *window)[0]),
-            inner,
-        ),
-        "max_pooling_grad": (lambda g: gradient(input, g, **given), outer),
-        "max_pooling_grad in its input": (
-            lambda x: gradient(x, arriving, **given) * x.square().mean(),
-            inner,
-        ),
-        "max_pooling_grad_from_taps": (
-            lambda g: operators.max_pooling_grad_from_taps(g, taps, sizes, *window, last),
-            outer,
-        ),
-        "max_pooling_gather": (lambda x: operators.max_pooling_gather(x, taps, *window), inner),
-        # An element of 0 alone in its window is where a norm, |x|, has no derivative.
-        "lp_pooling": (lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3), inner),
-        "average_pooling, masked": (
-            lambda x: average(x, **given, include_padding=True, mask=mask),
-            inner,
-        ),
-        "max_pooling, masked": (lambda x: finite(maximum(x, **given, mask=mask)), inner),
-        "lp_pooling, masked": (
-            lambda x: dmlpool.lp_pooling(x + 0.05, **given, p=3, mask=mask),
-            inner,
-        ),
-        "adaptive_average_pooling, masked": (
-            lambda x: dmlpool.adaptive_average_pooling(x, uneven, mask=mask),
-            inner,
-        ),
-        "adaptive_max_pooling, masked": (
-            lambda x: finite(dmlpool.adaptive_max_pooling(x, uneven, mask=mask)),
-            inner,
-        ),
-        "adaptive_average_pooling": (lambda x: dmlpool.adaptive_average_pooling(x, uneven), inner),
-        "adaptive_average_pooling_grad": (
-            lambda g: operators.adaptive_average_pooling_grad(g, larger),
-            outer,
-        ),
-        "adaptive_max_pooling": (
-            lambda x: dmlpool.adaptive_max_pooling(x, uneven, return_indices=True)[0],
-            inner,
-        ),
-        "max_unpooling": (lambda x: operators.max_unpooling(x, positions, sizes, True), outer),
-        "gather_positions of bins": (lambda x: operators.gather_positions(x, bins, True), inner),
-        "scatter_positions of bins": (
-            lambda g: operators.scatter_positions(g, bins, sizes, True, last),
-            (2, 2, *uneven),
+        "adaptive_max_pooling": lambda x: dmlpool.adaptive_max_pooling(x, bins),
+        "adaptive_max_pooling, masked": lambda x: finite(
+            dmlpool.adaptive_max_pooling(x, bins, mask=mask)
         ),
     }
+    return found | {name: (function, sizes) for name, function in public.items()}
+
+
+def _called(operator: Any, before: Any, after: Any, x: Tensor) -> Tensor:
+    return finite(samples.listed(operator(*before, x, *after))[0])
 
 
 NAMES = list(functions_of(cases.case("plain")))
@@ -256,37 +212,23 @@ def test_vmapped_indices_count_inside_each_sample(
 ) -> None:
     """E1 and M4: what vmap gives is what a loop gives."""
     samples_of_vmap = [samples.ties(2, 3, 4, 5, seed=seed).to(device) for seed in range(3)]
-    arguments = {
-        "window_size": 2,
-        "start_padding": (2, 0),
-        "return_indices": True,
-        "index_dtype": index_dtype,
-    }
-    found = vmap(lambda x: dmlpool.max_pooling(x, **arguments), in_dims=dimension)(
-        torch.stack(samples_of_vmap, dimension)
-    )
+    given = {"start_padding": (2, 0), "return_indices": True, "index_dtype": index_dtype}
+    pool = functools.partial(dmlpool.max_pooling, window_size=2, **given)
+    found = vmap(pool, in_dims=dimension)(torch.stack(samples_of_vmap, dimension))
     for index, sample in enumerate(samples_of_vmap):
-        for result, expected in zip(found, dmlpool.max_pooling(sample, **arguments), strict=True):
+        for result, expected in zip(found, pool(sample), strict=True):
             samples.assert_same(result[index], expected)
 
 
 def test_integers_are_not_differentiable(device: torch.device) -> None:
     """M7: neither integer values nor indices ask for a gradient."""
-    values, indices = dmlpool.max_pooling(
-        samples.normal(1, 1, 4, 4).to(device).requires_grad_(), 2, return_indices=True
-    )
-    assert values.requires_grad
-    assert not indices.requires_grad
+    image = samples.normal(1, 1, 4, 4).to(device)
+    values, indices = dmlpool.max_pooling(image.requires_grad_(), 2, return_indices=True)
+    assert (values.requires_grad, indices.requires_grad) == (True, False)
+    whole = samples.ties(1, 1, 4, 4, dtype=torch.int32).to(device)
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(
-            samples.normal(1, 1, 4, 4).to(device), torch.ones(1, 1, 4, 4, device=device)
-        )
-        assert (
-            forward_ad.unpack_dual(dmlpool.max_pooling(dual, 2, return_indices=True)[1]).tangent
-            is None
-        )
-        whole = samples.ties(1, 1, 4, 4, dtype=torch.int32).to(device)
-        samples.assert_same(
-            dmlpool.max_pooling(whole, 4), samples.to_numpy(whole.amax((2, 3), keepdim=True))
-        )
+        dual = forward_ad.make_dual(image.detach(), torch.ones_like(image))
+        _, indices = dmlpool.max_pooling(dual, 2, return_indices=True)
+        assert forward_ad.unpack_dual(indices).tangent is None
+        samples.assert_same(dmlpool.max_pooling(whole, 4), whole.amax((2, 3), keepdim=True))
     assert not dmlpool.max_pooling(whole, 2).requires_grad
