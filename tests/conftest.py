@@ -294,11 +294,11 @@ def device(request: pytest.FixtureRequest) -> "torch.device":
 
 @pytest.fixture(scope="session")
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Python in a process of its own, which must end well unless it is said that it fails."""
+    """Python in a process of its own, which must end well unless it is said that it fails. Triton
+    is as users have it there."""
+    as_usual = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
-    def run(
-        *arguments: str, fails: bool = False, environment: Any = os.environ, **rest: Any
-    ) -> Any:
+    def run(*arguments: str, fails: bool = False, environment: Any = as_usual, **rest: Any) -> Any:
         finished = subprocess.run(
             [sys.executable, *map(str, arguments)],
             env=environment,

@@ -2,12 +2,11 @@
 names exist."""
 
 import doctest
-import importlib.util
+import importlib
 import inspect
 import json
-import os
 import re
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
 }
 PAGES["README.md"] = README
+SETTINGS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 PYTORCH_ANNOUNCES = pytest.mark.filterwarnings(
     "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and"
@@ -57,34 +57,13 @@ def blocks(text: str, language: str) -> list[Block]:
 
 
 def pages_with_code() -> list[Any]:
-    found = [
-        page
-        for page, text in PAGES.items()
-        if any(not block.mark for block in blocks(text, "python"))
-    ]
-    return [
-        pytest.param(
-            page,
-            marks=[PYTORCH_ANNOUNCES] * (page in ABOUT_QUANTIZED_TENSORS)
-            + [pytest.mark.slow] * (page in COMPILES),
-            id=page,
-        )
-        for page in found
-    ]
-
-
-def drawings() -> Any:
-    """The script that draws the pictures."""
-    specification = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["pictures"] = module  # where its dataclass looks its own annotations up
-    specification.loader.exec_module(module)
-    return module
-
-
-pictures = drawings()
+    found = []
+    for page, text in PAGES.items():
+        if any(not block.mark for block in blocks(text, "python")):
+            announced = [PYTORCH_ANNOUNCES] * (page in ABOUT_QUANTIZED_TENSORS)
+            slow = [pytest.mark.slow] * (page in COMPILES)
+            found.append(pytest.param(page, marks=announced + slow, id=page))
+    return found
 
 
 @pytest.mark.parametrize("page", pages_with_code())
@@ -103,46 +82,30 @@ def test_the_code_of_a_page_runs(
         exec(compile(block, page, "exec"), namespace)
 
 
-def test_the_list_for_language_models_has_every_page() -> None:
-    """docs/llms.txt links to the pages of the navigation and to no others."""
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
-    pages = re.findall(r"(\S+)\.md$", navigation, flags=re.MULTILINE)
-    listed = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(pages)
+FOR_PROCESSES = [
+    block.code for text in PAGES.values() for block in blocks(text, "python") if block.mark
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "code"),
-    [
-        (page, block.code)
-        for page, text in PAGES.items()
-        for block in blocks(text, "python")
-        if block.mark
-    ],
-)
+@pytest.mark.parametrize("code", FOR_PROCESSES)
 def test_code_for_several_processes_runs(
-    page: str, code: str, tmp_path: Path, python: Callable[..., object]
+    code: str, tmp_path: Path, python: Callable[..., object]
 ) -> None:
     pytest.importorskip("torch.distributed.tensor")
     script = tmp_path / "block.py"
     script.write_text(f"{code}\ntorch.distributed.destroy_process_group()\n", encoding="utf-8")
-    python(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", script, cwd=tmp_path
-    )
+    launch = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"
+    python(*launch, script, cwd=tmp_path)
+
+
+MODULES = (
+    "functional.averages functional.maxima functional.quantized minima quantized nn.conversion"
+)
 
 
 @PYTORCH_ANNOUNCES
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        *(f"functional.{name}" for name in ("averages", "maxima", "quantized")),
-        "minima",
-        "quantized",
-        "nn.conversion",
-    ],
-)
+@pytest.mark.parametrize("name", ["", *MODULES.split()])
 def test_the_examples_of_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
     found = doctest.testmod(module, extraglobs={"torch": torch})
@@ -166,8 +129,9 @@ def test_the_examples_of_layers_and_functions_run(module: str) -> None:
 
 def test_the_pictures_are_up_to_date() -> None:
     """`python docs/pictures.py` would write the same files."""
-    drawn = {path.name: path.read_text(encoding="utf-8") for path in pictures.IMAGES.glob("*.svg")}
-    assert drawn == pictures.pictures()
+    script = runpy.run_path(str(DOCS / "pictures.py"))
+    drawn = {path.name: path.read_text("utf-8") for path in script["IMAGES"].glob("*.svg")}
+    assert drawn == script["pictures"]()
 
 
 def test_every_window_argument_has_a_heading_and_its_picture() -> None:
@@ -190,15 +154,9 @@ def test_every_struct_of_pooling_has_a_page() -> None:
     names = re.findall(
         r"^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()), flags=re.MULTILINE
     )
-    assert sorted(names) == [
-        "DML_AVERAGE_POOLING1",
-        "DML_AVERAGE_POOLING_GRAD",
-        "DML_LP_POOLING1",
-        "DML_MAX_POOLING2",
-        "DML_MAX_POOLING_GRAD",
-        "DML_MAX_UNPOOLING",
-        "DML_QUANTIZED_LINEAR_AVERAGE_POOLING",
-    ]
+    expected = "AVERAGE_POOLING1 AVERAGE_POOLING_GRAD LP_POOLING1 MAX_POOLING2 MAX_POOLING_GRAD "
+    expected += "MAX_UNPOOLING QUANTIZED_LINEAR_AVERAGE_POOLING"
+    assert sorted(names) == [f"DML_{name}" for name in expected.split()]
 
 
 @pytest.mark.parametrize("page", STRUCTS)
@@ -229,10 +187,9 @@ def test_every_operator_has_a_page_with_its_reference() -> None:
 
 
 def test_the_navigation_has_every_page() -> None:
-    """Or it is one of those that stay in the repository, which no page links to, or is made of the
-    notebook."""
-    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    before, _, navigation = settings.partition("\nnav:\n")
+    """And docs/llms.txt, the list for language models. Other pages stay in the repository, and no
+    page links to them; one is made of the notebook."""
+    before, _, navigation = SETTINGS.partition("\nnav:\n")
     listed, left = (
         {f"docs/{page}" for page in re.findall(pattern, text, flags=re.MULTILINE)}
         for pattern, text in ((r"([\w/]+\.md)$", navigation), (r"^  (\w+\.md)$", before))
@@ -241,6 +198,9 @@ def test_the_navigation_has_every_page() -> None:
     assert listed - notebooks | left | {"README.md"} == PAGES.keys()
     for page in listed - notebooks:
         assert not any(f"]({path.removeprefix('docs/')}" in PAGES[page] for path in left), page
+    for_models = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text("utf-8"))
+    assert {f"docs/{page}.md" for page in for_models} == listed
+    assert len(for_models) == len(listed)
 
 
 def test_the_pages_of_layers_have_each_public_name_once() -> None:
@@ -298,12 +258,10 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_files_a_page_links_to_exist(page: str) -> None:
-    for target in re.findall(
-        r"\]\(([^)#]+)[^)]*\)", re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
-    ):
-        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).is_file(), (
-            target
-        )
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        is_file = (ROOT / page).parent.joinpath(target).is_file()
+        assert target.startswith("https://") or is_file, target
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/examples.md"])
@@ -346,9 +304,7 @@ def test_an_example_ends_in_its_number_or_picture(
 ) -> None:
     pytest.importorskip("sklearn")
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    # On the CPU as users have it: under Triton's interpreter training would take an hour.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    finished = python(EXAMPLES / script, cwd=tmp_path, environment=environment)
+    finished = python(EXAMPLES / script, cwd=tmp_path)
     assert re.search(SAID[script], finished.stdout), finished.stdout
     for picture in re.findall(r"\w+\.png", (EXAMPLES / script).read_text()):
         assert pyplot.imread(tmp_path / picture).std() > 0.1
@@ -361,9 +317,8 @@ def test_the_notebook_prints_what_it_shows(python: Callable[..., Any]) -> None:
     shown = "".join(
         line for cell in cells for output in cell.get("outputs", []) for line in output["text"]
     )
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    printed = python("-c", "\n".join(code), environment=environment).stdout
+    printed = python("-c", "\n".join(code)).stdout
 
     def words(text: str) -> str:
         return re.sub(r" *[-+\d.e]*\d", " #", text)

@@ -4,7 +4,6 @@ import ast
 import contextlib
 import functools
 import importlib
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -25,14 +24,7 @@ KERNELS = (
 
 @pytest.fixture
 def run_python(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
-    def run(
-        source: str, *, folder: Path | None = None, warnings: str = "error", **environment: str
-    ) -> str:
-        return python(
-            "-W", warnings, "-c", source, cwd=folder, environment={**os.environ, **environment}
-        ).stdout
-
-    return run
+    return lambda source: python("-W", "error", "-c", source).stdout
 
 
 # PyTorch's private names, which may change without notice.
@@ -200,7 +192,7 @@ for function in functions * (not hasattr(torch, "quint8")):
     try: function(torch.ones(1, 1, 4, 4), 2)
     except NotImplementedError as error: print(error)
 """
-    output = run_python("import torch" + WITHOUT[what] + POOLING + ending, TRITON_INTERPRET="0")
+    output = run_python("import torch" + WITHOUT[what] + POOLING + ending)
     assert output.startswith(POOLED)
     refusals = output.removeprefix(POOLED).splitlines()
     assert len(refusals) == 2 * what.startswith("quantized")
@@ -277,7 +269,7 @@ from torch_dmlpool import backends
 torch.cuda.is_available = lambda: False
 print(*(backends.serving(device).name for device in ("cuda", "mps", "xpu")))
 """
-    assert run_python(program, TRITON_INTERPRET="0").splitlines() == [
+    assert run_python(program).splitlines() == [
         "dmlpool::max_pooling dmlpool::average_pooling",
         "True True",
         "[]",
