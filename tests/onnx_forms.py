@@ -1,4 +1,5 @@
-"""Every form in which an operator of this package is exported to ONNX, by name.
+"""Every form in which an operator of this package is exported to ONNX, by name; how forms are
+exported, and how far a runtime's results may be off.
 
 A form is a layer or a function with its inputs. Many are exported at a time, as it takes the
 exporter longer to begin than to write a pool.
@@ -6,17 +7,21 @@ exporter longer to begin than to write a pool.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import samples
 import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool.onnx import translations
 
 SIZES = {1: (8,), 2: (9, 8), 3: (5, 6, 4)}
 """Odd and even: padding ``"same"`` has the same ends in one dimension and others in another."""
@@ -218,7 +223,8 @@ def masked(rank: int, is_exact: bool = False) -> Iterator[Form]:
 
 def types(rank: int) -> Iterator[Form]:
     window = windows(rank)["same"]
-    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16):
+    narrow = [dtype for dtype in samples.INTEGERS if dtype.itemsize < 8]
+    for dtype in (*narrow, torch.float16):
         given = _inputs(rank, samples.ties, dtype=dtype)
         for indices in (False, True):
             layer = _layer("MaxPool", rank)(**window, return_indices=indices)
@@ -359,6 +365,57 @@ def second_half(rank: int, exact: bool) -> list[Form]:
 HALVES = {"maxima and averages": first_half, "minima and masks": second_half}
 
 
+BOUNDS = {"close": 2e-5, "half": 8e-3}
+
+
+def complaint(form: Form, results: Sequence[np.ndarray], wanted: Sequence[Tensor]) -> str:
+    """How what a runtime gave differs from the form; nothing if it is near enough."""
+    for result, tensor in zip(results, wanted, strict=True):
+        array = samples.to_numpy(tensor)
+        if result.shape != array.shape or result.dtype != array.dtype:
+            return f"{result.shape} {result.dtype} instead of {array.shape} {array.dtype}"
+        if form.bound == "equal" or (form.bound == "close" and array.dtype.kind != "f"):
+            if not np.array_equal(result, array, equal_nan=array.dtype.kind == "f"):
+                return f"{(result != array).sum()} of {array.size} unlike"
+        elif form.bound == "step":
+            steps = np.abs(result.astype(int) - array.astype(int)).max()
+            if steps > 1:
+                return f"{steps} steps off"
+        else:
+            bound = BOUNDS[form.bound]
+            if not np.allclose(result, array, rtol=bound, atol=bound, equal_nan=True):
+                return f"off by {np.abs(result - array).max()}"
+    return ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter says that it converts to older opsets."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def export(
+    model: Any, inputs: Sequence[Tensor], *, table: dict[str, bool] | None, **options: Any
+) -> Any:
+    """A model, or what ``torch.export`` has captured, as ONNX with this package's translations, or
+    without if ``table`` is None.
+    """
+    table_of_ours = None if table is None else translations(**table)
+    with quiet():
+        return torch.onnx.export(
+            model,
+            tuple(inputs),
+            dynamo=True,
+            verbose=False,
+            custom_translation_table=table_of_ours,
+            **options,
+        )
+
+
 class Shared(torch.nn.Module):
     """Forms side by side, on as few inputs as have their types and values."""
 
@@ -367,8 +424,8 @@ class Shared(torch.nn.Module):
         self.forms, self.inputs, self.larger = list(forms), [], []
         self.places: list[int] = []
         for form in forms:
-            given = zip(self.inputs, self.larger, strict=True)
-            alike = [place for place, pair in enumerate(given) if _are_alike(form, *pair)]
+            pairs = zip(self.inputs, self.larger, strict=True)
+            alike = [place for place, pair in enumerate(pairs) if _are_alike(form, *pair)]
             if not alike:
                 self.inputs.append(form.input)
                 self.larger.append(form.larger)
@@ -379,6 +436,12 @@ class Shared(torch.nn.Module):
             samples.listed(form.function(inputs[place]))
             for form, place in zip(self.forms, self.places, strict=True)
         ]
+
+    def dynamic_shapes(self, dynamic: bool) -> Any:
+        """Every batch and image size open, or none."""
+        any_size = torch.export.Dim.DYNAMIC
+        shapes = [dict.fromkeys([0, *range(2, each.dim())], any_size) for each in self.inputs]
+        return (tuple(shapes),) if dynamic else None
 
 
 def _are_alike(form: Form, input: Tensor, larger: Tensor | None) -> bool:

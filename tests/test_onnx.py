@@ -1,18 +1,24 @@
-"""Models written by torch.onnx.export with this package's translations and run by ONNX Runtime,
-against the oracle."""
+"""Models written by torch.onnx.export with this package's translations: what their nodes are, and
+what ONNX Runtime makes of them beside the operators.
 
+Nodes are such that every version of ONNX Runtime reads them alike: test_onnx_versions.py runs all
+forms in several, from every opset.
+"""
+
+import io
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cases
+import onnx_forms
 import operators
-import oracle
 import pytest
 import samples
 import torch
+from onnx_forms import Form, Shared
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
@@ -20,125 +26,85 @@ from torch_dmlpool.onnx import translations
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
+PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 
-DYNAMIC = torch.export.Dim.AUTO
+
+def exported(
+    forms: Sequence[Form],
+    *,
+    opset: int = 20,
+    dynamic: bool = False,
+    exact: bool = False,
+    has_table: bool = True,
+) -> Any:
+    """Forms side by side: nodes as ``kinds`` lists them, which a runtime must compute rightly."""
+    forms = [form for form in forms if not dynamic or form.larger is not None]
+    model = Shared(forms).eval()
+    program = onnx_forms.export(
+        model,
+        model.inputs,
+        table={"exact": exact} if has_table else None,
+        dynamic_shapes=model.dynamic_shapes(dynamic),
+        opset_version=opset,
+    )
+    for inputs in [model.inputs, model.larger] if dynamic else [model.inputs]:
+        found = iter(run(program.model_proto.SerializeToString(), inputs))
+        for form, expected in zip(forms, model(*inputs), strict=True):
+            results = [next(found) for _ in expected]
+            assert not onnx_forms.complaint(form, results, expected), form.name
+    return program
+
+
+def run(model: bytes, inputs: Sequence[Tensor]) -> list[Any]:
+    """The outputs, arrays of numpy."""
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+    names = [input.name for input in session.get_inputs()]
+    return session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
+
+
+def kinds(program: Any) -> list[str]:
+    return [node.op_type for node in program.model.graph]
+
+
+def on(
+    functions: dict[str, Callable[[Tensor], Any]],
+    make: Callable[..., Tensor] = samples.ties,
+    larger: tuple[int, ...] = (3, 3, 16, 19),
+) -> list[Form]:
+    """Functions of one image, whose averages may be rounded otherwise."""
+    inputs = make(2, 3, 14, 13), make(*larger)
+    return [Form(name, function, *inputs, "close") for name, function in functions.items()]
+
+
+def of_window(case: cases.Case) -> list[Form]:
+    """What a window can be asked for."""
+    window, named = case.arguments, samples.spelled_out(case.pooling)
+    per_plane = *named, torch.int32, True
+    maximum, average = dmlpool.max_pooling, dmlpool.average_pooling
+    norm, indexed = dmlpool.lp_pooling, torch.ops.dmlpool.max_pooling_with_indices
+    functions: list[Callable[[Tensor], Any]] = [
+        lambda x: maximum(x, **window),
+        lambda x: maximum(x, **window, return_indices=True),
+        lambda x: indexed(x, *per_plane),
+        lambda x: average(x, **window),
+        lambda x: average(x, **window, include_padding=True),
+        lambda x: average(x, **window, divisor_override=-3),
+        *(lambda x, p=p: norm(x, **window, p=p) for p in (2, 2.5, math.inf)),
+    ]
+    inputs = [samples.ties(2 + more, 3, *(size + more for size in case.sizes)) for more in (0, 3)]
+    bounds = ["equal"] * 3 + ["close"] * 6
+    pairs = zip(functions, bounds, strict=True)
+    return [Form(case.name, function, *inputs, bound) for function, bound in pairs]
+
+
 FEW = [*cases.SMALL, cases.case("ceil refused in end padding")]
-ALL = [*cases.LINES, *cases.FEW, cases.case("dilated", "padding above the window")]
+ALL = [*cases.LINES, *FEW, cases.case("dilated", "padding above the window")]
 ALL += [
     cases.case("taps straddle the input", "padded"),
     cases.case("padded", "ceil refused in end padding"),
 ]
-
-
-class Model(torch.nn.Module):
-    """Functions of one input each."""
-
-    def __init__(self, functions: Sequence[Callable[[Tensor], Any]]) -> None:
-        super().__init__()
-        self.functions = functions
-
-    def forward(self, *inputs: Tensor) -> list[Any]:
-        return [function(input) for function, input in zip(self.functions, inputs, strict=True)]
-
-
-@dataclass
-class Exported:
-    """A model in ONNX Runtime: the kinds of its nodes, and what it computes."""
-
-    nodes: list[str]
-    run: Callable[..., list[Tensor]]
-
-
-def export(
-    model: torch.nn.Module, inputs: Sequence[Tensor], dynamic: bool = False, **options: bool
-) -> Exported:
-    """With this package's table, or with ``has_table=False`` as torch.nn's layers are exported."""
-    has_table = options.pop("has_table", True)
-    shapes: Any = tuple(dict.fromkeys([0, *range(2, input.dim())], DYNAMIC) for input in inputs)
-    program = torch.onnx.export(
-        model.eval(),
-        tuple(inputs),
-        dynamo=True,
-        verbose=False,
-        dynamic_shapes=((shapes,) if isinstance(model, Model) else shapes) if dynamic else None,
-        custom_translation_table=translations(**options) if has_table else None,
-    )
-    assert program is not None
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        program.model_proto.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-    )
-    names = [input.name for input in session.get_inputs()]
-
-    def run(*inputs: Tensor) -> list[Tensor]:
-        return [
-            torch.from_numpy(array)
-            for array in session.run(
-                None, {name: input.numpy() for name, input in zip(names, inputs, strict=True)}
-            )
-        ]
-
-    return Exported([node.op_type for node in program.model.graph], run)
-
-
-def all_of(case: cases.Case) -> Callable[[Tensor], Any]:
-    """What a window can be asked for."""
-    window = case.arguments
-    per_plane = samples.spelled_out(case.pooling)
-
-    def function(input: Tensor) -> Any:
-        return [
-            dmlpool.max_pooling(input, **window),
-            *dmlpool.max_pooling(input, **window, return_indices=True),
-            torch.ops.dmlpool.max_pooling_with_indices(input, *per_plane, torch.int32, True)[1],
-            dmlpool.average_pooling(input, **window),
-            dmlpool.average_pooling(input, **window, include_padding=True),
-            dmlpool.average_pooling(input, **window, divisor_override=-3),
-            dmlpool.lp_pooling(input, **window),
-            dmlpool.lp_pooling(input, **window, p=2.5),
-            dmlpool.lp_pooling(input, **window, p=math.inf),
-        ]
-
-    return function
-
-
-OUTPUTS = 10
-
-
-def check(case: cases.Case, input: Tensor, results: list[Tensor]) -> None:
-    maxima, values, indices, positions, *averages, norms, broken, greatest = results
-    expected = oracle.maximum(samples.to_numpy(input), case.pooling)
-    samples.assert_same(maxima, expected.values)
-    samples.assert_same(values, expected.values)
-    samples.assert_same(indices, expected.indices)
-    samples.assert_same(positions, expected.plane_indices)
-    taps = math.prod(case.pooling.window_size)
-    for average, divisor in zip(averages, [(False, None), (True, None), (False, -3)], strict=True):
-        exact = oracle.average(samples.to_numpy(input), case.pooling, *divisor)
-        # A runtime adds in an order of its own, and three operations may follow.
-        samples.assert_gradient(average, *exact, taps + 3)
-    window = case.arguments
-    torch.testing.assert_close(norms, dmlpool.lp_pooling(input, **window))
-    torch.testing.assert_close(broken, dmlpool.lp_pooling(input, **window, p=2.5))
-    samples.assert_same(greatest, dmlpool.lp_pooling(input, **window, p=math.inf))
-
-
-def check_all(chosen: list[cases.Case], dynamic: bool, more: Sequence[int]) -> None:
-    inputs = [samples.ties(2, 3, *case.sizes) for case in chosen]
-    run = export(Model([all_of(case) for case in chosen]), inputs, dynamic).run
-    for larger in more:
-        inputs = [
-            samples.ties(2 + larger, 3, *(size + larger for size in case.sizes), seed=1)
-            for case in chosen
-        ]
-        results = run(*inputs)
-        assert len(results) == OUTPUTS * len(chosen)
-        for number, (case, input) in enumerate(zip(chosen, inputs, strict=True)):
-            try:
-                check(case, input, results[number * OUTPUTS :][:OUTPUTS])
-            except AssertionError as error:
-                raise AssertionError(f"{case.name}, {larger} larger") from error
 
 
 @pytest.mark.parametrize(
@@ -151,13 +117,30 @@ def check_all(chosen: list[cases.Case], dynamic: bool, more: Sequence[int]) -> N
 )
 def test_windows(chosen: list[cases.Case], dynamic: bool) -> None:
     """G3, A1 to A5, M1 to M4: sizes known when the model is exported, or not."""
-    check_all(chosen, dynamic, [0, 1, 3] if dynamic else [0])
+    exported(list(itertools.chain(*map(of_window, chosen))), dynamic=dynamic)
+
+
+FORMS = list(itertools.product((2, 1, 3), (False, True), onnx_forms.HALVES, (False, True)))
+DAILY = [(2, True, "maxima and averages", False), (2, False, "minima and masks", True)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "exact", "half", "dynamic", "step"),
+    [
+        *((*request, 19) for request in DAILY),
+        *(pytest.param(*request, 1, marks=pytest.mark.slow) for request in FORMS),
+    ],
+)
+def test_every_form(rank: int, exact: bool, half: str, dynamic: bool, step: int) -> None:
+    """M2, M3, M7, A4 and Q1: every layer and data type, and with ``exact`` what a runtime may
+    decide otherwise."""
+    exported(onnx_forms.HALVES[half](rank, exact)[::step], dynamic=dynamic, exact=exact)
 
 
 def test_standard_nodes() -> None:
     """Where ONNX has the words, one node says it all: asymmetric padding, dilations, ceil_mode,
     whole planes."""
-    images, window = torch.randn(2, 3, 9, 8), (3, 2, (1, 0), (2, 1), (1, 2))
+    window = 3, 2, (1, 0), (2, 1), (1, 2)
     functions = {
         "AveragePool": lambda x: dmlpool.average_pooling(x, *window),
         "MaxPool": lambda x: dmlpool.max_pooling(x, *window, ceil_mode=True),
@@ -168,151 +151,29 @@ def test_standard_nodes() -> None:
         "ArgMax": lambda x: dmlpool.max_pooling(x, x.shape[2:], return_indices=True)[1],
         "ReduceMean": lambda x: dmlpool.average_pooling(x, (1, x.shape[3])),
     }
-    exported = export(Model(list(functions.values())), [images] * len(functions), dynamic=True)
-    kinds = [node for node in exported.nodes if node in functions]
-    assert kinds == [*functions, "AveragePool"]
-    larger = torch.randn(3, 3, 12, 11)
-    for result, function in zip(
-        exported.run(*[larger] * len(functions)), functions.values(), strict=True
-    ):
-        torch.testing.assert_close(result, function(larger))
-
-
-TYPES = [
-    torch.float16,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.uint16,
-    torch.int32,
-    torch.uint32,
-]
-QUANTIZED: list[dict[str, Any]] = [
-    {"start_padding": 1, "strides": 2, "include_padding": True},
-    {"start_padding": (1, 0), "end_padding": (0, 1), "ceil_mode": True},
-    {"start_padding": 1, "input_scale": torch.tensor([0.5, 0.25, 1.5])},
-    {"output_zero_point": torch.tensor([3, 4, 251], dtype=torch.uint8)},
-    {"window_size": (7, 5), "output_scale": torch.tensor([0.5, 0.25, 1.5])},
-    {"dilations": 2, "end_padding": 2},
-    {"strides": 2, "start_padding": 1, "include_padding": True, "ceil_mode": True},
-    {"start_padding": 4},
-    {"output_zero_point": 0, "output_dtype": torch.int8},
-]
-
-
-def quantized(options: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    scales = {
-        "input_scale": 0.75,
-        "input_zero_point": 130,
-        "output_scale": 0.5,
-        "output_zero_point": 7,
-    }
-    return lambda x: dmlpool.quantized_linear_average_pooling(
-        x, **{**scales, "window_size": 3, **options}
-    )
-
-
-def adaptive(input: Tensor) -> tuple[Tensor, ...]:
-    maxima = dmlpool.adaptive_max_pooling(input, (3, 2), return_indices=True)
-    return dmlpool.adaptive_average_pooling(input, (2, 3)), *maxima
-
-
-@pytest.mark.slow
-def test_types_bins_and_integers() -> None:
-    """M7, A4 and Q1: every type that MaxPool can be given, uneven bins, and integers that stand for
-    real numbers."""
-    pooling = cases.case("padding above the window", "uneven padding").pooling
-    window = vars(pooling)
-    inputs = [samples.ties(2, 3, 4, 6, dtype=dtype) for dtype in TYPES]
-    functions: list[Any] = [lambda x: dmlpool.max_pooling(x, **window, return_indices=True)] * len(
-        TYPES
-    )
-    functions += [lambda x: dmlpool.average_pooling(x.half(), 3).float()]
-    functions += [lambda x: dmlpool.average_pooling(x.bfloat16(), 3).float()]
-    functions += [lambda x: dmlpool.max_pooling(x.bfloat16(), 3).float()]
-    floats = samples.normal(2, 3, 7, 5)
-    functions += [quantized(options) for options in QUANTIZED]
-    integers = samples.integers(2, 3, 7, 5, dtype=torch.uint8)
-    inputs += [floats] * 3 + [integers] * len(QUANTIZED)
-    functions += [adaptive, lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
-    inputs += [samples.ties(2, 3, 7, 5), samples.ties(2, 3, 7, 5, dtype=torch.int16)]
-    exported = export(Model(functions), inputs)
-    results = iter(exported.run(*inputs))
-    for dtype, input in zip(TYPES, inputs, strict=False):
-        expected = oracle.maximum(samples.to_numpy(input), pooling)
-        values = next(results)
-        assert values.dtype == dtype
-        samples.assert_same(values, expected.values)
-        samples.assert_same(next(results), expected.indices)
-    for function in functions[len(TYPES) :][:3]:
-        torch.testing.assert_close(next(results), function(floats), rtol=0.004, atol=0)
-    for function in functions[len(TYPES) + 3 :][: len(QUANTIZED)]:
-        result, expected = next(results), function(integers)
-        assert result.dtype == expected.dtype
-        # Near a half and on it a runtime that computes in float32 may round to the other side.
-        assert (result.int() - expected.int()).abs().max() <= 1
-        assert (result == expected).float().mean() > 0.7
-    torch.testing.assert_close(next(results), adaptive(inputs[-2])[0])
-    for input in inputs[-2:]:
-        for expected in dmlpool.adaptive_max_pooling(input, (3, 2), return_indices=True):
-            samples.assert_same(next(results), expected)
-    assert exported.nodes.count("QuantizeLinear") == len(QUANTIZED)
-
-
-@pytest.mark.parametrize(
-    "dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"]
-)
-def test_exact(dynamic: bool) -> None:
-    """M2, M3 and Q1: what a runtime may decide otherwise, and does not with exact=True."""
-    windows = [cases.case("plain"), cases.case("padding above the window", "uneven padding")]
-    functions: list[Any] = [
-        lambda x, window=case.arguments: dmlpool.max_pooling(x, **window, return_indices=True)
-        for case in windows
-    ]
-    functions += [quantized(options) for options in QUANTIZED]
-    functions += [quantized({"window_size": (7, 5)})] if not dynamic else []
-    functions += [
-        lambda x: dmlpool.max_pooling(x, x.shape[2:], return_indices=True),
-        lambda x: dmlpool.max_pooling(x, x.shape[2:]),
-    ]
-    inputs = [samples.special(2, 3, *case.sizes) for case in windows]
-    integers = [
-        samples.integers(2, 3, 7, 5, dtype=torch.uint8, seed=seed)
-        for seed in range(len(functions) - 4)
-    ]
-    inputs += [*integers, samples.special(2, 3, 7, 5), samples.special(2, 3, 7, 5)]
-    if not dynamic:
-        functions += [lambda x: dmlpool.adaptive_max_pooling(x, (3, 2), return_indices=True)]
-        inputs += [samples.special(2, 3, 7, 5)]
-    results = iter(export(Model(functions), inputs, dynamic, exact=True).run(*inputs))
-    for function, input in zip(functions, inputs, strict=True):
-        expected = function(input)
-        for tensor in expected if isinstance(expected, tuple) else [expected]:
-            samples.assert_same(next(results), tensor)
+    program = exported(on(functions, samples.normal), dynamic=True)
+    assert [kind for kind in kinds(program) if kind in functions] == [*functions, "AveragePool"]
 
 
 def test_a_network_of_layers() -> None:
     """Exported with gradients switched on and off: no tap numbers, the same nodes."""
-    network, input = operators.Pools(), samples.normal(2, 3, 14, 13)
+    network, input = operators.Pools().eval(), samples.normal(2, 3, 14, 13)
     for gradients in (True, False):
+        shapes = None if gradients else (dict.fromkeys([0, 2, 3], torch.export.Dim.AUTO),)
         with torch.set_grad_enabled(gradients):
-            exported = export(network, [input], dynamic=not gradients)
-        pools = [node for node in exported.nodes if "Pool" in node]
-        assert [pool for pool in pools if pool != "GlobalAveragePool"] in (
-            ["MaxPool", "AveragePool", "MaxPool"],
-            # the mask of empty windows, if sizes are dynamic
-            ["MaxPool", "MaxPool", "AveragePool", "MaxPool"],
-        )
-        for image in (
-            [input]
-            if gradients
-            else [input, samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]
-        ):
-            for result, expected in zip(exported.run(image), network(image), strict=True):
+            program = onnx_forms.export(network, [input], table={}, dynamic_shapes=shapes)
+        pools = [kind for kind in kinds(program) if "Pool" in kind and kind != "GlobalAveragePool"]
+        # the mask of empty windows, if sizes are dynamic
+        mask = ["MaxPool"] * (len(pools) - 3)
+        assert pools == [*mask, "MaxPool", "AveragePool", "MaxPool"]
+        assert len(pools) <= 4 - gradients
+        larger = [] if gradients else [samples.normal(3, 3, 17, 16), samples.normal(1, 3, 12, 18)]
+        for image in (input, *larger):
+            found = map(torch.from_numpy, run(program.model_proto.SerializeToString(), [image]))
+            for result, expected in zip(found, network(image), strict=True):
                 torch.testing.assert_close(result, expected.detach())
 
 
-PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 WITHOUT_TABLE: dict[str, Callable[[Tensor], Any]] = {
     "maximum": dmlpool.nn.MaxPool2d(3, 2, 1),
     "average": dmlpool.nn.AvgPool2d(3, 2, 1),
@@ -333,63 +194,49 @@ OF_KNOWN_SIZES: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_without_a_table(dynamic: bool) -> None:
     """Plain pools are PyTorch's, which its own translations write; others need known sizes."""
-    functions = [*({} if dynamic else OF_KNOWN_SIZES).values(), *WITHOUT_TABLE.values()]
-    input = samples.ties(2, 3, 14, 13)
-    exported = export(Model(functions), [input] * len(functions), dynamic, has_table=False)
-    kinds = [node for node in exported.nodes if "Pool" in node or node == "ReduceMean"]
-    assert kinds[-4:] == ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
-    assert len(kinds) == 4 + (not dynamic)
-    image = samples.ties(3, 3, 16, 19) if dynamic else input
-    for result, function in zip(exported.run(*[image] * len(functions)), functions, strict=True):
-        torch.testing.assert_close(result, function(image))
+    forms = on({**({} if dynamic else OF_KNOWN_SIZES), **WITHOUT_TABLE})
+    pools = [
+        kind
+        for kind in kinds(exported(forms, dynamic=dynamic, has_table=False))
+        if "Pool" in kind or kind == "ReduceMean"
+    ]
+    assert pools[-4:] == ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
+    assert len(pools) == 4 + (not dynamic)
 
 
 @pytest.mark.parametrize("name", ["same", "indices"])
 def test_the_cause_of_a_failed_export_names_the_table(name: str) -> None:
     function = OF_KNOWN_SIZES.get(name, dmlpool.nn.MaxPool2d(2, return_indices=True))
     with pytest.raises(torch.onnx.OnnxExporterError) as failed:
-        export(Model([function]), [samples.ties(2, 3, 9, 8)], name == "same", has_table=False)
+        exported(on({name: function}), dynamic=name == "same", has_table=False)
     table = "custom_translation_table=torch_dmlpool.onnx.translations()"
     assert str(failed.value.__cause__).startswith(f"torch.onnx.export needs dynamo=True, {table}")
 
 
-def older(layer: torch.nn.Module, input: Tensor) -> Exported:
-    """By the TorchScript exporter, in a program of any batch and image size."""
-    import io
-
-    import onnx
-
+def older(layer: torch.nn.Module, input: Tensor) -> bytes:
+    """By the TorchScript exporter, a program of any batch and image size."""
     file, axes = io.BytesIO(), {"x": dict.fromkeys([0, 2, 3], "size")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             layer.eval(), (input,), file, dynamo=False, input_names=["x"], dynamic_axes=axes
         )
-    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
-    nodes = [node.op_type for node in onnx.load_from_string(file.getvalue()).graph.node]
-    return Exported(
-        nodes,
-        lambda image: [
-            torch.from_numpy(array) for array in session.run(None, {"x": image.numpy()})
-        ],
-    )
+    return file.getvalue()
 
 
 def test_the_older_exporter_finds_pytorchs_pools() -> None:
     """Whatever has been imported: torchvision imports this module, which is another than the one
     that ``torch.onnx`` has at first."""
+    import onnx
     import torch.onnx.symbolic_helper
 
-    layers = [
-        dmlpool.nn.MaxPool2d(3, 2, 1),
-        dmlpool.nn.AvgPool2d(2),
-        dmlpool.nn.AdaptiveAvgPool2d(1),
-    ]
-    network = torch.nn.Sequential(*layers)
-    exported = older(network, samples.normal(2, 3, 14, 13))
-    assert exported.nodes == ["MaxPool", "AveragePool", "GlobalAveragePool"]
+    pools = dmlpool.nn.MaxPool2d(3, 2, 1), dmlpool.nn.AvgPool2d(2), dmlpool.nn.AdaptiveAvgPool2d(1)
+    network = torch.nn.Sequential(*pools)
+    model = older(network, samples.normal(2, 3, 14, 13))
+    nodes = [node.op_type for node in onnx.load_from_string(model).graph.node]
+    assert nodes == ["MaxPool", "AveragePool", "GlobalAveragePool"]
     image = samples.normal(3, 3, 17, 16)
-    torch.testing.assert_close(exported.run(image), [network(image)])
+    torch.testing.assert_close(torch.from_numpy(*run(model, [image])), network(image))
     with pytest.raises(
         TypeError, match=r"dynamo=False writes only the pools that .*use dynamo=True"
     ):
@@ -461,6 +308,118 @@ def test_refusals(text: str) -> None:
     with evaluator.default_as(recorder), pytest.raises(error, match=text):
         translate(input, *map(with_values, arguments))
     assert recorder.nodes == []
+
+
+def counted(rank: int) -> list[Form]:
+    """Averages that count padding in each window, and what else is made of such averages."""
+    forms = [form for form in onnx_forms.averages(rank) if "average, counted" in form.name]
+    names = ("average, divisor, same", "average, fractional norm, same")
+    more = [form for form in onnx_forms.averages(rank) if form.name in names]
+    return [*forms, *more, *quantized(rank)]
+
+
+def quantized(rank: int) -> list[Form]:
+    ends = tuple(f"counted True, {name}" for name in ("same", "ceil", "ends unlike"))
+    every = [form for form in onnx_forms.quantized(rank) if "uint8," in form.name]
+    return [form for form in every if form.name.endswith(ends)]
+
+
+def miscounted(program: Any) -> list[Any]:
+    """AveragePool nodes that ONNX Runtime 1.21 to 1.24 gets wrong from opset 19 on.
+
+    It bounds the windows along dimension i by entry 2i + 1 of the pads, which must be no less than
+    the padding at that end.
+    """
+    found = []
+    for node in program.model.graph:
+        if node.op_type == "AveragePool" and "pads" in node.attributes:
+            pads = node.attributes["pads"].as_ints()
+            ends = pads[len(pads) // 2 :]
+            is_counted = node.attributes["count_include_pad"].as_int()
+            if is_counted and any(b < end for b, end in zip(pads[1::2], ends, strict=True)):
+                found.append(node)
+    return found
+
+
+@cases.each(
+    ("rank", "dynamic", "exact"),
+    itertools.product((2, 3), (False, True), (False, True)),
+    [(2, False, False), (2, False, True)],
+)
+def test_counted_padding(rank: int, dynamic: bool, exact: bool) -> None:
+    """A1, A2: written out by a Pad node where some runtimes miscount it, and by none elsewhere."""
+    program = exported(quantized(rank) if exact else counted(rank), dynamic=dynamic, exact=exact)
+    assert miscounted(program) == []
+    for node in program.model.graph:
+        # A Pad node right before would be merged into the AveragePool node.
+        if node.op_type == "AveragePool":
+            producer = node.inputs[0].producer()
+            assert producer is None or producer.op_type != "Pad"
+
+
+def test_padding_that_is_counted_right_stays_in_the_node() -> None:
+    """So that runtimes can merge it with what stands around it: in one dimension always, elsewhere
+    where ends are alike or the node has opset 18."""
+    alike = ("padded alike", "last dimension padded")
+    planes = [form for form in counted(2) if form.name.split("counted, ")[-1] in alike]
+    rows = [form for form in counted(1) if "same" in form.name or "ends unlike" in form.name]
+    early = [form for form in counted(2) if not form.is_refused_before_19]
+    for opset, forms in ((20, [*planes, *rows]), (18, early)):
+        program = exported(forms, opset=opset)
+        nodes = [node for node in program.model.graph if node.op_type == "AveragePool"]
+        assert len([node for node in nodes if "pads" in node.attributes]) >= 6
+        assert bool(miscounted(program)) is (opset == 18)
+
+
+def test_reductions_of_older_opsets() -> None:
+    """Adaptive maxima and whole planes: no attribute that opset 17 does not have."""
+    # LpPool keeps a model at opset 18.
+    every = [*onnx_forms.whole_planes(2), *onnx_forms.quantized(2)]
+    names = ("adaptive average, uneven", "average, whole", "average, whole rows")
+    names += ("adaptive maximum, indices True, uneven", "quantized, whole")
+    forms = [form for form in every if form.name in names]
+    assert len(forms) == len(names)
+    for exact in (False, True):
+        program = exported(forms, opset=17, exact=exact)
+        assert program.model.opset_imports[""] == 17
+        reductions = [node for node in program.model.graph if node.op_type.startswith("Reduce")]
+        assert len(reductions) >= 2
+        assert not [node for node in reductions if "noop_with_empty_axes" in node.attributes]
+
+
+def test_no_bytes_are_compared_under_a_mask() -> None:
+    """ONNX Runtime 1.20 has no Equal of uint8, which pooled masks are."""
+    forms = [form for form in onnx_forms.masked(1) if "indices True" in form.name][::5]
+    nodes = exported(forms).model.graph
+    compared = [node for node in nodes if node.op_type in ("Equal", "Less", "Greater")]
+    assert compared
+    assert not [node for node in compared if node.inputs[0].dtype.name in ("UINT8", "INT8")]
+
+
+def test_norms_of_whole_planes() -> None:
+    """Norms over sizes that are left open, in an opset whose GlobalLpPool no Runtime has."""
+    forms = [form for form in onnx_forms.whole_planes(2) if "norm" in form.name]
+    assert len(forms) == 3
+    for opset in (20, 22):
+        program = exported(forms, opset=opset, dynamic=True)
+        assert kinds(program).count("GlobalLpPool") == (opset == 20)
+
+
+def test_maxima_of_bytes_in_padding_that_is_computed() -> None:
+    """Which may hold a window: then a value is chosen, for which Runtimes before 1.25 have no
+    int8."""
+    forms = [form for form in onnx_forms.types(2) if "False, torch.int8" in form.name]
+    nodes = exported(forms, dynamic=True).model.graph
+    chosen = [node.outputs[0].dtype.name for node in nodes if node.op_type == "Where"]
+    assert chosen == ["FLOAT"]
+
+
+@cases.each(("dynamic", "exact"), itertools.product((False, True), (False, True)), [(True, False)])
+def test_unpooling(dynamic: bool, exact: bool) -> None:
+    """Indices in planes and in the whole tensor, -1, and several alike, of which the last stays."""
+    forms = list(onnx_forms.unpooling(2))
+    program = exported(forms, dynamic=dynamic, exact=exact)
+    assert kinds(program).count("ScatterElements") == len(forms) * (1 + exact)
 
 
 MISSING = """

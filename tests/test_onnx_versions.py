@@ -7,7 +7,6 @@ skipped. What a form is written as, every day and in one version, is in test_onn
 
 import collections
 import copy
-import logging
 import os
 import pickle
 import subprocess
@@ -22,8 +21,6 @@ import pytest
 import samples
 import torch
 from onnx_forms import Form, Shared
-
-from torch_dmlpool.onnx import translations
 
 pytest.importorskip("onnxscript")
 onnx = pytest.importorskip("onnx")
@@ -42,15 +39,6 @@ WRITTEN = 18
 OPTIMIZED = 20
 KINDS = [(rank, exact) for rank in (2, 1, 3) for exact in (False, True)]
 NAMES = [f"{rank}-D, {'exact' if exact else 'usual'}" for rank, exact in KINDS]
-BOUNDS = {"close": 2e-5, "half": 8e-3}
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The exporter warns of each conversion."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
@@ -83,14 +71,10 @@ class Program:
     def __init__(self, forms: Sequence[Form], dynamic: bool, exact: bool) -> None:
         self.forms = [form for form in forms if not dynamic or form.larger is not None]
         self.model, self.dynamic, self.exact = Shared(self.forms).eval(), dynamic, exact
-        sizes = [
-            dict.fromkeys([0, *range(2, input.dim())], torch.export.Dim.DYNAMIC)
-            for input in self.model.inputs
-        ]
         self.captured = torch.export.export(
             self.model,
             tuple(self.model.inputs),
-            dynamic_shapes=(tuple(sizes),) if dynamic else None,
+            dynamic_shapes=self.model.dynamic_shapes(dynamic),
             strict=False,
         )
         self.expected = [
@@ -103,14 +87,12 @@ class Program:
 
     def exported(self, opset: int, **options: Any) -> Any:
         """The model, whose inputs are called as their numbers say."""
-        return torch.onnx.export(
+        return onnx_forms.export(
             self.captured,
-            tuple(self.model.inputs),
-            dynamo=True,
-            verbose=False,
+            self.model.inputs,
+            table={"exact": self.exact},
             opset_version=opset,
             input_names=[f"input_{number}" for number in range(len(self.model.inputs))],
-            custom_translation_table=translations(exact=self.exact),
             **options,
         )
 
@@ -137,26 +119,6 @@ def run_everywhere(folder: Path) -> dict[str, dict[tuple[str, bool], Any]]:
             found[path.stem.removeprefix("results-")] = pickle.load(file)
     assert len(found) == len(RUNTIMES)
     return found
-
-
-def complaint(form: Form, results: Sequence[np.ndarray], wanted: Sequence[torch.Tensor]) -> str:
-    """How what a runtime gave differs from the form; nothing if it is near enough."""
-    for result, tensor in zip(results, wanted, strict=True):
-        array = samples.to_numpy(tensor)
-        if result.shape != array.shape or result.dtype != array.dtype:
-            return f"{result.shape} {result.dtype} instead of {array.shape} {array.dtype}"
-        if form.bound == "equal":
-            if not np.array_equal(result, array, equal_nan=array.dtype.kind == "f"):
-                return f"{(result != array).sum()} of {array.size} unlike"
-        elif form.bound == "step":
-            steps = np.abs(result.astype(int) - array.astype(int)).max()
-            if steps > 1:
-                return f"{steps} steps off"
-        else:
-            bound = BOUNDS[form.bound]
-            if not np.allclose(result, array, rtol=bound, atol=bound, equal_nan=True):
-                return f"off by {np.abs(result - array).max()}"
-    return ""
 
 
 def is_too_new(text: Any) -> bool:
@@ -246,7 +208,7 @@ class Group:
             iterator = iter(results)
             for form, expected in self.contents[name]:
                 own = [next(iterator) for _ in expected[number]]
-                text = complaint(form, own, expected[number])
+                text = onnx_forms.complaint(form, own, expected[number])
                 if text:
                     yield f"{where}: {form.name}: {text}"
             assert next(iterator, None) is None
