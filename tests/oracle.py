@@ -8,6 +8,7 @@ taps each really reads.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -319,11 +320,14 @@ def _first(
 
 
 def maximum_grad(values: np.ndarray, gradient: np.ndarray, pooling: Pooling | Bins) -> np.ndarray:
+    return handed_back(maximum(values, pooling), gradient, values.shape)
+
+
+def handed_back(maximum: Maximum, gradient: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """The gradient handed to each window's winner, overlaps added in extended precision (M5)."""
-    result = np.zeros(values.size, np.longdouble)
-    indices = maximum(values, pooling).indices
-    np.add.at(result, indices[indices >= 0], gradient.astype(np.longdouble)[indices >= 0])
-    return result.reshape(values.shape)
+    result, is_any = np.zeros(math.prod(shape), np.longdouble), maximum.indices >= 0
+    np.add.at(result, maximum.indices[is_any], gradient.astype(np.longdouble)[is_any])
+    return result.reshape(shape)
 
 
 def norm(values: np.ndarray, pooling: Pooling, p: float) -> np.ndarray:

@@ -15,101 +15,95 @@ from torch._subclasses import FakeTensorMode
 import torch_dmlpool as dmlpool
 
 operators = torch.ops.dmlpool
+ARGUMENTS = {"window_size": 2, "start_padding": 1, "end_padding": 1}
+"""Window 2 in padding 1: the output is one larger than the input, so that size-1 dimensions stay
+small but legal."""
 
 
-def window(rank: int) -> tuple[object, ...]:
-    """Window 2 in padding 1: the output is one larger than the input, so size-1 dimensions stay
-    small but legal."""
+def window(x: Tensor) -> tuple[object, ...]:
+    rank = x.dim() - 2
     return ([2] * rank, [1] * rank, [1] * rank, [1] * rank, [1] * rank, False)
 
 
-ARGUMENTS = {"window_size": 2, "start_padding": 1, "end_padding": 1}
+def gradient_for(x: Tensor) -> Tensor:
+    sizes = [*x.shape[:2], *(size + 1 for size in x.shape[2:])]
+    return torch.ones(sizes, dtype=x.dtype, device=x.device)
 
 
-def gradient_for(input: Tensor) -> Tensor:
-    sizes = [*input.shape[:2], *(size + 1 for size in input.shape[2:])]
-    return torch.ones(sizes, dtype=input.dtype, device=input.device)
+def last_gradient_for(x: Tensor) -> Tensor:
+    return samples.channels_last(gradient_for(x))
 
 
-def last_gradient_for(input: Tensor) -> Tensor:
-    return samples.channels_last(gradient_for(input))
+def average_grad(x: Tensor) -> Tensor:
+    sizes = [2 if size > 1 else 1 for size in x.shape[2:]]
+    padding = [size - 1 for size in sizes]
+    results = [size - 1 if size > 1 else 1 for size in x.shape[2:]]
+    outer = *x.shape[:2], *results
+    return dmlpool.average_pooling_grad(x, outer, sizes, 1, padding, padding)
 
 
-def backward_of(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def backward(input: Tensor) -> Tensor:
-        leaf = input.detach().requires_grad_()
-        output = pool(leaf)
+def backward_of(pool: Callable[..., Tensor], *arguments: Any, **more: Any) -> Callable[..., Tensor]:
+    def backward(x: Tensor) -> Tensor:
+        leaf = x.detach().requires_grad_()
+        output = pool(leaf, *arguments, **more)
         return torch.autograd.grad(output, leaf, torch.ones_like(output))[0]
 
     return backward
 
 
-def taps_of(input: Tensor) -> Tensor:
-    return operators.max_pooling_with_taps(input, *window(input.dim() - 2))[1]
+def taps_of(x: Tensor) -> Tensor:
+    return operators.max_pooling_with_taps(x, *window(x))[1]
 
 
-def suggested(input: Tensor) -> torch.memory_format:
-    return torch.contiguous_format if input.dim() == 3 else suggest_memory_format(input)
+def spread(x: Tensor) -> Tensor:
+    taps, is_last = taps_of(x.contiguous()), suggested(x) is not torch.contiguous_format
+    rest = taps, x.shape[2:], *window(x), is_last
+    return operators.max_pooling_grad_from_taps(last_gradient_for(x), *rest)
 
 
-def pooled(function: Callable[..., Any], *tensors: Any, **more: Any) -> Callable[[Tensor], Any]:
-    """A public function of the input, and of tensors that are made of it."""
-    return lambda input: function(input, *(each(input) for each in tensors), **ARGUMENTS, **more)
+def unpooled(x: Tensor) -> Tensor:
+    indices = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+    return operators.max_unpooling(x, indices, [3] * (x.dim() - 2), True)
 
 
-def by_name(name: str, *rest: object) -> Callable[[Tensor], Any]:
-    return lambda input: getattr(operators, name)(input, *window(input.dim() - 2), *rest)
+def suggested(x: Tensor) -> torch.memory_format:
+    return torch.contiguous_format if x.dim() == 3 else suggest_memory_format(x)
+
+
+def max_grad(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: dmlpool.max_pooling_grad(x, make(x), **ARGUMENTS)
 
 
 FOLLOWS_INPUT: dict[str, Callable[[Tensor], Tensor | Sequence[Tensor]]] = {
-    "average_pooling": pooled(dmlpool.average_pooling),
-    "max_pooling": pooled(dmlpool.max_pooling),
-    "max_pooling with indices": pooled(dmlpool.max_pooling, return_indices=True),
-    "max_pooling per plane": by_name("max_pooling_with_indices", torch.int32, True),
-    "max_pooling_with_taps": by_name("max_pooling_with_taps"),
-    "max_pooling_grad": pooled(dmlpool.max_pooling_grad, gradient_for),
-    "max_pooling_grad, other gradient": pooled(dmlpool.max_pooling_grad, last_gradient_for),
-    "backward of max_pooling": backward_of(pooled(dmlpool.max_pooling)),
-    "backward of average_pooling": backward_of(pooled(dmlpool.average_pooling)),
-    "average_pooling_grad": lambda input: dmlpool.average_pooling_grad(
-        input,
-        [*input.shape[:2], *(size - 1 if size > 1 else 1 for size in input.shape[2:])],
-        window_size=[2 if size > 1 else 1 for size in input.shape[2:]],
-        start_padding=[1 if size > 1 else 0 for size in input.shape[2:]],
-        end_padding=[1 if size > 1 else 0 for size in input.shape[2:]],
+    "average_pooling": lambda x: dmlpool.average_pooling(x, **ARGUMENTS),
+    "max_pooling": lambda x: dmlpool.max_pooling(x, **ARGUMENTS),
+    "max_pooling with indices": lambda x: dmlpool.max_pooling(x, **ARGUMENTS, return_indices=True),
+    "max_pooling per plane": lambda x: operators.max_pooling_with_indices(
+        x, *window(x), torch.int32, True
     ),
-    "average_pooling over a window of one": lambda input: dmlpool.average_pooling(input, 1),
-    "max_pooling over a window of one": lambda input: dmlpool.max_pooling(input, 1),
-    "adaptive_average_pooling": lambda input: dmlpool.adaptive_average_pooling(input, 3),
-    "adaptive_max_pooling": lambda input: operators.adaptive_max_pooling(
-        input, [3] * (input.dim() - 2)
-    ),
-    "backward of adaptive_max_pooling": backward_of(
-        lambda input: dmlpool.adaptive_max_pooling(input, 3)
-    ),
-    "quantized_linear_average_pooling": lambda input: dmlpool.quantized_linear_average_pooling(
-        input.to(torch.int8), 0.5, 3, 0.3, 5, **ARGUMENTS
+    "max_pooling_with_taps": lambda x: operators.max_pooling_with_taps(x, *window(x)),
+    "max_pooling_grad": max_grad(gradient_for),
+    "max_pooling_grad, other gradient": max_grad(last_gradient_for),
+    "backward of max_pooling": backward_of(dmlpool.max_pooling, **ARGUMENTS),
+    "backward of average_pooling": backward_of(dmlpool.average_pooling, **ARGUMENTS),
+    "average_pooling_grad": average_grad,
+    "average_pooling over a window of one": lambda x: dmlpool.average_pooling(x, 1),
+    "max_pooling over a window of one": lambda x: dmlpool.max_pooling(x, 1),
+    "adaptive_average_pooling": lambda x: dmlpool.adaptive_average_pooling(x, 3),
+    "adaptive_max_pooling": lambda x: operators.adaptive_max_pooling(x, [3] * (x.dim() - 2)),
+    "backward of adaptive_max_pooling": backward_of(dmlpool.adaptive_max_pooling, 3),
+    "quantized_linear_average_pooling": lambda x: dmlpool.quantized_linear_average_pooling(
+        x.to(torch.int8), 0.5, 3, 0.3, 5, **ARGUMENTS
     ),
     # These two follow the taps, and the gradient is told a format.
-    "max_pooling_gather": lambda input: operators.max_pooling_gather(
-        input.contiguous(), taps_of(input), *window(input.dim() - 2)
+    "max_pooling_gather": lambda x: operators.max_pooling_gather(
+        x.contiguous(), taps_of(x), *window(x)
     ),
-    "max_pooling_indices": lambda input: operators.max_pooling_indices(
-        taps_of(input), input.shape[2:], *window(input.dim() - 2), torch.int64, False
+    "max_pooling_indices": lambda x: operators.max_pooling_indices(
+        taps_of(x), x.shape[2:], *window(x), torch.int64, False
     ),
-    "max_pooling_grad_from_taps": lambda input: operators.max_pooling_grad_from_taps(
-        last_gradient_for(input),
-        taps_of(input.contiguous()),
-        input.shape[2:],
-        *window(input.dim() - 2),
-        suggested(input) is not torch.contiguous_format,
-    ),
-    "max_unpooling": lambda input: operators.max_unpooling(
-        input,
-        torch.zeros(input.shape, dtype=torch.int64, device=input.device),
-        [3] * (input.dim() - 2),
-        True,
-    ),
+    "max_pooling_grad_from_taps": spread,
+    "max_unpooling": unpooled,
 }
 """Operators whose results take the format suggested for the tensor they are given."""
 
@@ -126,13 +120,8 @@ SIZES = [
     (2, 3, 4, 5, 3),
     (1, 3, 4, 1, 5),
 ]
-LAYOUTS = [
-    "contiguous",
-    "channels last",
-    "channels last, sliced",
-    "transposed",
-    "one element everywhere",
-]
+LAYOUTS = ["contiguous", "channels last", "channels last, sliced", "transposed"]
+LAYOUTS += ["one element everywhere"]
 
 
 def laid_out(sizes: tuple[int, ...], layout: str, device: torch.device) -> Tensor:
@@ -149,27 +138,17 @@ def test_real_and_fake_strides(
     not look."""
     input = laid_out(sizes, layout, device)
     memory_format = suggested(input)
-    mode = FakeTensorMode()
+    mode, called = FakeTensorMode(), FOLLOWS_INPUT[operator]
     with mode:
-        fakes = samples.listed(FOLLOWS_INPUT[operator](mode.from_tensor(input)))
-    metas = samples.listed(
-        FOLLOWS_INPUT[operator](torch.empty_strided(input.shape, input.stride(), device="meta"))
-    )
-    results = samples.listed(FOLLOWS_INPUT[operator](input))
-    assert len(results) == len(fakes) == len(metas)
-    for result, fake, meta in zip(results, fakes, metas, strict=True):
-        expected = torch.empty(
-            result.shape, dtype=result.dtype, memory_format=memory_format, device="meta"
-        )
+        fakes = samples.listed(called(mode.from_tensor(input)))
+    meta = torch.empty_strided(input.shape, input.stride(), device="meta")
+    results, metas = samples.listed(called(input)), samples.listed(called(meta))
+    for result, *others in zip(results, fakes, metas, strict=True):
+        expected = torch.empty(result.shape, memory_format=memory_format, device="meta")
         assert result.stride() == expected.stride()
-        for other in (fake, meta):
-            assert (other.shape, other.dtype, other.stride()) == (
-                result.shape,
-                result.dtype,
-                result.stride(),
-            )
-        assert meta.device.type == "meta"
-        assert fake.device == result.device
+        facts = result.shape, result.dtype, result.stride()
+        assert all((other.shape, other.dtype, other.stride()) == facts for other in others)
+        assert [other.device for other in others] == [result.device, meta.device]
 
 
 @pytest.mark.parametrize("operator", FOLLOWS_INPUT)

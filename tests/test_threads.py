@@ -22,8 +22,7 @@ from torch_dmlpool import nn
 
 pytestmark = [
     pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1",
-        reason="Triton's interpreter serves one at a time",
+        os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter serves one at a time"
     ),
     pytest.mark.filterwarnings(
         "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
@@ -84,15 +83,20 @@ def bits_of(tensors: list[Tensor]) -> list[bytes]:
     return [samples.bits(tensor).tobytes() for tensor in tensors]
 
 
-def test_eight_threads_call_everything_at_once(
-    monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
-    """The right bits in every thread."""
-    expected = {
+def everything() -> dict[tuple[str, int], list[bytes]]:
+    """The bits of each operator's results, and of its gradient, for each image."""
+    return {
         (name, number): bits_of(operators.everything(name, image))
         for name in operators.EVERYTHING
         for number, image in enumerate(IMAGES)
     }
+
+
+def test_eight_threads_call_everything_at_once(
+    monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """The right bits in every thread."""
+    expected = everything()
     filters = list(warnings.filters)
 
     def caller(seed: int) -> Callable[[], None]:
@@ -112,27 +116,23 @@ def test_eight_threads_call_everything_at_once(
     assert warnings.filters == filters
 
 
+def replica_of(module: torch.nn.Module) -> torch.nn.Module:
+    replica = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        replica._modules[name] = replica_of(child)
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, parameter)
+    return replica
+
+
 def test_replicas_in_threads(one_thread: None) -> None:
     """DataParallel makes replicas without calling their constructors, and calls each in a thread of
     its own."""
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3),
-        nn.MaxPool2d(2, padding="same"),
-        nn.AvgPool2d(3, 1, dilation=2),
-        nn.LPPool2d(2, 2),
-    )
+    pools = nn.MaxPool2d(2, padding="same"), nn.AvgPool2d(3, 1, dilation=2), nn.LPPool2d(2, 2)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), *pools)
     images = [samples.normal(2, 3, 21, 23, seed=seed) for seed in range(4)]
     with torch.no_grad():
         expected = [model(image) for image in images]
-
-    def replica_of(module: torch.nn.Module) -> torch.nn.Module:
-        replica = module._replicate_for_data_parallel()
-        for name, child in module._modules.items():
-            replica._modules[name] = replica_of(child)
-        for name, parameter in module._parameters.items():
-            setattr(replica, name, parameter)
-        return replica
-
     found: dict[int, Tensor] = {}
 
     def calling(number: int) -> Callable[[], None]:
@@ -146,15 +146,9 @@ def test_replicas_in_threads(one_thread: None) -> None:
     assert model[0].weight.grad is not None
 
 
-def _in_child(sender: object, images: list[Tensor]) -> None:
+def _in_child(sender: object) -> None:
     torch.set_num_threads(1)
-    sender.send(
-        [
-            bits_of(operators.everything(name, image))
-            for name in operators.EVERYTHING
-            for image in images
-        ]
-    )
+    sender.send(everything())
 
 
 NO_FORK = pytest.mark.skipif(
@@ -165,14 +159,10 @@ NO_FORK = pytest.mark.skipif(
 @NO_FORK
 def test_a_forked_child_pools_after_its_parent() -> None:
     """The child uses what the parent cached: results and gradients, bit for bit."""
-    expected = [
-        bits_of(operators.everything(name, image))
-        for name in operators.EVERYTHING
-        for image in IMAGES
-    ]
+    expected = everything()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_in_child, args=(sender, IMAGES))
+    child = context.Process(target=_in_child, args=(sender,))
     child.start()
     try:
         assert receiver.poll(120), "the child hangs"
@@ -227,10 +217,8 @@ def pooled(image: Tensor) -> list[Tensor]:
         for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
             leaf = image.detach().requires_grad_()
             values = pool(leaf, window, stride)
-            found += [
-                values.detach(),
-                torch.autograd.grad(values, leaf, torch.sin(values.detach()))[0],
-            ]
+            gradients = torch.autograd.grad(values, leaf, torch.sin(values.detach()))
+            found += [values.detach(), *gradients]
     return found
 
 
