@@ -32,9 +32,8 @@ class Apart(operators.Pools):
     def __init__(self) -> None:
         super().__init__()
         self.norm = dmlpool.nn.LPPool2d(2.0, 2, 1)
-        self.quantized = dmlpool.nn.quantized.AvgPool2d(
-            2, input_scale=0.5, output_scale=0.25, output_zero_point=3
-        )
+        scales = {"input_scale": 0.5, "output_scale": 0.25, "output_zero_point": 3}
+        self.quantized = dmlpool.nn.quantized.AvgPool2d(2, **scales)
 
     def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
         return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
@@ -75,36 +74,32 @@ class Everything(torch.nn.Module):
             for name, layer in vars(dmlpool.nn).items()
             if name.endswith(f"Pool{rank}d")
         }
-        windows = [(3, 2, "same"), (2, 3, "same"), (2, 1, "same"), (3, 2, 1)]
         quantized = getattr(dmlpool.nn.quantized, f"AvgPool{rank}d")
-        integers = {"input_scale": 0.5, "input_zero_point": 3}
-        self.adaptive, self.sliding, self.integers = (torch.nn.ModuleList() for _ in range(3))
+        unpool, pair = getattr(dmlpool.nn, f"MaxUnpool{rank}d"), {"return_indices": True}
+        adaptive, sliding, integers, pools, unpools = [], [], [], [], []
         for size in (1, 3, None):
-            self.adaptive.append(kinds["AdaptiveAvgPool"](size))
-            self.adaptive.append(kinds["AdaptiveMaxPool"](size, return_indices=True))
-            self.adaptive.append(kinds["AdaptiveMinPool"](size, return_indices=True))
-        for window in windows:
+            adaptive.append(kinds["AdaptiveAvgPool"](size))
+            adaptive += [kinds[f"Adaptive{kind}Pool"](size, **pair) for kind in ("Max", "Min")]
+        for window in [(3, 2, "same"), (2, 3, "same"), (2, 1, "same"), (3, 2, 1)]:
             for ceil_mode in (False, True):
                 rest = {"ceil_mode": ceil_mode}
-                self.sliding.append(kinds["AvgPool"](*window, **rest))
-                self.sliding.append(kinds["MaxPool"](*window, **rest))
-                self.sliding.append(kinds["MinPool"](*window, **rest))
-                self.integers.append(quantized(*window, **rest, **integers))
-            self.sliding.append(kinds["AvgPool"](*window, dilation=2))
-            self.sliding.append(kinds["LPPool"](2, *window[:2], padding=window[2]))
-        self.pools = torch.nn.ModuleList(
-            kinds["MaxPool"](*window, return_indices=True) for window in windows
+                sliding += [kinds[f"{kind}Pool"](*window, **rest) for kind in ("Avg", "Max", "Min")]
+                integers.append(quantized(*window, **rest, input_scale=0.5, input_zero_point=3))
+            sliding.append(kinds["AvgPool"](*window, dilation=2))
+            sliding.append(kinds["LPPool"](2, *window[:2], padding=window[2]))
+            pools.append(kinds["MaxPool"](*window, **pair))
+            unpools.append(unpool(*window))
+        self.floats, self.integers, self.pools, self.unpools = map(
+            torch.nn.ModuleList, ([*adaptive, *sliding], integers, pools, unpools)
         )
-        unpool = getattr(dmlpool.nn, f"MaxUnpool{rank}d")
-        self.unpools = torch.nn.ModuleList(unpool(*window) for window in windows)
         # As after any layer that is trained: winners are numbered for a gradient too.
         self.scale = torch.nn.Parameter(torch.ones(()))
-        averages, extrema = {"AvgPool", "AdaptiveAvgPool", "LPPool"}, {"MaxPool", "MinPool"}
-        assert set(kinds) == averages | extrema | {"AdaptiveMaxPool", "AdaptiveMinPool"}
+        used = {type(layer) for layer in self.floats}
+        assert used == set(kinds.values())
 
     def forward(self, input: Tensor, integers: Tensor) -> list[Tensor]:
         input, results = input * self.scale, []
-        for layer in [*self.adaptive, *self.sliding]:
+        for layer in self.floats:
             results += samples.listed(layer(input))
         results += [layer(integers) for layer in self.integers]
         for pool, unpool in zip(self.pools, self.unpools, strict=True):
@@ -113,11 +108,7 @@ class Everything(torch.nn.Module):
         return results
 
 
-@cases.each(
-    ("rank", "kind"),
-    itertools.product((1, 2, 3), KINDS),
-    [(2, "named")],
-)
+@cases.each(("rank", "kind"), itertools.product((1, 2, 3), KINDS), [(2, "named")])
 def test_every_layer_of_sizes_that_are_left_open(rank: int, kind: str) -> None:
     """E2: PyTorch is asked to prove nothing about padding that "same" has computed, and the program
     is right for even and odd sizes, large ones too.
@@ -131,9 +122,8 @@ def test_every_layer_of_sizes_that_are_left_open(rank: int, kind: str) -> None:
 
     network = Everything(rank).eval()
     opened = {axis + 2: KINDS[kind](f"size{axis}") for axis in range(rank)}
-    program = torch.export.export(
-        network, given((12, 15, 9)[:rank], 0), dynamic_shapes=(opened, opened)
-    ).module()
+    example = given((12, 15, 9)[:rank], 0)
+    program = torch.export.export(network, example, dynamic_shapes=(opened, opened)).module()
     for sizes in ((12, 15, 9), (13, 16, 12), (20, 21, 10)):
         arguments = given(sizes[:rank], 1)
         for result, expected in zip(program(*arguments), network(*arguments), strict=True):
@@ -163,9 +153,8 @@ def run_in_a_fresh_process(
     results = path.with_suffix(".results")
     torch.save(arguments, f"{results}.inputs")
     command = [sys.executable, "-c", RUN.format(imports=imports), load, path, results]
-    completed = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, cwd=path.parent
-    )
+    how: Any = {"capture_output": True, "text": True, "timeout": 240, "cwd": path.parent}
+    completed = subprocess.run(command, check=False, **how)
     if completed.returncode:
         return None, completed.stderr
     assert completed.stdout.strip() == str(bool(imports))
@@ -257,21 +246,12 @@ def run_in_cpp(package: Path, arguments: tuple[Tensor, ...]) -> Any:
     source, program = folder / "run.cpp", folder / "run"
     source.write_text(CPP)
     includes = [f"-I{path}" for path in torch.utils.cpp_extension.include_paths()]
-    libraries = [
-        f"-L{torch_folder}/lib",
-        "-ltorch",
-        "-ltorch_cpu",
-        "-lc10",
-        f"-Wl,-rpath,{torch_folder}/lib",
-    ]
+    libraries = [f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10"]
+    libraries.append(f"-Wl,-rpath,{torch_folder}/lib")
     compiler = torch.utils.cpp_extension.get_cxx_compiler()
     build = [compiler, "-std=c++20", "-O0", str(source), "-o", str(program), *includes, *libraries]
     subprocess.run(build, check=True, capture_output=True, timeout=500)
     torch.save(list(arguments), folder / "inputs")
-    subprocess.run(
-        [program, package, folder / "inputs", folder / "outputs"],
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
+    run = [program, package, folder / "inputs", folder / "outputs"]
+    subprocess.run(run, check=True, capture_output=True, timeout=240)
     return torch.load(folder / "outputs", weights_only=False)  # a list that C++ wrote

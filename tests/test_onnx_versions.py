@@ -43,17 +43,13 @@ NAMES = [f"{rank}-D, {'exact' if exact else 'usual'}" for rank, exact in KINDS]
 
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the exporter does alike for every opset is done once: most of its time.
-
-    These are private names of PyTorch's. Without them all takes longer.
-    """
+    """What the exporter does alike for every opset is done once, by private names of PyTorch's."""
     from torch.onnx._internal.exporter import _fx_passes, _registration
 
-    functions: Any = getattr(_registration, "onnxscript_apis", None)
-    if functions is not None:
-        known = functions.get_torchlib_ops()
-        monkeypatch.setattr(functions, "get_torchlib_ops", lambda: known)
-    decompose: Any = getattr(_fx_passes, "decompose_with_registry", None)
+    functions: Any = _registration.onnxscript_apis
+    known = functions.get_torchlib_ops()
+    monkeypatch.setattr(functions, "get_torchlib_ops", lambda: known)
+    decompose: Any = _fx_passes.decompose_with_registry
     done: dict[int, Any] = {}
 
     def once(program: Any, registry: Any) -> Any:
@@ -61,8 +57,7 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
             done[id(program)] = program, decompose(program, registry)
         return done[id(program)][1]
 
-    if decompose is not None:
-        monkeypatch.setattr(_fx_passes, "decompose_with_registry", once)
+    monkeypatch.setattr(_fx_passes, "decompose_with_registry", once)
 
 
 class Program:
