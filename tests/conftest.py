@@ -26,6 +26,10 @@ if IS_FIRST:
         build = [sys.executable, setup, "-q", "build_ext", "--inplace"]
         subprocess.run(build, cwd=setup.parent, check=True)
 
+# As many processes as cores, with as many threads each: those that wait would spend most of the
+# processor's time, and wait for one another.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Tracing makes millions of small objects that live as long as the graph. With Python's threshold of
 # 700 new objects the collections took a fourteenth of the tests' time.
 gc.set_threshold(50_000, 20, 20)

@@ -54,11 +54,7 @@ class Ranks:
         answers: dict[int, Any] = {}
         failures = []
         while len(answers) < self.count:
-            waiting = [
-                connection
-                for rank, connection in enumerate(self.connections)
-                if rank not in answers
-            ]
+            waiting = [each for rank, each in enumerate(self.connections) if rank not in answers]
             ready = wait(waiting, timeout=within)
             if not ready:
                 failures.append(f"no answer within {within} s from {len(waiting)} ranks")
@@ -81,9 +77,8 @@ class Ranks:
         forks = "forkserver" in multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("forkserver" if forks else "spawn")
         if forks:
-            context.set_forkserver_preload(
-                ["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"]
-            )
+            loaded = ["torch_dmlpool.distributed", "torch._dynamo", "torch.distributed.fsdp"]
+            context.set_forkserver_preload(loaded)
         self.folder = tempfile.TemporaryDirectory(prefix="torch_dmlpool_ranks_")
         for rank in range(self.count):
             ours, theirs = context.Pipe()
@@ -114,13 +109,9 @@ def _serve(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{meeting_point}",
-        rank=rank,
-        world_size=count,
-        timeout=datetime.timedelta(seconds=timeout),
-    )
+    patience = datetime.timedelta(seconds=timeout)
+    where: Any = {"init_method": f"file://{meeting_point}", "rank": rank, "world_size": count}
+    dist.init_process_group("gloo", **where, timeout=patience)
     while True:
         try:
             job, arguments = connection.recv()
@@ -222,20 +213,12 @@ class Halo:
 
     def wanted(self, dimension: int, side: str, to_input: bool, part: tuple[int, int]) -> range:
         axis, size, outputs = dimension - 2, self.shape[dimension], self.outputs[dimension]
-        spans = [
-            hull(oracle.tap_positions(self.pooling, axis, output)) for output in range(outputs)
-        ]
+        spans = [hull(oracle.tap_positions(self.pooling, axis, each)) for each in range(outputs)]
+        mine, windows = set(chunk(size, *part)), chunk(outputs, *part)
         if to_input:
-            mine = chunk(size, *part)
-            windows = hull([output for output, span in enumerate(spans) if set(span) & set(mine)])
-            if side == "output":
-                return windows
-        else:
-            windows = chunk(outputs, *part)
-            if side == "output":
-                return windows
-        if not windows:
-            return range(0)
+            windows = hull([output for output, span in enumerate(spans) if mine & set(span)])
+        if side == "output" or not windows:
+            return windows
         positions = [position for window in windows for position in spans[window]]
         inside = hull([position for position in hull(positions) if 0 <= position < size])
         # An operator needs an element: windows that span none are given the one that is nearest.
@@ -246,11 +229,8 @@ def own_part(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Tensor:
     """This rank's shard of the whole, by PyTorch's own chunking."""
     for mesh_dimension, placement in enumerate(placements):
         if isinstance(placement, Shard):
-            owned = chunk(
-                whole.shape[placement.dim],
-                mesh.size(mesh_dimension),
-                mesh.get_coordinate()[mesh_dimension],
-            )
+            part = mesh.size(mesh_dimension), mesh.get_coordinate()[mesh_dimension]
+            owned = chunk(whole.shape[placement.dim], *part)
             whole = whole.narrow(placement.dim, owned.start, len(owned))
     return whole
 
@@ -280,13 +260,9 @@ class Comparison:
     ) -> None:
         self.pooling, self.shape = pooling, tuple(shape)
         self.mesh = mesh_of(*mesh_sizes)
-        self.placements = [
-            Replicate() if dimension is None else Shard(dimension) for dimension in dimensions
-        ]
+        self.placements = [Replicate() if each is None else Shard(each) for each in dimensions]
         self.halo = Halo(pooling, shape, self.mesh, self.placements)
-        self.window = [
-            list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values()
-        ]
+        self.window = samples.spelled_out(pooling)
         self.exchanges = 0
 
     def call(
@@ -322,10 +298,7 @@ class Comparison:
         """The function of the whole tensors, once that of their shards is found to be the same."""
         found = self.call(function, *self.spread(*tensors), *rest, arriving=arriving, **keywords)
         expected = function(*tensors, *rest, **keywords)
-        for pair in zip(
-            *(each if isinstance(each, tuple) else (each,) for each in (found, expected)),
-            strict=True,
-        ):
+        for pair in zip(samples.listed(found), samples.listed(expected), strict=True):
             assert_shard(*pair, self.placements)
         return expected
 
@@ -343,25 +316,22 @@ class Comparison:
             return
         _, taps = self.same(operators.max_pooling_with_taps, whole, rest=window, arriving=forward)
         for per_plane in (False, True):
-            self.same(
-                operators.max_pooling_indices, taps, rest=(sizes, *window, torch.int64, per_plane)
-            )
+            rest = sizes, *window, torch.int64, per_plane
+            self.same(operators.max_pooling_indices, taps, rest=rest)
         tangent = samples.normal(*self.shape, dtype=dtype, seed=3)
         self.same(operators.max_pooling_gather, tangent, taps, rest=window, arriving=forward)
         gradient = samples.ties(*taps.shape, dtype=dtype, seed=1)
         backward = [("output", True, dtype.itemsize), ("output", True, taps.itemsize)]
+        spreading = operators.max_pooling_grad_from_taps
         for channels_last in (False, True)[: len(sizes)]:
-            rest = (sizes, *window, channels_last)
-            expected = self.same(
-                operators.max_pooling_grad_from_taps, gradient, taps, rest=rest, arriving=backward
-            )
+            rest = sizes, *window, channels_last
+            expected = self.same(spreading, gradient, taps, rest=rest, arriving=backward)
         both = [("input", True, dtype.itemsize), ("output", True, dtype.itemsize)]
         self.same(dmlpool.max_pooling_grad, whole, gradient, **request, arriving=both)
         leaf, sharded_gradient = self.spread(whole, gradient)
         pooled = dmlpool.max_pooling(leaf.requires_grad_(), **request)
-        (result,) = self.call(
-            torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward
-        )
+        arguments = torch.autograd.grad, pooled, leaf, sharded_gradient
+        (result,) = self.call(*arguments, arriving=backward)
         assert_shard(result, expected, self.placements)
 
     def averages(self, dtype: torch.dtype) -> int:
@@ -371,50 +341,30 @@ class Comparison:
         gradient = samples.normal(*self.halo.outputs, dtype=dtype, seed=1)
         shard, sharded_gradient = self.spread(whole, gradient)
         size, taps = dtype.itemsize, math.prod(self.pooling.window_size)
+        forward, backward = [("input", False, size)], [("output", True, size)]
         different = 0
-        for divisor in (
-            {"include_padding": False},
-            {"include_padding": True},
-            {"divisor_override": -3},
-        ):
+        for divisor in ({}, {"include_padding": True}, {"divisor_override": -3}):
             request = {**vars(self.pooling), **divisor}
-            averages = self.call(
-                dmlpool.average_pooling, shard, **request, arriving=[("input", False, size)]
-            )
-            expected, magnitude = (
-                dmlpool.average_pooling(tensor, **request) for tensor in (whole, whole.abs())
-            )
-            different += self.close(
-                averages, expected, magnitude.abs(), 2 + math.ceil(math.log2(taps))
-            )
+            pool = functools.partial(dmlpool.average_pooling, **request)
+            adjoint = functools.partial(dmlpool.average_pooling_grad, **request)
+            averages = self.call(pool, shard, arriving=forward)
+            right = pool(whole), pool(whole.abs()).abs()
+            different += self.close(averages, *right, 2 + math.ceil(math.log2(taps)))
             leaf = shard.detach().requires_grad_()
-            pooled = dmlpool.average_pooling(leaf, **request)
-            backward = [("output", True, size)]
-            (result,) = self.call(
-                torch.autograd.grad, pooled, leaf, sharded_gradient, arriving=backward
-            )
-            expected, magnitude = (
-                dmlpool.average_pooling_grad(tensor, self.shape, **request)
-                for tensor in (gradient, gradient.abs())
-            )
-            different += self.close(result, expected, magnitude.abs(), 2 + taps)
+            arguments = torch.autograd.grad, pool(leaf), leaf, sharded_gradient
+            (result,) = self.call(*arguments, arriving=backward)
+            right = adjoint(gradient, self.shape), adjoint(gradient.abs(), self.shape).abs()
+            different += self.close(result, *right, 2 + taps)
         return different
 
     def close(self, result: DTensor, whole: Tensor, magnitudes: Tensor, roundings: int) -> bool:
         assert tuple(result.placements) == tuple(self.placements)
         assert result.shape == whole.shape
-        local, expected, magnitude = (
-            result.to_local(),
-            *(
-                own_part(tensor, self.mesh, self.placements).double()
-                for tensor in (whole, magnitudes)
-            ),
-        )
-        unit = samples.UNIT_ROUNDOFF[
-            torch.float64 if whole.dtype == torch.float64 else torch.float32
-        ]
+        own = [own_part(each, self.mesh, self.placements).double() for each in (whole, magnitudes)]
+        local, (expected, magnitude) = result.to_local(), own
+        summed = torch.float64 if whole.dtype == torch.float64 else torch.float32
         # Both sides may err by the bound of E6; half precision rounds once more.
-        bound = 2 * roundings * unit * magnitude
+        bound = 2 * roundings * samples.UNIT_ROUNDOFF[summed] * magnitude
         if whole.itemsize == 2:
             bound = bound + 2 * samples.UNIT_ROUNDOFF[whole.dtype] * (expected.abs() + bound) + 1e-7
         assert local.shape == expected.shape
