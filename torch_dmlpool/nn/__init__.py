@@ -9,64 +9,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_dmlpool import keywords as _keywords
-from torch_dmlpool.nn import functional, quantized
+from torch_dmlpool.nn import functional, layers, quantized
 from torch_dmlpool.nn.conversion import Conversion, convert, reverted
 from torch_dmlpool.nn.exported import integer_pooling
-from torch_dmlpool.nn.layers import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AdaptiveAvgPool3d,
-    AdaptiveMaxPool1d,
-    AdaptiveMaxPool2d,
-    AdaptiveMaxPool3d,
-    AdaptiveMinPool1d,
-    AdaptiveMinPool2d,
-    AdaptiveMinPool3d,
-    AvgPool1d,
-    AvgPool2d,
-    AvgPool3d,
-    LPPool1d,
-    LPPool2d,
-    LPPool3d,
-    MaxPool1d,
-    MaxPool2d,
-    MaxPool3d,
-    MaxUnpool1d,
-    MaxUnpool2d,
-    MaxUnpool3d,
-    MinPool1d,
-    MinPool2d,
-    MinPool3d,
-)
+from torch_dmlpool.nn.layers import *  # noqa: F403
 from torch_dmlpool.nn.quantizers import pooling_quantizer
 from torch_dmlpool.nn.rerouting import rerouted
 
 __all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AdaptiveMinPool1d",
-    "AdaptiveMinPool2d",
-    "AdaptiveMinPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
     "Conversion",
-    "LPPool1d",
-    "LPPool2d",
-    "LPPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "MaxUnpool1d",
-    "MaxUnpool2d",
-    "MaxUnpool3d",
-    "MinPool1d",
-    "MinPool2d",
-    "MinPool3d",
     "convert",
     "functional",
     "integer_pooling",
@@ -75,6 +26,7 @@ __all__ = [
     "rerouted",
     "reverted",
 ]
+__all__ += layers.__all__
 
 if not TYPE_CHECKING:
 

@@ -1,6 +1,6 @@
 """Average pooling between quantized layers, of int8 and uint8 or quantized tensors.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from torch_dmlpool.nn import quantized_families

@@ -1,6 +1,6 @@
 """adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from torch import Tensor
@@ -12,10 +12,7 @@ from torch_dmlpool.window import OutputSize
 
 @pytorchs
 def adaptive_avg_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    mask: Tensor | None = None,
+    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
     """Averages over ``output_size`` windows that cover the input evenly; 1 is global pooling.
 
@@ -34,10 +31,7 @@ def adaptive_avg_pool1d(
 
 @pytorchs
 def adaptive_avg_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    mask: Tensor | None = None,
+    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
     """Averages over ``output_size`` windows that cover the input evenly; 1 is global pooling.
 
@@ -56,10 +50,7 @@ def adaptive_avg_pool2d(
 
 @pytorchs
 def adaptive_avg_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    mask: Tensor | None = None,
+    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
     """Averages over ``output_size`` windows that cover the input evenly; 1 is global pooling.
 

@@ -1,6 +1,6 @@
 """adaptive_min_pool1d, adaptive_min_pool2d and adaptive_min_pool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload

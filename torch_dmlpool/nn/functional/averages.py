@@ -1,6 +1,6 @@
 """avg_pool1d, avg_pool2d and avg_pool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from torch import Tensor

@@ -1,6 +1,6 @@
 """max_pool1d, max_pool2d and max_pool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload
@@ -73,15 +73,7 @@ def max_pool1d(
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
     return pools.max_pool(
-        1,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
+        1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -146,15 +138,7 @@ def max_pool2d(
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
     return pools.max_pool(
-        2,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
+        2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -219,15 +203,7 @@ def max_pool3d(
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
     return pools.max_pool(
-        3,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
+        3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -245,15 +221,7 @@ def max_pool1d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool1d` with ``return_indices=True``, whatever is given for it."""
     return pools.max_pool_with_indices(
-        1,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        True,
+        1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
 
@@ -271,15 +239,7 @@ def max_pool2d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` with ``return_indices=True``, whatever is given for it."""
     return pools.max_pool_with_indices(
-        2,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        True,
+        2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
 
@@ -297,13 +257,5 @@ def max_pool3d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool3d` with ``return_indices=True``, whatever is given for it."""
     return pools.max_pool_with_indices(
-        3,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        True,
+        3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )

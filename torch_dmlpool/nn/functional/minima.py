@@ -1,6 +1,6 @@
 """min_pool1d, min_pool2d and min_pool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload
@@ -73,15 +73,7 @@ def min_pool1d(
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
     return pools.min_pool(
-        1,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
+        1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -146,15 +138,7 @@ def min_pool2d(
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
     return pools.min_pool(
-        2,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
+        2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -219,13 +203,5 @@ def min_pool3d(
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
     return pools.min_pool(
-        3,
-        input,
-        mask,
-        kernel_size,
-        stride,
-        padding,
-        dilation,
-        ceil_mode,
-        return_indices,
+        3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )

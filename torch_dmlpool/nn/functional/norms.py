@@ -1,6 +1,6 @@
 """lp_pool1d, lp_pool2d and lp_pool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from torch import Tensor
@@ -48,15 +48,7 @@ def lp_pool1d(
     tensor([5., 2.])
     """
     return pools.lp_pool(
-        1,
-        input,
-        mask,
-        norm_type,
-        kernel_size,
-        stride,
-        ceil_mode,
-        padding,
-        dilation,
+        1, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )
 
 
@@ -98,15 +90,7 @@ def lp_pool2d(
     tensor([5., 2.])
     """
     return pools.lp_pool(
-        2,
-        input,
-        mask,
-        norm_type,
-        kernel_size,
-        stride,
-        ceil_mode,
-        padding,
-        dilation,
+        2, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )
 
 
@@ -148,13 +132,5 @@ def lp_pool3d(
     tensor([5., 2.])
     """
     return pools.lp_pool(
-        3,
-        input,
-        mask,
-        norm_type,
-        kernel_size,
-        stride,
-        ceil_mode,
-        padding,
-        dilation,
+        3, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )

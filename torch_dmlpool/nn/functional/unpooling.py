@@ -1,6 +1,6 @@
 """max_unpool1d, max_unpool2d and max_unpool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from collections.abc import Sequence

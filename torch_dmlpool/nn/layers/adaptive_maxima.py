@@ -1,6 +1,6 @@
 """AdaptiveMaxPool1d, AdaptiveMaxPool2d and AdaptiveMaxPool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload
@@ -14,9 +14,7 @@ from torch_dmlpool.window import OutputSize
 
 
 class AdaptiveMaxPool1d(
-    families.AdaptiveMaxPool[families.Result],
-    torch.nn.AdaptiveMaxPool1d,
-    rank=1,
+    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool1d, rank=1
 ):
     """:class:`torch.nn.AdaptiveMaxPool1d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -50,18 +48,12 @@ class AdaptiveMaxPool1d(
     ) -> None: ...
 
     @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        return_indices: bool = False,
-    ) -> None:
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
 
 
 class AdaptiveMaxPool2d(
-    families.AdaptiveMaxPool[families.Result],
-    torch.nn.AdaptiveMaxPool2d,
-    rank=2,
+    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool2d, rank=2
 ):
     """:class:`torch.nn.AdaptiveMaxPool2d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -95,18 +87,12 @@ class AdaptiveMaxPool2d(
     ) -> None: ...
 
     @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        return_indices: bool = False,
-    ) -> None:
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
 
 
 class AdaptiveMaxPool3d(
-    families.AdaptiveMaxPool[families.Result],
-    torch.nn.AdaptiveMaxPool3d,
-    rank=3,
+    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool3d, rank=3
 ):
     """:class:`torch.nn.AdaptiveMaxPool3d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -140,9 +126,5 @@ class AdaptiveMaxPool3d(
     ) -> None: ...
 
     @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        return_indices: bool = False,
-    ) -> None:
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)

@@ -1,6 +1,6 @@
 """AdaptiveMinPool1d, AdaptiveMinPool2d and AdaptiveMinPool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload
@@ -45,11 +45,7 @@ class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     ) -> None: ...
 
     @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        return_indices: bool = False,
-    ) -> None:
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
 
 
@@ -85,11 +81,7 @@ class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     ) -> None: ...
 
     @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        return_indices: bool = False,
-    ) -> None:
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
 
 
@@ -125,9 +117,5 @@ class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     ) -> None: ...
 
     @layer
-    def __init__(
-        self,
-        output_size: OutputSize,
-        return_indices: bool = False,
-    ) -> None:
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)

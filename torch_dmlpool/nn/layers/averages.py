@@ -1,6 +1,6 @@
 """AvgPool1d, AvgPool2d and AvgPool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """MaxPool1d, MaxPool2d and MaxPool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload

@@ -1,6 +1,6 @@
 """MinPool1d, MinPool2d and MinPool3d.
 
-Written by tools/write_dimensions.py from the texts in tools/families.py: edit those.
+tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
 """
 
 from typing import Literal, overload
