@@ -79,14 +79,8 @@ from torch.fx.graph import _register_custom_builtin as _register_custom_builtin
 # PyTorch's layers for one, two and three dimensions: adaptive maxima, and minima that are like them
 from torch.nn.modules.pooling import _AdaptiveMaxPoolNd as _AdaptiveMaxPoolNd
 
-# p-norms, which convert looks for
-from torch.nn.modules.pooling import _LPPoolNd as _LPPoolNd
-
 # maxima, and minima that are like them
 from torch.nn.modules.pooling import _MaxPoolNd as _MaxPoolNd
-
-# unpooling, which convert looks for
-from torch.nn.modules.pooling import _MaxUnpoolNd as _MaxUnpoolNd
 
 # the modes of functions that are entered
 from torch.overrides import (

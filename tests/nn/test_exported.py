@@ -3,7 +3,6 @@ integer operator."""
 
 import collections
 import io
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.ao.quantization.fx._decomposed
 from torch import Tensor
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram, export
-from torch.nn import functional
+from torch.nn import functional as F  # noqa: N812
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.nn import integer_pooling
@@ -40,10 +39,8 @@ class Quantization(torch.nn.Module):
         self.dtype, self.axis = dtype, axis
         self.limits = limits or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         for name, value in (("scale", scale), ("zero_point", zero_point)):
-            if isinstance(value, Tensor):
-                self.register_buffer(name, value)
-            else:
-                setattr(self, name, value)
+            hold = self.register_buffer if isinstance(value, Tensor) else self.__setattr__
+            hold(name, value)
 
     def quantize(self, real: Tensor) -> Tensor:
         return self._called("quantize", real)
@@ -59,25 +56,21 @@ class Quantization(torch.nn.Module):
 
     def real(self, integers: Tensor) -> Tensor:
         """What the integers stand for, in float64."""
-        scale, zero_point = (
-            torch.as_tensor(value, dtype=torch.float64).reshape(-1, *[1] * (integers.dim() - 2))
-            for value in (self.scale, self.zero_point)
-        )
-        return scale * (integers.double() - zero_point)
+        return self._number("scale", integers) * (integers - self._number("zero_point", integers))
 
     def steps(self, real: Tensor) -> Tensor:
         """How many steps from zero that is."""
-        return real / torch.as_tensor(self.scale, dtype=torch.float64).reshape(
-            -1, *[1] * (real.dim() - 2)
-        )
+        return real / self._number("scale", real)
+
+    def _number(self, name: str, like: Tensor) -> Tensor:
+        value = torch.as_tensor(getattr(self, name), dtype=torch.float64)
+        return value.reshape(-1, *[1] * (like.dim() - 2))
 
 
 class Pattern(torch.nn.Module):
     """The pattern alone."""
 
-    def __init__(
-        self, pool: Callable[[Tensor], Tensor], input: Quantization, output: Quantization
-    ) -> None:
+    def __init__(self, pool: Any, input: Quantization, output: Quantization) -> None:
         super().__init__()
         self.pool, self.input, self.output = pool, input, output
 
@@ -108,113 +101,106 @@ def integer_averages(program: ExportedProgram) -> int:
 
 def is_replaced(program: ExportedProgram) -> bool:
     """Whether the program pools integers; if so, nothing of the pattern must be left."""
-    names, integer = operators_in(program), (*INTEGER, *MAXIMA)
-    if not any(names[name] for name in integer):
-        return False
-    return not [
-        name for name in names for part in FLOAT_PATTERN if part in name and name not in integer
-    ]
+    names, integer = {*operators_in(program)}, {*INTEGER, *MAXIMA}
+    left = [name for name in names - integer if any(part in name for part in FLOAT_PATTERN)]
+    return bool(names & integer) and not left
 
 
-POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "avg_pool1d": (1, lambda real: functional.avg_pool1d(real, 2)),
-    "avg_pool2d": (2, lambda real: functional.avg_pool2d(real, 2)),
-    "avg_pool2d, padded": (
-        2,
-        lambda real: functional.avg_pool2d(real, (3, 2), 2, (1, 0), count_include_pad=False),
-    ),
-    "avg_pool2d, ceil": (2, lambda real: functional.avg_pool2d(real, 3, 2, 1, ceil_mode=True)),
-    "avg_pool3d": (3, lambda real: functional.avg_pool3d(real, (1, 2, 3), (2, 1, 2))),
-    "adaptive_avg_pool1d": (1, lambda real: functional.adaptive_avg_pool1d(real, 7)),
-    "adaptive_avg_pool2d": (2, lambda real: functional.adaptive_avg_pool2d(real, 1)),
-    "mean": (2, lambda real: real.mean((-1, -2), keepdim=True)),
-    "adaptive_avg_pool3d": (3, lambda real: functional.adaptive_avg_pool3d(real, (3, 5, 1))),
-    "dmlpool, one dimension": (1, lambda real: dmlpool.average_pooling(real, 3, 2, 1, 2, 2)),
+Pool = Callable[[Tensor], Tensor]
+POOLS: dict[str, tuple[int, Pool]] = {
+    "avg_pool1d": (1, lambda x: F.avg_pool1d(x, 2)),
+    "avg_pool2d": (2, lambda x: F.avg_pool2d(x, 2)),
+    "padded": (2, lambda x: F.avg_pool2d(x, (3, 2), 2, (1, 0), count_include_pad=False)),
+    "avg_pool2d, ceil": (2, lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)),
+    "avg_pool3d": (3, lambda x: F.avg_pool3d(x, (1, 2, 3), (2, 1, 2))),
+    "adaptive_avg_pool1d": (1, lambda x: F.adaptive_avg_pool1d(x, 7)),
+    "adaptive_avg_pool2d": (2, lambda x: F.adaptive_avg_pool2d(x, 1)),
+    "mean": (2, lambda x: x.mean((-1, -2), keepdim=True)),
+    "adaptive_avg_pool3d": (3, lambda x: F.adaptive_avg_pool3d(x, (3, 5, 1))),
+    "dmlpool, one dimension": (1, lambda x: dmlpool.average_pooling(x, 3, 2, 1, 2, 2)),
     "dmlpool, layer": (2, dmlpool.nn.AvgPool2d(3, 1, "same", dilation=2)),
-    "dmlpool, three dimensions": (
-        3,
-        lambda real: dmlpool.average_pooling(real, 2, include_padding=True),
-    ),
+    "dmlpool, three dimensions": (3, lambda x: dmlpool.average_pooling(x, 2, include_padding=True)),
 }
+SCALES = torch.tensor([0.021, 0.05, 0.0133])
 QUANTIZATIONS: dict[str, Quantization] = {
     "uint8": Quantization(0.037, 119, torch.uint8),
     "int8": Quantization(0.021, -3, torch.int8),
-    "per channel": Quantization(
-        torch.tensor([0.021, 0.05, 0.0133]), torch.tensor([7, 0, 200]), torch.uint8
-    ),
-    "per channel, int8": Quantization(
-        torch.tensor([0.021, 0.05, 0.0133], dtype=torch.float64),
-        torch.tensor([7, 0, -20]),
-        torch.int8,
-    ),
+    "per channel": Quantization(SCALES, torch.tensor([7, 0, 200]), torch.uint8),
+    "per channel, int8": Quantization(SCALES.double(), torch.tensor([7, 0, -20]), torch.int8),
     "a tensor": Quantization(torch.tensor(0.04), torch.tensor(17), torch.uint8),
 }
-UINT8 = QUANTIZATIONS["uint8"]
-INT8 = QUANTIZATIONS["int8"]
+UINT8, INT8 = QUANTIZATIONS["uint8"], QUANTIZATIONS["int8"]
 AVERAGE = POOLS["avg_pool2d"][1]
-PAIRS = [
-    ("uint8", "int8"),
-    ("per channel", "uint8"),
-    ("a tensor", "per channel, int8"),
-    ("per channel, int8",) * 2,
-]
+PAIRS = [("uint8", "int8"), ("per channel", "uint8"), ("a tensor", "per channel, int8")]
+PAIRS.append(("per channel, int8",) * 2)
+IMAGE = samples.integers(*SHAPES[2], dtype=torch.uint8)
 
 
-@cases.in_pairs(pool=list(POOLS), types=PAIRS)
-def test_the_pattern_is_replaced(pool: str, types: tuple[str, str]) -> None:
-    """Q1, Q3: by the operator's exact result, which is the float program's but where that one's
-    rounding errors decide.
-
-    There, within a thousandth of a tie, it is one step off at most.
-    """
-    rank, function = POOLS[pool]
-    pattern = Pattern(function, *(QUANTIZATIONS[name] for name in types))
-    example = samples.integers(*SHAPES[rank], dtype=pattern.input.dtype)
-    program = export(pattern, (example,))
+def before_and_after(
+    pattern: torch.nn.Module, example: Tensor = IMAGE, **options: Any
+) -> tuple[ExportedProgram, ExportedProgram]:
+    """The exported program, and the one with integer pools, in which nothing of the pattern is
+    left."""
+    program = export(pattern, (example,), **options)
     pooled = integer_pooling(program)
     assert not is_replaced(program)
     assert is_replaced(pooled)
-    expected, result = program.module()(example), pooled.module()(example)
+    return program, pooled
+
+
+def assert_exact(pattern: Pattern, integers: Tensor, *programs: ExportedProgram) -> None:
+    """Q1, Q3: the result is the operator's exact one, which is the float program's but where that
+    one's rounding errors decide. There, within a thousandth of a tie, it is one step off at most.
+    """
+    expected, result = (program.module()(integers) for program in programs)
     assert result.dtype is expected.dtype is pattern.output.dtype
     assert result.stride() == expected.stride()
     difference = (result.int() - expected.int()).abs()
     assert difference.max() <= 1
-    steps = pattern.output.steps(function(pattern.input.real(example)))
+    steps = pattern.output.steps(pattern.pool(pattern.input.real(integers)))
     assert not difference[(steps.frac().abs() - 0.5).abs() > 1e-3].any()
 
 
-def test_image_sizes_that_are_left_open() -> None:
+@cases.in_pairs(pool=list(POOLS), types=PAIRS)
+def test_the_pattern_is_replaced(pool: str, types: tuple[str, str]) -> None:
+    rank, function = POOLS[pool]
+    pattern = Pattern(function, *(QUANTIZATIONS[name] for name in types))
+    example = samples.integers(*SHAPES[rank], dtype=pattern.input.dtype)
+    assert_exact(pattern, example, *before_and_after(pattern, example))
+
+
+OPEN: dict[str, Pool] = {
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "mean": lambda x: x.mean((2, 3)),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 1),
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "the whole image": lambda x: dmlpool.average_pooling(x, x.shape[2:]),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_image_sizes_that_are_left_open(name: str) -> None:
     """E2: and a window that is as large as the image, whatever that is."""
-    pool = Pattern(
-        lambda real: dmlpool.average_pooling(real, real.shape[2:]),
-        UINT8,
-        QUANTIZATIONS["per channel"],
-    )
-    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    open_sizes = {0: Dim("batch"), 2: Dim("height", max=64), 3: Dim("width", max=64)}
-    program = integer_pooling(export(pool, (example,), dynamic_shapes=(open_sizes,)))
-    assert is_replaced(program)
-    for sizes in ((2, 3, 9, 8), (3, 3, 4, 17)):
-        image = samples.integers(*sizes, dtype=torch.uint8)
-        scale, zero_point = pool.output.scale, pool.output.zero_point.byte()
-        expected = dmlpool.quantized_linear_average_pooling(
-            image, 0.037, 119, scale, zero_point, sizes[2:]
-        )
-        samples.assert_same(program.module()(image), expected)
+    pattern = Pattern(OPEN[name], UINT8, UINT8 if "max" in name else QUANTIZATIONS["per channel"])
+    sizes = {0: Dim("batch"), 2: Dim("height", min=4, max=64), 3: Dim("width", min=4, max=64)}
+    try:
+        programs = before_and_after(pattern, dynamic_shapes=(sizes,))
+    except UserError as error:  # PyTorch 2.11 wants heights of a strided pool to be odd or even
+        if torch.torch_version.TorchVersion(torch.__version__) >= "2.12":
+            raise
+        pytest.skip(str(error).partition("!")[0])
+    for shape in ((2, 3, 9, 8), (3, 3, 4, 17)):
+        assert_exact(pattern, samples.integers(*shape, dtype=torch.uint8), *programs)
 
 
 @pytest.mark.parametrize("name", ["input", "filter", "max", "input_1"])
 def test_an_input_may_have_any_name(name: str) -> None:
     """One of Python's own functions too, as the input of every torch.nn.Sequential has."""
-    scope: dict[str, Any] = {"torch": torch, "pattern": Pattern(AVERAGE, UINT8, INT8)}
+    pattern = Pattern(AVERAGE, UINT8, INT8)
+    scope: dict[str, Any] = {"torch": torch, "pattern": pattern}
     lines = (f"    def forward(self, {name}):", f"        return pattern({name})")
     exec("\n".join(("class Model(torch.nn.Module):", *lines)), scope)
-    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    program = export(torch.nn.Sequential(scope["Model"]()), (example,))
-    pooled = integer_pooling(program)
-    assert is_replaced(pooled)
-    result, expected = (one.module()(example).int() for one in (pooled, program))
-    assert (result - expected).abs().max() <= 1
+    assert_exact(pattern, IMAGE, *before_and_after(torch.nn.Sequential(scope["Model"]())))
 
 
 class Network(torch.nn.Module):
@@ -223,11 +209,9 @@ class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 3, 3, padding=1)
-        self.pool = Pattern(
-            lambda real: functional.avg_pool2d(real, 3, 2, 1), UINT8, QUANTIZATIONS["per channel"]
-        )
+        self.pool = Pattern(lambda x: F.avg_pool2d(x, 3, 2, 1), UINT8, QUANTIZATIONS["per channel"])
         self.last = Pattern(
-            lambda real: dmlpool.average_pooling(real, real.shape[2:]), self.pool.output, INT8
+            lambda x: dmlpool.average_pooling(x, x.shape[2:]), self.pool.output, INT8
         )
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,24 +245,19 @@ def test_the_program_stays_a_program(fresh_compiler: None) -> None:
             samples.assert_same(actual, wanted)
 
 
-MAX_POOLS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "max_pool1d": (1, lambda real: functional.max_pool1d(real, 3, 2)),
-    "max_pool2d": (2, lambda real: functional.max_pool2d(real, 3, 2, 1, ceil_mode=True)),
-    "max_pool2d, dilated": (2, lambda real: functional.max_pool2d(real, 2, 1, 0, 2)),
-    "max_pool2d with indices": (
-        2,
-        lambda real: torch.ops.aten.max_pool2d_with_indices(real, [3, 3], [1, 1], [1, 1])[0],
-    ),
-    "max_pool3d": (3, lambda real: functional.max_pool3d(real, 2, 2, 1)),
-    "adaptive_max_pool1d": (1, lambda real: functional.adaptive_max_pool1d(real, 5)),
-    "adaptive_max_pool2d": (2, lambda real: functional.adaptive_max_pool2d(real, (4, 3))),
-    "adaptive_max_pool3d": (3, lambda real: functional.adaptive_max_pool3d(real, 1)),
-    "amax": (2, lambda real: real.amax((2, 3))),
-    "amax, keepdim": (2, lambda real: real.amax((-1, -2), keepdim=True)),
-    "two in a chain": (
-        2,
-        lambda real: functional.max_pool2d(functional.max_pool2d(real, 3, 1, 1), 3, 1, 1),
-    ),
+WITH_INDICES = torch.ops.aten.max_pool2d_with_indices
+MAX_POOLS: dict[str, tuple[int, Pool]] = {
+    "max_pool1d": (1, lambda x: F.max_pool1d(x, 3, 2)),
+    "max_pool2d": (2, lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True)),
+    "max_pool2d, dilated": (2, lambda x: F.max_pool2d(x, 2, 1, 0, 2)),
+    "max_pool2d with indices": (2, lambda x: WITH_INDICES(x, [3, 3], [1, 1], [1, 1])[0]),
+    "max_pool3d": (3, lambda x: F.max_pool3d(x, 2, 2, 1)),
+    "adaptive_max_pool1d": (1, lambda x: F.adaptive_max_pool1d(x, 5)),
+    "adaptive_max_pool2d": (2, lambda x: F.adaptive_max_pool2d(x, (4, 3))),
+    "adaptive_max_pool3d": (3, lambda x: F.adaptive_max_pool3d(x, 1)),
+    "amax": (2, lambda x: x.amax((2, 3))),
+    "amax, keepdim": (2, lambda x: x.amax((-1, -2), keepdim=True)),
+    "two in a chain": (2, lambda x: F.max_pool2d(F.max_pool2d(x, 3, 1, 1), 3, 1, 1)),
     "dmlpool, layer": (2, dmlpool.nn.MaxPool2d(3, 2, "same")),
     "dmlpool, adaptive": (2, dmlpool.nn.AdaptiveMaxPool2d((2, 3))),
 }
@@ -305,7 +284,7 @@ def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(
 ) -> None:
     """The numbers are converted after they are pooled: fewer of them, with the same result."""
     pattern = Pattern(MAX_POOLS["max_pool2d"][1], *(QUANTIZATIONS[name] for name in types))
-    example = samples.integers(*SHAPES[2], dtype=pattern.input.dtype)
+    example = IMAGE.to(pattern.input.dtype)
     program = export(pattern, (example,))
     pooled = integer_pooling(program)
     assert operators_in(pooled)["dmlpool::max_pooling"] == 1
@@ -318,86 +297,51 @@ class Block(torch.nn.Module):
 
     def forward(self, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         real = UINT8.dequantize(integers)
-        once = functional.max_pool2d(real, 3, 1, 1)
-        twice = functional.max_pool2d(once, 3, 1, 1)
-        flat = INT8.quantize(functional.max_pool2d(real, 2).flatten(1))
-        means = UINT8.quantize(functional.avg_pool2d(real, 2)), UINT8.quantize(real.mean((2, 3)))
+        once = F.max_pool2d(real, 3, 1, 1)
+        twice = F.max_pool2d(once, 3, 1, 1)
+        flat = INT8.quantize(F.max_pool2d(real, 2).flatten(1))
+        means = UINT8.quantize(F.avg_pool2d(real, 2)), UINT8.quantize(real.mean((2, 3)))
         return UINT8.quantize(torch.cat((real, once, twice), 1)), flat, *means
 
 
 def test_pools_that_share_one_dequantize() -> None:
     """With one another, with a cat and with a flatten."""
-    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    program, report = export(Block(), (example,)), {}
+    program, report = export(Block(), (IMAGE,)), {}
     pooled = integer_pooling(program, report)
     assert operators_in(pooled)["dmlpool::max_pooling"] == 3
     assert integer_averages(pooled) == 2
     assert not [name for name in operators_in(pooled) if "_pool2d" in name or "mean" in name]
     assert not [reason for reason in report.values() if reason.startswith("left")]
-    for result, expected in zip(pooled.module()(example), program.module()(example), strict=True):
+    results = zip(pooled.module()(IMAGE), program.module()(IMAGE), strict=True)
+    for at, (result, expected) in enumerate(results):
         assert result.dtype is expected.dtype
-        assert (result.int() - expected.int()).abs().max() <= 1
-    for at in (0, 1):  # maxima alone
-        samples.assert_same(pooled.module()(example)[at], program.module()(example)[at])
+        assert (result.int() - expected.int()).abs().max() <= (0 if at < 2 else 1)
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [
-        lambda real: functional.adaptive_avg_pool2d(real, 1),
-        lambda real: real.mean((2, 3)),
-        lambda real: functional.adaptive_max_pool2d(real, 1),
-        lambda real: functional.max_pool2d(real, 3, 2, 1),
-    ],
-)
-def test_open_image_sizes_of_pytorchs_own_pools(pool: Callable[[Tensor], Tensor]) -> None:
-    """E2: a global average of height and width that are left open among them."""
-    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    open_sizes = {0: Dim("batch"), 2: Dim("height", min=4), 3: Dim("width", min=4)}
-    try:
-        program = export(Pattern(pool, UINT8, UINT8), (example,), dynamic_shapes=(open_sizes,))
-    except UserError as error:  # PyTorch 2.11 wants heights of a strided pool to be odd or even
-        if torch.torch_version.TorchVersion(torch.__version__) >= "2.12":
-            raise
-        pytest.skip(str(error).partition("!")[0])
-    pooled = integer_pooling(program)
-    assert is_replaced(pooled)
-    for sizes in ((2, 3, 9, 8), (3, 3, 4, 17)):
-        image = samples.integers(*sizes, dtype=torch.uint8)
-        result, expected = pooled.module()(image), program.module()(image)
-        assert result.shape == expected.shape
-        assert (result.int() - expected.int()).abs().max() <= 1
-
-
-def test_the_report_says_why_a_pool_is_left() -> None:
+def test_the_report_says_why_a_pool_is_left_and_what_is_no_program() -> None:
     report: dict[str, str] = {}
-    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    program = export(LEFT["an average that is needed elsewhere"], (example,))
+    program = export(LEFT["an average that is needed elsewhere"], (IMAGE,))
     integer_pooling(program, report)
     assert report == {"avg_pool2d": "left: its result is not quantized"}
-    with pytest.raises(TypeError, match="report must be a dict or None, got list"):
+    with pytest.raises(TypeError, match=r"^report must be a dict or None, got list$"):
         integer_pooling(program, [])  # type: ignore[arg-type]
+    text = r"^program must be a torch\.export\.ExportedProgram, got AvgPool2d$"
+    with pytest.raises(TypeError, match=text):
+        integer_pooling(torch.nn.AvgPool2d(2))
 
 
 def test_numbers_give_what_tensors_give() -> None:
     """Q1 to Q4: the operator that takes scales and zero points as numbers."""
-    image = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    rest = [2, 3], [2, 1], [1, 0], [0, 2], [1, 2], True, False, torch.int8
-    numbers = torch.ops.dmlpool.quantized_linear_average_pooling_of_numbers
-    tensors = torch.ops.dmlpool.quantized_linear_average_pooling
-    vectors = (
-        torch.tensor([0.037]),
-        torch.tensor([119], dtype=torch.uint8),
-        torch.tensor([0.021]),
-        torch.tensor([-3], dtype=torch.int8),
-    )
-    result = numbers(image, 0.037, 119, 0.021, -3, *rest)
-    samples.assert_same(result, tensors(image, *vectors, *rest))
-    torch.library.opcheck(numbers.default, (image, 0.037, 119, 0.021, -3, *rest))
-    with pytest.raises(ValueError, match="input_zero_point must be 0 to 255"):
-        numbers(image, 0.037, 300, 0.021, -3, *rest)
-    with pytest.raises(ValueError, match="output_scale must be finite and above 0"):
-        numbers(image, 0.037, 119, 0.0, -3, *rest)
+    window = [2, 3], [2, 1], [1, 0], [0, 2], [1, 2], True, False, torch.int8
+    types = torch.float32, torch.uint8, torch.float32, torch.int8
+    numbers = 0.037, 119, 0.021, -3
+    vectors = [
+        torch.tensor([each], dtype=dtype) for each, dtype in zip(numbers, types, strict=True)
+    ]
+    operators = torch.ops.dmlpool
+    result = operators.quantized_linear_average_pooling_of_numbers(IMAGE, *numbers, *window)
+    expected = operators.quantized_linear_average_pooling(IMAGE, *vectors, *window)
+    samples.assert_same(result, expected)
 
 
 # What is needed elsewhere stays, and what cannot be replaced is left.
@@ -427,9 +371,7 @@ def test_limits_narrower_than_the_type(limits: tuple[int, int]) -> None:
     example = samples.integers(*SHAPES[2], dtype=torch.int8)
     input = Quantization(0.125, -8, torch.int8, (-127, 127))
     pattern = Pattern(AVERAGE, input, Quantization(0.0625, -3, torch.int8, limits))
-    program = export(pattern, (example,))
-    pooled = integer_pooling(program)
-    assert is_replaced(pooled)
+    program, pooled = before_and_after(pattern, example)
     result = pooled.module()(example)
     samples.assert_same(result, program.module()(example))
     assert (result.min(), result.max()) == limits
@@ -443,7 +385,7 @@ class ChangingScale(Quantization):
         return quantized.quantize_per_tensor(real, scale, torch.tensor(0), *self.limits, self.dtype)
 
 
-def pooled_by(pool: Callable[[Tensor], Tensor]) -> Pattern:
+def pooled_by(pool: Pool) -> Pattern:
     return Pattern(pool, UINT8, INT8)
 
 
@@ -456,26 +398,19 @@ LEFT: dict[str, Pattern] = {
     "another axis": Pattern(
         AVERAGE, UINT8, Quantization(torch.rand(4) + 0.1, torch.zeros(4).long(), torch.int8, axis=3)
     ),
-    "float64": pooled_by(lambda real: functional.avg_pool2d(real.double(), 2).float()),
-    "a divisor": pooled_by(lambda real: functional.avg_pool2d(real, 2, divisor_override=3)),
-    "a divisor, dmlpool": pooled_by(
-        lambda real: dmlpool.average_pooling(real, 2, divisor_override=3)
-    ),
-    "windows that differ": pooled_by(lambda real: functional.adaptive_avg_pool2d(real, 4)),
-    "a mean of rows": pooled_by(lambda real: real.mean(3, keepdim=True)),
-    "a mean that drops its dimensions": pooled_by(
-        lambda real: real.mean((2, 3)).unflatten(1, (3, 1, 1))
-    ),
+    "float64": pooled_by(lambda x: F.avg_pool2d(x.double(), 2).float()),
+    "a divisor": pooled_by(lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
+    "a divisor, dmlpool": pooled_by(lambda x: dmlpool.average_pooling(x, 2, divisor_override=3)),
+    "windows that differ": pooled_by(lambda x: F.adaptive_avg_pool2d(x, 4)),
+    "a mean of rows": pooled_by(lambda x: x.mean(3, keepdim=True)),
+    "a mean that drops its dimensions": pooled_by(lambda x: x.mean((2, 3)).unflatten(1, (3, 1, 1))),
     "maxima whose indices are used": pooled_by(
-        lambda real: sum(functional.max_pool2d(real, 2, return_indices=True))
+        lambda x: sum(F.max_pool2d(x, 2, return_indices=True))
     ),
-    "maxima of windows that may be empty": pooled_by(
-        lambda real: dmlpool.max_pooling(real, 2, 1, 3, 0)
-    ),
-    "maxima of rows": pooled_by(lambda real: real.amax(3, keepdim=True)),
+    "maxima of windows that may be empty": pooled_by(lambda x: dmlpool.max_pooling(x, 2, 1, 3, 0)),
+    "maxima of rows": pooled_by(lambda x: x.amax(3, keepdim=True)),
     "maxima of dequantized numbers next to the largest": Pattern(
-        lambda real: functional.max_pool2d(real, 2),
-        *[Quantization(2.0**110, 0, torch.uint8)] * 2,
+        lambda x: F.max_pool2d(x, 2), *[Quantization(2.0**110, 0, torch.uint8)] * 2
     ),
     "no batch": pooled_by(AVERAGE),
     "a computed scale": Pattern(AVERAGE, UINT8, ChangingScale(1.0, 0, torch.int8)),
@@ -487,8 +422,7 @@ LEFT: dict[str, Pattern] = {
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left(name: str) -> None:
     """The same operators, the same results."""
-    example = samples.integers(*SHAPES[2], dtype=torch.uint8)
-    input = example[0] if name == "no batch" else example
+    input = IMAGE[0] if name == "no batch" else IMAGE
     program = export(LEFT[name], (input,))
     program = program.run_decompositions() if isinstance(LEFT[name], Observed) else program
     pooled = integer_pooling(program)
@@ -497,12 +431,3 @@ def test_what_is_left(name: str) -> None:
     assert bool(program.graph_signature.buffers_to_mutate) is changes
     if not changes:  # the one program's run would change what the other one starts from
         torch.testing.assert_close(pooled.module()(input), program.module()(input), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    "value", [torch.nn.AvgPool2d(2), None, "program"], ids=lambda value: type(value).__name__
-)
-def test_not_a_program(value: object) -> None:
-    text = f"program must be a torch.export.ExportedProgram, got {type(value).__name__}"
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        integer_pooling(value)

@@ -42,13 +42,7 @@ REQUESTS: dict[str, dict[str, dict[str, Any]]] = {
         **WINDOWS,
         **PADDED,
         "dilated": {"kernel_size": 3, "stride": 1, "dilation": 2},
-        "dilated, ceil_mode": {
-            "kernel_size": 3,
-            "stride": 3,
-            "padding": 1,
-            "dilation": 2,
-            "ceil_mode": True,
-        },
+        "dilated, ceil_mode": {**PADDED["ceil_mode"], "kernel_size": 3, "dilation": 2},
     },
     "lp_pool": {
         "overlapping": {"norm_type": 3, "kernel_size": 3, "stride": 2},
@@ -92,12 +86,8 @@ Image = Callable[..., Tensor]
 
 @pytest.fixture
 def image(device: torch.device) -> Image:
-    """Make a random batch for ``rank`` spatial dimensions, the same one every time."""
-
-    def made(rank: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return samples.normal(*SHAPES[rank], dtype=dtype).to(device)
-
-    return made
+    """A random batch for a number of spatial dimensions, the same one every time."""
+    return lambda rank: samples.normal(*SHAPES[rank], dtype=torch.float64).to(device)
 
 
 @pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUEST)
@@ -116,15 +106,11 @@ def test_results_and_gradients_are_torchs(
     found, expected = (
         samples.results(of(family, rank), tensor, **arguments) for of in (ours, torchs)
     )
-    assert [(result.shape, result.dtype) for result in found] == [
-        (result.shape, result.dtype) for result in expected
-    ]
     torch.testing.assert_close(found, expected)
     if "max" in family:
         assert all(torch.equal(*pair) for pair in zip(found[:-1], expected[:-1], strict=True))
-        assert torch.equal(
-            ours(family, rank)(tensor, **request_of(family, rank, name)), expected[0]
-        )
+        values = ours(family, rank)(tensor, **request_of(family, rank, name))
+        assert torch.equal(values, expected[0])
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -139,47 +125,31 @@ def test_unpooling_is_torchs(
     batch = batch if batched else batch[0]
     values, indices = torchs("max_pool", rank)(batch, kernel, stride, padding, return_indices=True)
     default = torchs("max_unpool", rank)(values * 0, indices * 0, kernel, stride, padding)
-    for size, source in (
-        (None, default),
-        (list(batch.shape[-rank:]), batch),
-        *[(batch.shape, batch)] * batched,
-    ):
-        if size is None and bool((indices >= math.prod(default.shape[-rank:])).any()):
-            continue
-        arguments = {
-            "indices": indices,
-            "kernel_size": kernel,
-            "stride": stride,
-            "padding": padding,
-        }
-        outputs = []
-        for function in (ours("max_unpool", rank), torchs("max_unpool", rank)):
-            leaf = values.detach().requires_grad_()
-            output = function(leaf, **arguments, output_size=size)
-            assert output.shape == source.shape
-            outputs.append((output, *torch.autograd.grad(output, leaf, output.detach() + 1)))
-        for found, expected in zip(*outputs, strict=True):
-            samples.assert_same(found, expected)
+    is_known = bool((indices < math.prod(default.shape[-rank:])).all())
+    for size in [None] * is_known + [batch.shape[-rank:]] + [batch.shape] * batched:
+        window = {"kernel_size": kernel, "stride": stride, "padding": padding}
+        arguments = {"indices": indices, "output_size": size, **window}
+        found, expected = (
+            samples.results(of("max_unpool", rank), values, **arguments) for of in (ours, torchs)
+        )
+        assert found[0].shape == (default if size is None else batch).shape
+        for pair in zip(found, expected, strict=True):
+            samples.assert_same(*pair)
 
 
 # Layouts (G7): PyTorch's output strides; where its own code differs by the path it takes, the
 # input's layout is kept.
 
 
-def layouts_of(rank: int, samples_and_channels: tuple[int, int]) -> dict[str, Tensor]:
-    whole = samples.normal(*samples_and_channels, *(6, 7, 8)[-rank:])
-    wider = samples.normal(samples_and_channels[0], samples_and_channels[1] + 3, *(6, 7, 8)[-rank:])
+def layouts_of(rank: int, batch: int, channels: int) -> dict[str, Tensor]:
+    sizes = (6, 7, 8)[-rank:]
+    whole = samples.normal(batch, channels, *sizes)
     found = {"channels last": samples.channels_last(whole), "contiguous": whole}
     if rank > 1:
-        memory_format = (torch.channels_last, torch.channels_last_3d)[rank - 2]
-        found["channels last by its format"] = torch.empty_like(
-            whole, memory_format=memory_format
-        ).copy_(whole)
-        sliced = wider.contiguous(memory_format=memory_format)
-        found |= {
-            "some channels": sliced[:, : samples_and_channels[1]],
-            "some columns": sliced[..., 1:-1],
-        }
+        form = {"memory_format": (torch.channels_last, torch.channels_last_3d)[rank - 2]}
+        wider = samples.normal(batch, channels + 3, *sizes).contiguous(**form)
+        found["channels last by its format"] = torch.empty_like(whole, **form).copy_(whole)
+        found |= {"some channels": wider[:, :channels], "some columns": wider[..., 1:-1]}
     return found
 
 
@@ -191,42 +161,32 @@ def layouts_of(rank: int, samples_and_channels: tuple[int, int]) -> dict[str, Te
 @pytest.mark.parametrize("rank", RANKS)
 def test_output_strides_are_pytorchs(rank: int, batch: int, channels: int, family: str) -> None:
     """One channel, slices of channels_last, rows in (N, W, C) order, unbatched volumes."""
-    for name, tensor in layouts_of(rank, (batch, channels)).items():
+    arguments = {"return_indices": True} if "max" in family else {}
+    for name, tensor in layouts_of(rank, batch, channels).items():
         for input in (tensor, tensor[0]):
-            arguments = {"return_indices": True} if "max" in family else {}
-            expected = torchs(family, rank)(input, 2, **arguments)
-            found = ours(family, rank)(input, 2, **arguments)
+            found, expected = (
+                samples.listed(of(family, rank)(input, 2, **arguments)) for of in (ours, torchs)
+            )
             torch.testing.assert_close(found, expected)
             if rank == 3 and family != "max_pool":
                 continue  # PyTorch's are contiguous whatever comes in; ours keep channels_last_3d
-            for result, wanted in zip(
-                *(pair if arguments else (pair,) for pair in (found, expected)), strict=True
-            ):
-                if (
-                    rank > 1
-                    or family != "max_pool"
-                    or name == "contiguous"
-                    or input.dim() == 2
-                    or channels == 1
-                ):
-                    assert result.stride() == wanted.stride(), (name, input.shape)
-                else:
-                    # PyTorch's values are contiguous without a gradient, and in (N, W, C) order
-                    # with one
-                    assert result.stride() == samples.channels_last(result).stride()
+            is_row = rank == 1 and family == "max_pool" and input.dim() == 3 and channels > 1
+            if is_row and name != "contiguous":
+                # PyTorch's values are contiguous without a gradient, and in (N, W, C) order with
+                # one.
+                expected = [samples.channels_last(result) for result in found]
+            strides = [result.stride() for result in found]
+            assert strides == [result.stride() for result in expected], (name, input.shape)
 
 
 def test_unbatched_volumes_keep_channels_last(image: Image) -> None:
     """As PyTorch's maxima do; the gradient goes through."""
-    volume = samples.channels_last(image(3))[0].detach().requires_grad_()
+    volume = samples.channels_last(image(3))[0]
     for pool in (pooling.max_pool3d, pooling.avg_pool3d):
-        output = pool(volume, 2)
+        output, gradient = samples.results(pool, volume, kernel_size=2)
         assert output.unsqueeze(0).is_contiguous(memory_format=torch.channels_last_3d)
-        (gradient,) = torch.autograd.grad(output.square().sum(), volume)
-        contiguous = volume.detach().contiguous().requires_grad_()
-        torch.testing.assert_close(
-            *torch.autograd.grad(pool(contiguous, 2).square().sum(), contiguous), gradient
-        )
+        expected = samples.results(pool, volume.contiguous(), kernel_size=2)
+        torch.testing.assert_close([output, gradient], expected)
 
 
 # What torch.nn.functional cannot express is what the operator does with DirectML's arguments.
@@ -306,20 +266,6 @@ def test_the_variants_with_indices_always_return_them(image: Image) -> None:
             torch.testing.assert_close(
                 both, torchs(family, rank)(image(rank), 2, return_indices=True)
             )
-
-
-def test_symbolic_tracing_keeps_calls_whole(image: Image) -> None:
-    """As it keeps torch.nn.functional's; wherever the function was imported to."""
-    traced = torch.fx.symbolic_trace(
-        lambda x: pooling.adaptive_avg_pool2d(
-            pooling.lp_pool2d(input=x, norm_type=2, kernel_size=2), 3
-        )
-    )
-    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert called == [pooling.lp_pool2d, pooling.adaptive_avg_pool2d]
-    torch.testing.assert_close(
-        traced(image(2)), pooling.adaptive_avg_pool2d(pooling.lp_pool2d(image(2), 2, 2), 3)
-    )
 
 
 TRACED = {

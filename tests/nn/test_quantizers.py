@@ -24,11 +24,7 @@ ANNOTATION = "quantization_annotation"
 class Quantizer:
     """Annotates what it knows, by the operator and by the layer that a node comes from."""
 
-    OPERATORS = (
-        aten.max_pool2d.default,
-        aten.avg_pool2d.default,
-        aten.adaptive_avg_pool2d.default,
-    )
+    OPERATORS = (aten.max_pool2d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 
     def __init__(self) -> None:
         self.seen: list[Any] = []

@@ -8,7 +8,7 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F  # noqa: N812
 
 from torch_dmlpool.nn import rerouted
 
@@ -21,46 +21,37 @@ def image(rank: int, device: torch.device) -> Tensor:
 
 class Padded(torch.nn.AvgPool2d):
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(functional.pad(input, (1, 0, 0, 1)))
+        return super().forward(F.pad(input, (1, 0, 0, 1)))
 
 
 CALLS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
-    "avg_pool1d": (1, lambda x: functional.avg_pool1d(x, 3, 2, 1, True, False)),
-    "avg_pool2d": (
-        2,
-        lambda x: functional.avg_pool2d(x, kernel_size=(3, 2), stride=2, divisor_override=4),
-    ),
-    "avg_pool2d by keywords alone": (2, lambda x: functional.avg_pool2d(input=x, kernel_size=2)),
-    "avg_pool3d": (3, lambda x: functional.avg_pool3d(x, 2, padding=1)),
-    "max_pool1d": (1, lambda x: functional.max_pool1d(x, 3, 2, 1, 2, True)),
-    "max_pool1d with indices": (1, lambda x: functional.max_pool1d(x, 3, return_indices=True)),
-    "max_pool2d": (
-        2,
-        lambda x: functional.max_pool2d(x, (3, 2), stride=(2, 1), padding=1, ceil_mode=True),
-    ),
-    "max_pool2d with indices": (2, lambda x: functional.max_pool2d(x, 2, 1, 0, 2, False, True)),
-    "max_pool2d_with_indices": (2, lambda x: functional.max_pool2d_with_indices(x, 2)),
-    "max_pool3d": (3, lambda x: functional.max_pool3d(x, 2)),
-    "max_pool3d with indices": (
-        3,
-        lambda x: functional.max_pool3d(x, 2, stride=1, return_indices=True),
-    ),
-    "an empty stride": (2, lambda x: functional.max_pool2d(x, 2, [])),
+    "avg_pool1d": (1, lambda x: F.avg_pool1d(x, 3, 2, 1, True, False)),
+    "avg_pool2d": (2, lambda x: F.avg_pool2d(x, kernel_size=(3, 2), stride=2, divisor_override=4)),
+    "avg_pool2d by keywords alone": (2, lambda x: F.avg_pool2d(input=x, kernel_size=2)),
+    "avg_pool3d": (3, lambda x: F.avg_pool3d(x, 2, padding=1)),
+    "max_pool1d": (1, lambda x: F.max_pool1d(x, 3, 2, 1, 2, True)),
+    "max_pool1d with indices": (1, lambda x: F.max_pool1d(x, 3, return_indices=True)),
+    "max_pool2d": (2, lambda x: F.max_pool2d(x, (3, 2), stride=(2, 1), padding=1, ceil_mode=True)),
+    "max_pool2d with indices": (2, lambda x: F.max_pool2d(x, 2, 1, 0, 2, False, True)),
+    "max_pool2d_with_indices": (2, lambda x: F.max_pool2d_with_indices(x, 2)),
+    "max_pool3d": (3, lambda x: F.max_pool3d(x, 2)),
+    "max_pool3d with indices": (3, lambda x: F.max_pool3d(x, 2, stride=1, return_indices=True)),
+    "an empty stride": (2, lambda x: F.max_pool2d(x, 2, [])),
     "torch.avg_pool1d": (1, lambda x: torch.avg_pool1d(x, 2)),
     "torch.max_pool1d": (1, lambda x: torch.max_pool1d(x, 2)),
     "torch.max_pool1d_with_indices": (1, lambda x: torch.max_pool1d_with_indices(x, 2)),
     "torch.max_pool2d": (2, lambda x: torch.max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False)),
     "torch.max_pool3d": (3, lambda x: torch.max_pool3d(x, 2)),
     "the form beneath with indices": (2, lambda x: nn.max_pool2d_with_indices(x, 2)),
-    "adaptive_avg_pool1d": (1, lambda x: functional.adaptive_avg_pool1d(x, 3)),
-    "adaptive_avg_pool2d": (2, lambda x: functional.adaptive_avg_pool2d(x, (None, 3))),
-    "adaptive_avg_pool3d": (3, lambda x: functional.adaptive_avg_pool3d(x, 1)),
-    "adaptive_max_pool1d": (1, lambda x: functional.adaptive_max_pool1d(x, 3)),
+    "adaptive_avg_pool1d": (1, lambda x: F.adaptive_avg_pool1d(x, 3)),
+    "adaptive_avg_pool2d": (2, lambda x: F.adaptive_avg_pool2d(x, (None, 3))),
+    "adaptive_avg_pool3d": (3, lambda x: F.adaptive_avg_pool3d(x, 1)),
+    "adaptive_max_pool1d": (1, lambda x: F.adaptive_max_pool1d(x, 3)),
     "adaptive_max_pool2d with indices": (
         2,
-        lambda x: functional.adaptive_max_pool2d(x, 3, return_indices=True),
+        lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True),
     ),
-    "adaptive_max_pool3d": (3, lambda x: functional.adaptive_max_pool3d(x, (2, 1, 3))),
+    "adaptive_max_pool3d": (3, lambda x: F.adaptive_max_pool3d(x, (2, 1, 3))),
     "torch.adaptive_max_pool1d": (1, lambda x: torch.adaptive_max_pool1d(x, 3)),
     "a layer": (2, lambda x: torch.nn.MaxPool2d(2, return_indices=True)(x)),
     "a layer's subclass": (2, lambda x: Padded(3, 2)(x)),
@@ -73,34 +64,38 @@ def test_a_call_is_served_by_us_with_torchs_results(
 ) -> None:
     """Values and indices, and a gradient that our operators alone can have."""
     rank, call = CALLS[name]
-    input = (
-        image(rank, device).requires_grad_() if batched else image(rank, device)[0].requires_grad_()
-    )
+    input = image(rank, device)
+    input = (input if batched else input[0]).requires_grad_()
     expected = samples.listed(call(input))
     with rerouted():
         actual = samples.listed(call(input))
     torch.testing.assert_close(actual, expected)
-    names = set()
-    nodes = [actual[0].grad_fn]
+    names, nodes = set(), [actual[0].grad_fn]
     while nodes:
         node = nodes.pop()
         if node is not None:
             names.add(node.name())
-            nodes += [next_node for next_node, _ in node.next_functions]
+            nodes += [following for following, _ in node.next_functions]
     assert any("Pooling" in found for found in names), names
-    assert not any(
-        "Pool1D" in found or "Pool2D" in found or "Pool3D" in found for found in names
-    ), names
+    assert not any(f"Pool{rank}D" in found for found in names for rank in (1, 2, 3)), names
+
+
+OURS, THEIRS = "MaxPoolingBackward", "MaxPool2DWithIndicesBackward0"
+
+
+def pooled_by(input: Tensor) -> str:
+    """Whose max pool it is."""
+    return F.max_pool2d(input, 2).grad_fn.name()
 
 
 def test_outside_nothing_changes(device: torch.device) -> None:
     input = image(2, device).requires_grad_()
     with rerouted(), rerouted():
-        assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPoolingBackward"
-    assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
+        assert pooled_by(input) == OURS
+    assert pooled_by(input) == THEIRS
     with pytest.raises(ZeroDivisionError), rerouted():
         raise ZeroDivisionError
-    assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
+    assert pooled_by(input) == THEIRS
 
 
 def test_a_function_is_decorated(device: torch.device) -> None:
@@ -109,29 +104,24 @@ def test_a_function_is_decorated(device: torch.device) -> None:
     @rerouted()
     def pooled(input: Tensor, times: int = 1) -> Tensor:
         """Its documentation."""
-        output = functional.max_pool2d(input, 2)
+        output = F.max_pool2d(input, 2)
         return pooled(input, times - 1) if times else output
 
     input = image(2, device).requires_grad_()
-    assert pooled(input).grad_fn.name() == "MaxPoolingBackward"
-    assert (
-        rerouted(lambda input: functional.max_pool2d(input, 2))(input).grad_fn.name()
-        == "MaxPoolingBackward"
-    )
+    assert pooled(input).grad_fn.name() == OURS
+    assert rerouted(pooled_by)(input) == OURS
     assert (pooled.__name__, pooled.__doc__) == ("pooled", "Its documentation.")
-    assert functional.max_pool2d(input, 2).grad_fn.name() == "MaxPool2DWithIndicesBackward0"
+    assert pooled_by(input) == THEIRS
 
 
 def test_other_threads_are_left_alone(device: torch.device) -> None:
     found = []
     with rerouted():
         input = image(2, device).requires_grad_()
-        thread = threading.Thread(
-            target=lambda: found.append(functional.max_pool2d(input, 2).grad_fn.name())
-        )
+        thread = threading.Thread(target=lambda: found.append(pooled_by(input)))
         thread.start()
         thread.join()
-    assert found == ["MaxPool2DWithIndicesBackward0"]
+    assert found == [THEIRS]
 
 
 def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
@@ -140,23 +130,21 @@ def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
     integers = torch.arange(16, device=device).view(1, 1, 4, 4)
     given = torch.empty(1, 1, 2, 2, device=device)
     with rerouted():
-        averages = functional.avg_pool2d(integers, 2) if device.type == "cpu" else None
+        averages = F.avg_pool2d(integers, 2) if device.type == "cpu" else None
         nn.avg_pool2d(integers.float(), 2, out=given)
-        norms = functional.lp_pool2d(integers.float(), 2, 2)
+        norms = F.lp_pool2d(integers.float(), 2, 2)
     assert averages is None or averages.tolist() == [[[[2, 4], [10, 12]]]]
     assert given.tolist() == [[[[2.5, 4.5], [10.5, 12.5]]]]
-    torch.testing.assert_close(norms, functional.lp_pool2d(integers.float(), 2, 2))
+    torch.testing.assert_close(norms, F.lp_pool2d(integers.float(), 2, 2))
 
 
 def test_our_refusals_are_what_the_caller_sees(device: torch.device) -> None:
     """A call that is ours is checked by us; and what PyTorch refuses and we do not, works."""
     with rerouted():
-        with pytest.raises(
-            ValueError,
-            match=r"^stride must be at least 1, got 0 in spatial dimension H \(stride=0\)$",
-        ):
-            functional.max_pool2d(image(2, device), 2, 0)
-        assert functional.max_pool2d(image(2, device), 2, 1, 2).shape == (2, 3, 10, 11)
+        text = r"^stride must be at least 1, got 0 in spatial dimension H \(stride=0\)$"
+        with pytest.raises(ValueError, match=text):
+            F.max_pool2d(image(2, device), 2, 0)
+        assert F.max_pool2d(image(2, device), 2, 1, 2).shape == (2, 3, 10, 11)
 
 
 def captured(
@@ -175,17 +163,10 @@ def captured(
 
 
 def every_form(input: Tensor) -> Tensor:
-    values, indices = functional.max_pool2d(input, 2, return_indices=True)
-    pooled = (
-        functional.avg_pool2d(input, 2)
-        + functional.max_pool2d(input, 2)
-        + torch.max_pool2d(input, 2)
-    )
+    values, indices = F.max_pool2d(input, 2, return_indices=True)
+    pooled = F.avg_pool2d(input, 2) + F.max_pool2d(input, 2) + torch.max_pool2d(input, 2)
     return (
-        pooled
-        + torch.nn.MaxPool2d(2)(input)
-        + values * indices
-        + functional.adaptive_avg_pool2d(input, 1)
+        pooled + torch.nn.MaxPool2d(2)(input) + values * indices + F.adaptive_avg_pool2d(input, 1)
     )
 
 

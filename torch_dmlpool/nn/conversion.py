@@ -15,7 +15,6 @@ from torch.nn import Module
 from torch.nn.modules import pooling
 
 from torch_dmlpool import operands, timing
-from torch_dmlpool._private import _LPPoolNd, _MaxUnpoolNd
 from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
@@ -69,9 +68,16 @@ class Conversion:
     measured."""
     unmeasured: str | None = None
     """Why calls could not be measured although ``example_inputs`` were given."""
-    _before: list[tuple[Module, type[Module], dict[str, Any]]] = field(
+    _before: list[tuple[Module, type[Module], type[Module], dict[str, Any]]] = field(
         default_factory=list, repr=False
     )
+    """Layers with the class that each got, and the class and the attributes that it had."""
+
+    def _replace(self, layer: Module, kind: type[Module], attributes: dict[str, Any]) -> None:
+        """Give a layer another class and these attributes, until :meth:`revert`."""
+        before = {name: vars(layer).get(name, _ABSENT) for name in attributes}
+        self._before.append((layer, kind, type(layer), before))
+        _become(layer, kind, attributes)
 
     def revert(self) -> Module:
         """Turn each replaced layer back into what it was, and return the model.
@@ -79,9 +85,9 @@ class Conversion:
         What was done to the layers since stays: hooks, training mode, changed attributes. A layer
         that has got another class since is left alone.
         """
-        for layer, kind, attributes in self._before:
-            if type(layer).__module__.startswith("torch_dmlpool."):
-                _become(layer, kind, attributes)
+        for layer, kind, before, attributes in self._before:
+            if type(layer) is kind:
+                _become(layer, before, attributes)
         self._before.clear()
         return self.model
 
@@ -167,8 +173,9 @@ def convert(
     busy = unmeasured = None
     if example_inputs is not None:
         busy = timing.load()
-        counterparts = dict.fromkeys(chosen, _counterpart_of)
-        times, unmeasured = measuring.measured(model, counterparts, example_inputs, training)
+        times, unmeasured = measuring.measured(
+            model, chosen, _counterpart_of, example_inputs, training
+        )
         busy = busy if unmeasured is None else None
     found = _functions_called(named), _missing(model), busy, unmeasured
     report = Conversion(model, {}, left, {}, {}, *found)
@@ -180,20 +187,13 @@ def convert(
                 report.left.update(dict.fromkeys(names, "it would be slower"))
                 continue
         report.replaced.update(dict.fromkeys(names, type(module).__name__))
-        report._before.append(_replaced(module))
+        kind = type(module)
+        counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
+        report._replace(module, counterpart, attributes)
+        if attributes:
+            _BEFORE[module] = report._before[-1][2:]
         report.effects.update(dict.fromkeys(names, _effect(module)))
     return report
-
-
-def _replaced(module: Module) -> tuple[Module, type[Module], dict[str, Any]]:
-    """The layer, which gets its counterpart's class, with the class and attributes that it had."""
-    kind = type(module)
-    counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
-    before = {name: vars(module).get(name, _ABSENT) for name in attributes}
-    if attributes:
-        _BEFORE[module] = kind, before
-    _become(module, counterpart, attributes)
-    return module, kind, before
 
 
 @contextlib.contextmanager
@@ -217,27 +217,21 @@ def reverted(model: Module) -> Iterator[Conversion]:
         <class 'torch_dmlpool.nn.MaxPool2d'>
     """
     _check_model(model)
-    report, ours = Conversion(model, {}, {}, {}), []
+    report = Conversion(model, {}, {}, {})
     try:
         for layer, names in _named(model).items():
-            kind = type(layer)
             if not isinstance(layer, families.Pool):
                 continue
             original = _original_of(layer)
             if isinstance(original, str):
                 report.left.update(dict.fromkeys(names, original))
                 continue
-            theirs, attributes = original
-            before = {name: vars(layer).get(name, _ABSENT) for name in attributes}
-            ours.append((layer, theirs, kind, before))
-            _become(layer, theirs, attributes)
-            report.replaced.update(dict.fromkeys(names, kind.__name__))
+            report.replaced.update(dict.fromkeys(names, type(layer).__name__))
             report.effects.update(dict.fromkeys(names, "torch.nn's inside the block"))
+            report._replace(layer, *original)
         yield report
     finally:
-        for layer, theirs, kind, before in ours:
-            if type(layer) is theirs:  # nobody has given it another class since
-                _become(layer, kind, before)
+        report.revert()
 
 
 def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
@@ -253,8 +247,8 @@ def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
         return f"torch.nn has no {name.removeprefix('torch_dmlpool.nn.')}"
     if "forward" in vars(layer):
         return "its forward was overridden"
-    given = {name: getattr(layer, name, None) for name in kind._pool.parameters}
-    same = observed.agreed(kind._pool.family, layer._rank, None, given)
+    named = {name: getattr(layer, name, None) for name in kind._pool.parameters}
+    same = observed.agreed(kind._pool.family, layer._rank, None, named)
     if same is None:
         return f"torch.nn's {kind.__name__} means something else by its arguments"
     forms = {name: vars(layer)[name] for name in ("padding", "output_size") if name in vars(layer)}
@@ -409,10 +403,11 @@ def _effect(layer: Any) -> str:
     :func:`convert` says.
     """
     family, theirs = type(layer).__name__[:-2], "per output, torch.nn 8 bytes and the input"
-    if family == "AdaptiveAvgPool" and set(_listed(layer.output_size)) == {1}:
-        return (
-            "the same memory as torch.nn"  # PyTorch computes a mean, which saves no tensor either
-        )
+    asked = getattr(layer, "output_size", None)
+    sizes = asked if isinstance(asked, (tuple, list)) else (asked,)
+    if family == "AdaptiveAvgPool" and set(sizes) == {1}:
+        # PyTorch computes a mean, which saves no tensor either.
+        return "the same memory as torch.nn"
     if family == "MaxPool":
         size = operands.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
         return f"training keeps {size} byte{'s' * (size > 1)} {theirs}"
@@ -434,40 +429,31 @@ def _why_left(module: Module, original: str) -> str | None:
     if counterpart is None:
         if kind.__name__ == original:
             return f"torch_dmlpool.nn has no {original}"
-        own = (
-            " with a forward of its own"
-            if kind.forward is not getattr(pooling, original).forward
-            else ""
-        )
-        return f"{kind.__qualname__} is a subclass of {original}{own}"
+        subclass = f"{kind.__qualname__} is a subclass of {original}"
+        is_own = kind.forward is not getattr(pooling, original).forward
+        return f"{subclass} with a forward of its own" if is_own else subclass
     if "forward" in vars(module):
         return "its forward was overridden"
-    if isinstance(module, _LPPoolNd) and not observed.norms_agree(
-        module.norm_type, module.ceil_mode
-    ):
-        return (
-            "PyTorch's norms differ with ceil_mode, "
-            "and for negative elements unless norm_type is even"
-        )
-    steps = zip(
-        _listed(vars(module).get("kernel_size")), _listed(vars(module).get("stride")), strict=False
-    )
-    if isinstance(module, _MaxUnpoolNd) and any(stride < window for window, stride in steps):
-        return (
-            "windows that overlap: PyTorch gives the gradient to all elements of one index, "
-            "not to the last alone"
-        )
     known = {**vars(module), **attributes}
     arguments = {
         name: known[name] for name in inspect.signature(counterpart).parameters if name in known
     }
     try:
-        counterpart(**arguments)  # the constructor is what checks arguments
+        layer: Any = counterpart(**arguments)  # the constructor is what checks arguments
     except (TypeError, ValueError) as error:
         return str(error)
+    if isinstance(layer, families.LPPool) and not observed.norms_agree(
+        layer.norm_type, layer.ceil_mode
+    ):
+        return (
+            "PyTorch's norms differ with ceil_mode, "
+            "and for negative elements unless norm_type is even"
+        )
+    if isinstance(layer, families.MaxUnpool) and observed.overlaps(
+        Window.pytorch(layer._rank, layer.kernel_size, layer.stride)
+    ):
+        return (
+            "windows that overlap: PyTorch gives the gradient to all elements of one index, "
+            "not to the last alone"
+        )
     return None
-
-
-def _listed(value: Any) -> Any:
-    """``value`` if it is a tuple or list, else ``(value,)``, so that it can be iterated."""
-    return value if isinstance(value, (tuple, list)) else (value,)

@@ -1,5 +1,5 @@
 """What torch.nn's functions and layers share, whatever they compute: the batch and the mask of an
-input, and errors that name torch.nn's arguments.
+input, its window, and errors that name torch.nn's arguments.
 """
 
 import functools
@@ -13,16 +13,15 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
 from torch_dmlpool import operands
-from torch_dmlpool._private import _is_tracing, outliving
+from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
-
-QUANTIZED: dict[str, Callable[..., Any]] = outliving({}, "quantized")
-"""What pools quantized tensors in the place of a function of ``pools``, by that function's name."""
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Integers, NoOutputError, Window
 
 
 def for_batches(
-    types: tuple[torch.dtype, ...], suffix: str = ""
+    types: tuple[torch.dtype, ...],
+    of_quantized: Any = None,
+    suffix: str = "",
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a function of batches take unbatched inputs too, and reject data types that are not in
     ``types``. Its errors name torch.nn's arguments.
@@ -30,7 +29,7 @@ def for_batches(
     The function gets the number of spatial dimensions, the input, its mask or None, and then its
     own arguments: all by position, as keywords would take a tenth of a small call. A layer gives
     itself in place of the number. The name of the function of ``nn.functional`` is the family's,
-    the dimensions and ``suffix``.
+    the dimensions and ``suffix``. ``of_quantized`` gets a quantized tensor after the function.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -51,64 +50,48 @@ def for_batches(
                 answer = observed.answer(pool, who, rank, input, mask, arguments)
                 if answer is not NotImplemented:
                     return answer
-            try:
-                # The check is written out for usual tensors, as a call of a function takes 0.05 us.
-                is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
-                if not (is_usual and input.dtype in types):
-                    operands.check_dense("input", input, types)
-                batched, added = input, None
-                if rank == 1 or input.dim() != rank + 2:
-                    batched, added = _with_batch(f"{family}{rank}d", rank, input)
-                if mask is not None:
-                    mask = _mask_for(input, added, mask)
-                output = function(rank, batched, mask, *arguments)
-                return output if added is None else without(output, added)
-            except NoOutputError as error:
-                wrong: Exception = error.naming("kernel_size")
-            except TypeError as error:
-                wrong = error
-            if type(wrong) is TypeError:
-                answer = _of_unusual(pool, rank, input, mask, arguments)
+            # The check is written out for usual tensors, as a call of a function takes 0.05 us.
+            is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
+            is_quantized = False
+            if not (is_usual and input.dtype in types):
+                answer = observed.only_theirs(pool, rank, input, mask, arguments)
                 if answer is not NotImplemented:
                     return answer
+                is_quantized = of_quantized is not None and is_usual and input.is_quantized
+                operands.check_dense("input", input, (input.dtype,) if is_quantized else types)
+            batched, added = input, None
+            if rank == 1 or input.dim() != rank + 2:
+                batched, added = with_batch(f"{family}{rank}d", rank, input)
+            if mask is not None:
+                if is_quantized:
+                    raise TypeError(
+                        "mask must be None for a quantized tensor: pool its integers instead"
+                    )
+                mask = _mask_for(input, added, mask)
+            try:
+                if is_quantized:
+                    output = of_quantized(function, rank, batched, *arguments)
+                else:
+                    output = function(rank, batched, mask, *arguments)
+                return output if added is None else without(output, added)
+            except NoOutputError as error:
+                wrong = error.naming("kernel_size")
             raise wrong
 
-        made: Any = pool
-        made.types, made.family, made.names = types, family, names
-        made.parameters = list(inspect.signature(function).parameters)[3:]
-        return made
+        pooling: Any = pool
+        pooling.types, pooling.family, pooling.names = types, family, names
+        pooling.parameters = list(inspect.signature(function).parameters)[3:]
+        return pooling
 
     return decorate
 
 
-def _of_unusual(pool: Any, rank: int, *request: Any) -> Any:
-    """What a pool returns for what is no usual tensor; ``NotImplemented`` if that is an error."""
-    answer = observed.only_theirs(pool, rank, *request)
-    if answer is not NotImplemented:
-        return answer
-    input, mask, arguments = request
-    if type(input) is Tensor and input.is_quantized and pool.family in QUANTIZED:
-        try:
-            return QUANTIZED[pool.family](pool.__wrapped__, rank, input, mask, *arguments)
-        except NoOutputError as error:
-            wrong = error.naming("kernel_size")
-        raise wrong
-    return NotImplemented
-
-
-def with_batch(
-    function: str, rank: int, input: Tensor, types: tuple[torch.dtype, ...]
-) -> tuple[Tensor, int | None]:
-    """``input`` as it is pooled, and the number of the dimension that was added to it, if any.
+def with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | None]:
+    """A dense ``input`` as it is pooled, and the number of the dimension that was added to it, if
+    any.
 
     Dimension 0 is a batch of one. Dimension 2 is the height of 1 that makes images of rows.
     """
-    operands.check_dense("input", input, types)
-    return _with_batch(function, rank, input)
-
-
-def _with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | None]:
-    """What :func:`with_batch` returns, for an input that is checked already."""
     added, dimensions = None, input.dim()
     if dimensions == rank + 1:
         volume, input, added = input, input.unsqueeze(0), 0
@@ -132,6 +115,19 @@ def _with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | 
         if operands.is_channels_last(rows):
             return rows, 2
     return input, added
+
+
+def window_of(
+    rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Window:
+    """The Window of torch.nn's arguments. Rows that came as (N, C, 1, W) get a height of 1."""
+    sizes = (
+        operands.ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
+    )
+    window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
+    if rank > 1 or batched.dim() == 3:
+        return window
+    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # rows that have a height of 1
 
 
 def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:

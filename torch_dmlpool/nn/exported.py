@@ -13,6 +13,7 @@ with the ``dequantize`` before it, whatever comes after; a ``quantize`` that the
 """
 
 import copy
+import itertools
 import math
 import operator
 from collections.abc import Collection, Sequence
@@ -27,36 +28,33 @@ from torch_dmlpool._private import OpOverload
 from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.window import Window
 
-_QUANTIZE = (
-    "quantized_decomposed::quantize_per_tensor",
-    "quantized_decomposed::quantize_per_channel",
+_QUANTIZE, _DEQUANTIZE = (
+    [f"quantized_decomposed::{name}_per_{what}" for what in ("tensor", "channel")]
+    for name in ("quantize", "dequantize")
 )
-_DEQUANTIZE = (
-    "quantized_decomposed::dequantize_per_tensor",
-    "quantized_decomposed::dequantize_per_channel",
-)
+_ANY = 1, 2, 3
+
+
+def _pools(kind: str) -> dict[str, tuple[int, ...]]:
+    """PyTorch's pools of a kind, and over how many spatial dimensions."""
+    names = itertools.product((f"{kind}_pool", f"adaptive_{kind}_pool"), _ANY)
+    return {f"aten::{name}{rank}d": (rank,) for name, rank in names}
+
+
 _AVERAGES = {
-    **{
-        f"aten::{kind}_pool{rank}d": (rank,)
-        for kind in ("avg", "adaptive_avg")
-        for rank in (1, 2, 3)
-    },
-    "aten::mean": (1, 2, 3),  # what an adaptive pool to one element is decomposed to
-    "dmlpool::average_pooling": (1, 2, 3),
-    "dmlpool::adaptive_average_pooling": (1, 2, 3),
+    **_pools("avg"),
+    "aten::mean": _ANY,  # what an adaptive pool to one element is decomposed to
+    "dmlpool::average_pooling": _ANY,
+    "dmlpool::adaptive_average_pooling": _ANY,
 }
 """The averages that are recognised, and over how many spatial dimensions."""
 _MAXIMA = {
-    **{
-        f"aten::{kind}_pool{rank}d": (rank,)
-        for kind in ("max", "adaptive_max")
-        for rank in (1, 2, 3)
-    },
+    **_pools("max"),
     "aten::max_pool2d_with_indices": (2,),
     "aten::max_pool3d_with_indices": (3,),
-    "aten::amax": (1, 2, 3),
-    "dmlpool::max_pooling": (1, 2, 3),
-    "dmlpool::adaptive_max_pooling": (1, 2, 3),
+    "aten::amax": _ANY,
+    "dmlpool::max_pooling": _ANY,
+    "dmlpool::adaptive_max_pooling": _ANY,
 }
 """The maxima likewise; those that return a pair are replaced where nothing uses the indices."""
 _aten = torch.ops.aten
@@ -408,17 +406,17 @@ def _without_spatial(before: fx.Node, pooled: fx.Node, rank: int) -> fx.Node:
     return _insert(before, _aten.squeeze.dims, pooled, list(range(2, rank + 2)))
 
 
-def _insert(before: fx.Node, target: Any, *arguments: Any, **rest: Any) -> fx.Node:
+def _insert(before: fx.Node, target: Any, *arguments: Any, **options: Any) -> fx.Node:
     """A call of ``target`` at the graph's insertion point, with the metadata of the node ``before``
     and a fake value of its own.
     """
-    node = before.graph.call_function(target, arguments, rest)
+    node = before.graph.call_function(target, arguments, options)
     node.meta = dict(before.meta)
     values = fx.map_arg(arguments, lambda argument: argument.meta["val"])
     example = before.meta["val"]
     example = example[0] if isinstance(example, (tuple, list)) else example
     with example.fake_mode:
-        node.meta["val"] = target(*values, **rest)
+        node.meta["val"] = target(*values, **options)
     return node
 
 

@@ -15,7 +15,6 @@ from typing_extensions import TypeVar
 from torch_dmlpool import operands
 from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn import quantized_tensors as quantized_tensors
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
 
 Result = TypeVar("Result", default=Tensor)
@@ -30,8 +29,8 @@ class Pool(torch.nn.Module):
     _rank: ClassVar[int]
     _pool: ClassVar[Any]  # what pools.py has for the family
 
-    def __init_subclass__(cls, rank: int = 0, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
+    def __init_subclass__(cls, rank: int = 0, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
         if rank:
             cls._rank, cls.__module__ = rank, "torch_dmlpool.nn"
 
@@ -51,7 +50,15 @@ class Pool(torch.nn.Module):
         )
 
 
-class MaxPool(Pool, Generic[Result]):
+class Masked(Pool, Generic[Result]):
+    """Layers that take a mask with the input."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...
+
+
+class MaxPool(Masked[Result]):
     _pool = pools.max_pool
 
     def __init__(
@@ -79,16 +86,12 @@ class MaxPool(Pool, Generic[Result]):
             self.return_indices,
         )
 
-    if TYPE_CHECKING:
-
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...
-
 
 class MinPool(MaxPool[Result]):
     _pool = pools.min_pool
 
 
-class AvgPool(Pool):
+class AvgPool(Masked):
     _pool = pools.avg_pool
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
@@ -127,12 +130,8 @@ class AvgPool(Pool):
             self.dilation,
         )
 
-    if TYPE_CHECKING:
 
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
-
-
-class LPPool(Pool):
+class LPPool(Masked):
     _pool = pools.lp_pool
     padding: Padding = 0
     dilation: Integers = 1
@@ -166,12 +165,8 @@ class LPPool(Pool):
             self.dilation,
         )
 
-    if TYPE_CHECKING:
 
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
-
-
-class AdaptiveAvgPool(Pool):
+class AdaptiveAvgPool(Masked):
     _pool = pools.adaptive_avg_pool
 
     @layer
@@ -182,12 +177,8 @@ class AdaptiveAvgPool(Pool):
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
         return self._pool(input, mask, self.output_size)
 
-    if TYPE_CHECKING:
 
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
-
-
-class AdaptiveMaxPool(Pool, Generic[Result]):
+class AdaptiveMaxPool(Masked[Result]):
     _pool = pools.adaptive_max_pool
 
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
@@ -197,10 +188,6 @@ class AdaptiveMaxPool(Pool, Generic[Result]):
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
         return self._pool(input, mask, self.output_size, self.return_indices)
-
-    if TYPE_CHECKING:
-
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):

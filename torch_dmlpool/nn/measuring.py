@@ -1,6 +1,6 @@
 """Times of a model's pooling layers beside what would replace them, on the inputs that they get."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -34,12 +34,13 @@ class LayerTimes(NamedTuple):
 
 def measured(
     model: Module,
-    counterparts: Mapping[Module, Callable[[Module], Module]],
+    layers: Iterable[Module],
+    counterpart_of: Callable[[Module], Module],
     inputs: tuple[Any, ...] | Mapping[str, Any],
     training: bool,
 ) -> tuple[dict[Module, LayerTimes], str | None]:
-    """Times of each layer that the model calls for these inputs, and of its counterpart; and why
-    there are none, if tensors have no values.
+    """Times of each of ``layers`` that the model calls for these inputs, and of its counterpart;
+    and why there are none, if tensors have no values.
 
     The model runs once, in evaluation mode and without gradients. Calls with the same arguments are
     measured once.
@@ -51,16 +52,17 @@ def measured(
     def measure(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
         for each in (*args, *kwargs.values(), *results):
-            if isinstance(each, Tensor) and (each.is_meta or _is_fake(each)):
+            is_fake = type(each).__module__ == "torch._subclasses.fake_tensor"
+            if is_fake or (isinstance(each, Tensor) and each.is_meta):
                 reasons.append(f"{'meta' if each.is_meta else 'fake'} tensors have no values")
                 return
         signature = _signature(layer, args, kwargs)
         if signature not in known:
-            known[signature] = _times(layer, counterparts[layer](layer), args, kwargs, training)
+            known[signature] = _times(layer, counterpart_of(layer), args, kwargs, training)
         before, here = found.get(layer, LayerTimes(0.0, 0.0)), known[signature]
         found[layer] = LayerTimes(before.ours + here.ours, before.theirs + here.theirs)
 
-    hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in counterparts]
+    hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in layers]
     try:
         with _evaluating(model), torch.no_grad():
             if isinstance(inputs, tuple):
@@ -71,10 +73,6 @@ def measured(
         for hook in hooks:
             hook.remove()
     return found, reasons[0] if reasons else None
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    return type(tensor).__module__ == "torch._subclasses.fake_tensor"
 
 
 @contextmanager
@@ -100,10 +98,8 @@ def _times(
 ) -> LayerTimes:
     """The median seconds of a call of a layer and of its counterpart."""
     device = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-    calls = {
-        "ours": _call(counterpart, args, kwargs, training),
-        "theirs": _call(layer, args, kwargs, training),
-    }
+    sides = {"ours": counterpart, "theirs": layer}
+    calls = {name: _call(each, args, kwargs, training) for name, each in sides.items()}
     times = timing.in_turn(calls, device, SECONDS)
     return LayerTimes(times["ours"].median, times["theirs"].median)
 
@@ -112,15 +108,15 @@ def _call(
     layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
 ) -> Callable[[], object]:
     """The layer's own ``forward``, past its hooks; with ``training`` its backward pass as well."""
-    first, *rest = args or (kwargs["input"],)
-    others = {name: value for name, value in kwargs.items() if name != "input"}
+    first, *others = args or (kwargs["input"],)
+    options = {name: value for name, value in kwargs.items() if name != "input"}
     if not training or not first.is_floating_point():
-        return lambda: layer.forward(first, *rest, **others)
+        return lambda: layer.forward(first, *others, **options)
 
     input = first.detach().requires_grad_()
 
     def forward() -> Tensor:
-        pooled = layer.forward(input, *rest, **others)
+        pooled = layer.forward(input, *others, **options)
         return pooled if isinstance(pooled, Tensor) else pooled[0]
 
     with torch.enable_grad():
@@ -135,10 +131,10 @@ def _call(
 
 def _signature(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A text of all that a call's time depends on."""
-    given = [
+    described = [
         (tuple(each.shape), each.stride(), each.dtype, each.device)
         if isinstance(each, Tensor)
         else each
         for each in (*args, *kwargs.items())
     ]
-    return f"{type(layer)} {layer.extra_repr()} {given}"
+    return f"{type(layer)} {layer.extra_repr()} {described}"

@@ -39,19 +39,28 @@ def answer(
     """
     values = (input, mask, *arguments)
     tracers = [tracer for tracer in map(observers.tracer_of, values) if tracer is not None]
-    if tracers:
-        return _recorded(tracers[0], pool, who, rank, input, mask, arguments)
-    is_seen = observers.are_seen(values)
+    is_seen = bool(tracers) or observers.are_seen(values)
     if not (is_seen or _is_recorded(pool, rank, input)):
         return NotImplemented
-    name = pool.names[rank]
-    given = dict(zip(pool.parameters, arguments, strict=True))
-    same = None if mask is not None else agreed(pool.family, rank, input, given)
-    if same is not None:
-        return _theirs(name, input, same)
-    if not is_seen:
-        return NotImplemented
-    function, bound = _public(name, input, mask, given)
+    named = dict(zip(pool.parameters, arguments, strict=True))
+    if tracers:
+        path = _path_of(tracers[0], who)
+        if path:
+            args = (input, named["indices"]) if "indices" in named else (input,)
+            optional = {"mask": mask, "output_size": named["output_size"] if args[1:] else None}
+            kwargs = {name: value for name, value in optional.items() if value is not None}
+            return tracers[0].create_proxy("call_module", path, args, kwargs)
+    else:
+        same = None if mask is not None else agreed(pool.family, rank, input, named)
+        if same is not None:
+            return _theirs(pool.names[rank], input, same)
+        if not is_seen:
+            return NotImplemented
+    from torch_dmlpool.nn import functional  # which imports this module
+
+    function = getattr(functional, pool.names[rank])
+    masked = {} if mask is None else {"mask": mask}
+    bound = inspect.signature(function).bind(input, **named, **masked)
     return observers.shown(function, values, *bound.args, **bound.kwargs)
 
 
@@ -65,32 +74,14 @@ def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
     return is_recorded and not _are_functorch_transforms_active()
 
 
-def _recorded(
-    tracer: Any, pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]
-) -> Any:
-    """A node of a graph: a layer is one call of a module, except where it is the root."""
-    given = dict(zip(pool.parameters, arguments, strict=True))
-    if who is not rank:
-        try:
-            path = tracer.path_of_module(who)
-        except NameError:
-            path = ""
-        if path:
-            args = (input, given["indices"]) if "indices" in given else (input,)
-            named = {"mask": mask, "output_size": given["output_size"] if args[1:] else None}
-            kwargs = {name: value for name, value in named.items() if value is not None}
-            return tracer.create_proxy("call_module", path, args, kwargs)
-    function, bound = _public(pool.names[rank], input, mask, given)
-    return observers.shown(function, (input, mask, *arguments), *bound.args, **bound.kwargs)
-
-
-def _public(name: str, input: Any, mask: Any, given: dict[str, Any]) -> Any:
-    """Our function of ``nn.functional``, and its arguments as it is called with them."""
-    from torch_dmlpool.nn import functional  # which imports this module
-
-    function = getattr(functional, name)
-    masked = {} if mask is None else {"mask": mask}
-    return function, inspect.signature(function).bind(input, **given, **masked)
+def _path_of(tracer: Any, who: Any) -> str:
+    """The name of a layer in a graph, where it is one call of a module; empty for the root and for
+    functions.
+    """
+    try:
+        return "" if type(who) is int else tracer.path_of_module(who)
+    except NameError:
+        return ""
 
 
 def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]) -> Any:
@@ -103,8 +94,8 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[An
     if not is_mkldnn and input.dtype is not getattr(torch, "qint32", None):
         return NotImplemented
     name, wrong = pool.names[rank], "torch.nn.functional has no such pool"
-    given = dict(zip(pool.parameters, arguments, strict=True))
-    same = None if mask is not None else agreed(pool.family, rank, input, given)
+    named = dict(zip(pool.parameters, arguments, strict=True))
+    same = None if mask is not None else agreed(pool.family, rank, input, named)
     if same is not None:
         try:
             return _theirs(name, input, same)
@@ -115,22 +106,22 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[An
     raise TypeError(f"{name}: PyTorch alone pools {kind}, and {wrong}: pool {what_to_do}")
 
 
-def _theirs(name: str, input: Any, given: dict[str, Any]) -> Any:
+def _theirs(name: str, input: Any, named: dict[str, Any]) -> Any:
     """The results of PyTorch's function, called as torch.nn's layers call it."""
-    named = {"ceil_mode", "return_indices"} if name.startswith("max_pool") else set()
-    arguments = [value for each, value in given.items() if each not in named]
-    return FUNCTIONS[name](input, *arguments, **{each: given[each] for each in named})
+    keywords = {"ceil_mode", "return_indices"} if name.startswith("max_pool") else set()
+    arguments = [value for each, value in named.items() if each not in keywords]
+    return FUNCTIONS[name](input, *arguments, **{each: named[each] for each in keywords})
 
 
-def agreed(family: str, rank: int, input: Any, given: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments by which PyTorch's function gives what ours gives for ``given``, by name and in
+def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by which PyTorch's function gives what ours gives for ``named``, by name and in
     the order in which it takes them; None if it gives something else.
     """
-    given = dict(given)
+    named = dict(named)
     sizes: tuple[Any, ...] = ()
     with DisableTorchFunction():  # so that nobody sees what is asked here
         if issubclass(type(input), Tensor):  # some proxies say of themselves that they are tensors
-            if not _takes(family, rank, input, given):
+            if not _takes(family, rank, input, named):
                 return None
             sizes = tuple(input.shape)[-rank - 1 :]
             if any(type(size) is int and size == 0 for size in sizes):
@@ -138,15 +129,15 @@ def agreed(family: str, rank: int, input: Any, given: dict[str, Any]) -> dict[st
             # In a trace of torch.jit sizes are tensors.
             sizes = sizes[1:] if all(type(size) is int for size in sizes) else ()
         try:
-            agrees = _agrees(family, rank, sizes, given)
+            agrees = _agrees(family, rank, sizes, named)
         except (TypeError, ValueError):  # our operator says what is wrong
             return None
-    return given if agrees else None
+    return named if agrees else None
 
 
-def _takes(family: str, rank: int, input: Tensor, given: dict[str, Any]) -> bool:
+def _takes(family: str, rank: int, input: Tensor, named: dict[str, Any]) -> bool:
     """Whether PyTorch's function takes such a tensor."""
-    dtype, has_indices = input.dtype, bool(given.get("return_indices"))
+    dtype, has_indices = input.dtype, bool(named.get("return_indices"))
     if input.is_nested or input.dim() not in (rank + 1, rank + 2):
         return False
     if input.layout is not torch.strided:
@@ -162,55 +153,55 @@ def _takes(family: str, rank: int, input: Tensor, given: dict[str, Any]) -> bool
     return is_whole and family == "max_pool" and (rank > 1 or has_indices)
 
 
-def _agrees(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any]) -> bool:
+def _agrees(family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]) -> bool:
     """Whether PyTorch's function means the same by our arguments, which become those that it takes.
     ``sizes`` are the input's where they are known. A wrong argument is an error.
     """
     for name in ("return_indices", "count_include_pad"):
-        if name in given:
-            operands.check_flag(name, given[name])
+        if name in named:
+            operands.check_flag(name, named[name])
     if not family.startswith("adaptive_"):
-        return _windows_agree(family, rank, sizes, given)
-    asked = shared(given["output_size"])
+        return _windows_agree(family, rank, sizes, named)
+    asked = shared(named["output_size"])
     operands.checked_output_size(asked, sizes or (1,) * rank)
-    given["output_size"] = (None,) * rank if asked is None else asked
+    named["output_size"] = (None,) * rank if asked is None else asked
     return "min" not in family and (rank > 1 or isinstance(asked, int))
 
 
-def _windows_agree(family: str, rank: int, sizes: tuple[int, ...], given: dict[str, Any]) -> bool:
+def _windows_agree(family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]) -> bool:
     """The same of pools with a window."""
-    size, stride, padding = (given[name] for name in ("kernel_size", "stride", "padding"))
-    dilation, ceil_mode = given.get("dilation", 1), given.get("ceil_mode", False)
+    size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
+    dilation, ceil_mode = named.get("dilation", 1), named.get("ceil_mode", False)
     if isinstance(padding, str) and stride != 1 and not sizes:
         return False  # the padding follows from the size
     window = Window.pytorch(rank, size, stride, padding, dilation, ceil_mode, sizes or None)
     pads = tuple(axis.start_padding for axis in window.axes)
-    given["stride"] = size if stride is None else stride
-    given["padding"] = pads[0] if len(set(pads)) == 1 else pads
+    named["stride"] = size if stride is None else stride
+    named["padding"] = pads[0] if len(set(pads)) == 1 else pads
     if pads != tuple(axis.end_padding for axis in window.axes):
         return False
     if family == "max_unpool":
-        return _agrees_to_unpool(window, **given)
+        return _agrees_to_unpool(window, **named)
     if sizes:
         window.output_sizes(sizes)
     if any(map(_may_lie_outside, window.axes, sizes or (0,) * rank)):
         return False
-    return family == "max_pool" or _agrees_undilated(family, rank, window, given)
+    return family == "max_pool" or _agrees_undilated(family, rank, window, named)
 
 
-def _agrees_undilated(family: str, rank: int, window: Window, given: dict[str, Any]) -> bool:
+def _agrees_undilated(family: str, rank: int, window: Window, named: dict[str, Any]) -> bool:
     """The same of averages and norms."""
-    del given["dilation"]
+    del named["dilation"]
     is_plain = all(axis.dilation == 1 for axis in window.axes)
     if family == "avg_pool":
-        operands.check_divisor(given["divisor_override"])
-        return is_plain and (rank > 1 or given.pop("divisor_override") is None)
+        operands.check_divisor(named["divisor_override"])
+        return is_plain and (rank > 1 or named.pop("divisor_override") is None)
     if family == "lp_pool":
-        norm = given["norm_type"]
+        norm = named["norm_type"]
         operands.check_norm("norm_type", norm)
-        given["norm_type"], given["kernel_size"] = float(norm), shared(given["kernel_size"])
-        agrees = is_plain and norms_agree(norm, given["ceil_mode"])
-        return agrees and not given.pop("padding")
+        named["norm_type"], named["kernel_size"] = float(norm), shared(named["kernel_size"])
+        agrees = is_plain and norms_agree(norm, named["ceil_mode"])
+        return agrees and not named.pop("padding")
     return False
 
 

@@ -4,14 +4,14 @@ The functions themselves, for one, two and three, are in ``nn/functional``.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.functional import Pooled
-from torch_dmlpool.nn.dimensions import for_batches
+from torch_dmlpool.nn import quantized_tensors
+from torch_dmlpool.nn.dimensions import for_batches, window_of
 from torch_dmlpool.ops import (
     adaptive_pooling,
     average_pooling,
@@ -24,7 +24,6 @@ from torch_dmlpool.ops.complex_pooling import by_parts
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
-    Axis,
     Integers,
     OutputSize,
     Padding,
@@ -36,20 +35,7 @@ from torch_dmlpool.window import (
 )
 
 
-def window_of(
-    rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
-) -> Window:
-    """The Window of torch.nn's arguments. Rows that came as (N, C, 1, W) get a height of 1."""
-    sizes = (
-        operands.ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
-    )
-    window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
-    if rank > 1 or batched.dim() == 3:
-        return window
-    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # rows that have a height of 1
-
-
-@for_batches(operands.AVERAGED_TYPES)
+@for_batches(operands.AVERAGED_TYPES, quantized_tensors.averages)
 def avg_pool(
     rank: int,
     input: Tensor,
@@ -72,7 +58,13 @@ def avg_pool(
     return by_parts(lambda each: masked_pooling.averages(each, *request), input)
 
 
-@for_batches(operands.ORDERED_TYPES)
+_extremes = for_batches(operands.ORDERED_TYPES, quantized_tensors.extremes)
+_with_indices = for_batches(
+    operands.ORDERED_TYPES, quantized_tensors.extremes, suffix="_with_indices"
+)
+
+
+@_extremes
 def max_pool(
     rank: int,
     input: Tensor,
@@ -98,12 +90,10 @@ def max_pool(
     return min_pooling.maxima(lambda each: masked_pooling.maxima(each, *request), input)
 
 
-max_pool_with_indices = for_batches(operands.ORDERED_TYPES, suffix="_with_indices")(
-    max_pool.__wrapped__
-)
+max_pool_with_indices = _with_indices(max_pool.__wrapped__)
 
 
-@for_batches(operands.ORDERED_TYPES)
+@_extremes
 def min_pool(
     rank: int,
     input: Tensor,
@@ -144,7 +134,7 @@ def lp_pool(
     return masked_pooling.norms(input, mask, window, float(norm_type))
 
 
-@for_batches(operands.AVERAGED_TYPES)
+@for_batches(operands.AVERAGED_TYPES, quantized_tensors.adaptive_averages)
 def adaptive_avg_pool(
     rank: int, input: Tensor, mask: Tensor | None, output_size: OutputSize
 ) -> Tensor:
@@ -155,7 +145,7 @@ def adaptive_avg_pool(
     return by_parts(lambda each: masked_pooling.adaptive_averages(each, *asked), input)
 
 
-@for_batches(operands.ORDERED_TYPES)
+@_extremes
 def adaptive_max_pool(
     rank: int, input: Tensor, mask: Tensor | None, output_size: OutputSize, return_indices: bool
 ) -> Pooled:
@@ -167,12 +157,10 @@ def adaptive_max_pool(
     )
 
 
-adaptive_max_pool_with_indices = for_batches(operands.ORDERED_TYPES, suffix="_with_indices")(
-    adaptive_max_pool.__wrapped__
-)
+adaptive_max_pool_with_indices = _with_indices(adaptive_max_pool.__wrapped__)
 
 
-@for_batches(operands.ORDERED_TYPES)
+@_extremes
 def adaptive_min_pool(
     rank: int, input: Tensor, mask: Tensor | None, output_size: OutputSize, return_indices: bool
 ) -> Pooled:

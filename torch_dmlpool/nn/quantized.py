@@ -14,17 +14,14 @@ class AvgPool1d(quantized_families.AvgPool, rank=1):
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         dilation: Step from one element of a window to the next.
-        input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
-            ``(C,)``.
+        input_scale: Real numbers per step of a plain input: a number, or a tensor ``(C,)``.
         input_zero_point: The integer that represents 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
         output_zero_point: The output's zero point; the input's unless given.
@@ -49,17 +46,14 @@ class AvgPool2d(quantized_families.AvgPool, rank=2):
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         dilation: Step from one element of a window to the next.
-        input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
-            ``(C,)``.
+        input_scale: Real numbers per step of a plain input: a number, or a tensor ``(C,)``.
         input_zero_point: The integer that represents 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
         output_zero_point: The output's zero point; the input's unless given.
@@ -84,17 +78,14 @@ class AvgPool3d(quantized_families.AvgPool, rank=3):
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. A padded element is 0 in the sum.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
         count_include_pad: Whether padding counts in the divisor. It adds nothing to the sum.
         dilation: Step from one element of a window to the next.
-        input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
-            ``(C,)``.
+        input_scale: Real numbers per step of a plain input: a number, or a tensor ``(C,)``.
         input_zero_point: The integer that represents 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
         output_zero_point: The output's zero point; the input's unless given.
@@ -120,8 +111,7 @@ class AdaptiveAvgPool1d(quantized_families.AdaptiveAvgPool, rank=1):
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
-        input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
-            ``(C,)``.
+        input_scale: Real numbers per step of a plain input: a number, or a tensor ``(C,)``.
         input_zero_point: The integer that represents 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
         output_zero_point: The output's zero point; the input's unless given.
@@ -145,8 +135,7 @@ class AdaptiveAvgPool2d(quantized_families.AdaptiveAvgPool, rank=2):
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
-        input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
-            ``(C,)``.
+        input_scale: Real numbers per step of a plain input: a number, or a tensor ``(C,)``.
         input_zero_point: The integer that represents 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
         output_zero_point: The output's zero point; the input's unless given.
@@ -170,8 +159,7 @@ class AdaptiveAvgPool3d(quantized_families.AdaptiveAvgPool, rank=3):
 
     Args:
         output_size: Number of windows: an int or one per dimension. None keeps the input's size.
-        input_scale: Real numbers per step of a plain input: a number, or a tensor of shape
-            ``(C,)``.
+        input_scale: Real numbers per step of a plain input: a number, or a tensor ``(C,)``.
         input_zero_point: The integer that represents 0 in a plain input, in the same forms.
         output_scale: The output's scale; the input's unless given.
         output_zero_point: The output's zero point; the input's unless given.

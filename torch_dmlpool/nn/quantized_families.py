@@ -4,6 +4,7 @@ quantized tensors.
 The layers for one, two and three dimensions are in ``nn/quantized.py``.
 """
 
+import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands, quantized
 from torch_dmlpool.keywords import layer
-from torch_dmlpool.nn import dimensions, pools
+from torch_dmlpool.nn import dimensions
 from torch_dmlpool.nn.families import Pool
 from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.ops.registration import is_readable
@@ -40,14 +41,34 @@ class QuantizedPool(Pool):
 
         def __call__(self, input: Tensor) -> Tensor: ...
 
-    def __init_subclass__(cls, **rest: Any) -> None:
-        super().__init_subclass__(**rest)
-        if "rank" in rest:
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "rank" in arguments:
             cls.__module__ = "torch_dmlpool.nn.quantized"
 
-    def _hold(self, *given: Any) -> None:
-        """Register the scales and zero points as buffers."""
-        for name, parameter in zip(operands.PARAMETERS, given, strict=True):
+    @classmethod
+    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
+        """The layer with the window or the output size of a float ``layer``, torch.nn's or this
+        package's, and the scales given here.
+        """
+        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
+            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
+        divisor = getattr(layer, "divisor_override", None)
+        if divisor is not None:
+            raise ArgumentError(
+                f"layer must have no divisor_override, which integers do not take, got {divisor}"
+            )
+        names = inspect.signature(cls).parameters
+        window = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        if "count_include_pad" in window:  # torch.nn takes any number
+            window["count_include_pad"] = bool(window["count_include_pad"])
+        return cls(**window, **quantization)
+
+    def _hold(self, output_dtype: torch.dtype | None, *parameters: Any) -> None:
+        """Check the data type of results, and register the scales and zero points as buffers."""
+        operands.check_output_type(output_dtype)
+        self.output_dtype = output_dtype
+        for name, parameter in zip(operands.PARAMETERS, parameters, strict=True):
             inherited = parameter is None and name.startswith("output")
             self.register_buffer(name, None if inherited else self._checked(name, parameter))
 
@@ -59,7 +80,8 @@ class QuantizedPool(Pool):
         # getattr, as a later PyTorch may have no quantized tensors
         is_quantized = getattr(input, "is_quantized", False)
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
-        batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input, types)
+        operands.check_dense("input", input, types)
+        batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input)
         try:
             pooled = self._pooled(batched, is_quantized)
         except NoOutputError as error:
@@ -79,7 +101,7 @@ class QuantizedPool(Pool):
             )
         own = self.input_scale, self.input_zero_point
         inherited = [
-            mine if given is None else given for mine, given in zip(own, output, strict=True)
+            mine if theirs is None else theirs for mine, theirs in zip(own, output, strict=True)
         ]
         dtype = self.output_dtype or batched.dtype
         return quantized.average_of_integers(batched, (*own, *inherited), window, counted, dtype)
@@ -91,23 +113,17 @@ class QuantizedPool(Pool):
         The input's type is not known here, so a zero point must fit ``output_dtype`` if it is the
         output's, else int8 or uint8.
         """
-        is_tensor, dtype = (
-            isinstance(parameter, Tensor),
-            torch.float32 if name.endswith("scale") else torch.int64,
-        )
-        count, device = (
-            (parameter.numel(), parameter.device) if is_tensor else (1, torch.device("cpu"))
-        )
+        dtype = torch.float32 if name.endswith("scale") else torch.int64
+        is_tensor, count, device = isinstance(parameter, Tensor), 1, torch.device("cpu")
+        if is_tensor:
+            count, device = parameter.numel(), parameter.device
         # It is checked against an empty input that has a channel for each of its entries.
         like = torch.empty(0, count, *(1,) * self._rank, dtype=torch.int8, device=device)
         if is_tensor and dtype is torch.int64 and parameter.dtype in operands.INTEGER_TYPES:
             parameter = parameter.to(torch.int64)
         checked = operands.checked_parameter(name, parameter, dtype, like)
-        vector = (
-            torch.as_tensor(0 if checked is None else checked, dtype=dtype, device=device)
-            .detach()
-            .reshape(-1)
-        )
+        number = 0 if checked is None else checked
+        vector = torch.as_tensor(number, dtype=dtype, device=device).detach().reshape(-1)
         if dtype is torch.int64:
             is_negative = is_readable(vector) and bool((vector < 0).any())
             own = self.output_dtype if name.startswith("output") else None
@@ -141,23 +157,13 @@ class QuantizedPool(Pool):
 
     def extra_repr(self) -> str:
         usual = {"ceil_mode": False, "count_include_pad": True, "dilation": 1, "output_dtype": None}
-        names = [
-            name
-            for name in ("output_size", "kernel_size", "stride", "padding", *usual)
-            if name in vars(self)
-        ]
-        shown = {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) != usual.get(name, self)
-        }
+        names = ("output_size", "kernel_size", "stride", "padding", *usual)
+        known = {name: vars(self)[name] for name in names if name in vars(self)}
+        shown = {name: value for name, value in known.items() if value != usual.get(name, self)}
         for name, parameter in self.named_buffers(recurse=False):
-            is_number = (
-                parameter.numel() == 1 and type(parameter) is Tensor and not parameter.is_meta
-            )
-            shown[name] = (
-                f"{parameter.item():.6g}" if is_number else f"<{parameter.numel()} entries>"
-            )
+            count = parameter.numel()
+            is_number = count == 1 and type(parameter) is Tensor and not parameter.is_meta
+            shown[name] = f"{parameter.item():.6g}" if is_number else f"<{count} entries>"
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
@@ -181,37 +187,14 @@ class AvgPool(QuantizedPool):
         super().__init__()
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("count_include_pad", count_include_pad)
-        operands.check_output_type(output_dtype)
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
-        self.count_include_pad, self.output_dtype = count_include_pad, output_dtype
-        self._hold(input_scale, input_zero_point, output_scale, output_zero_point)
-
-    @classmethod
-    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
-        """The layer with the window of a float ``layer``, torch.nn's or this package's, and the
-        scales given here.
-        """
-        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
-            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
-        divisor = getattr(layer, "divisor_override", None)
-        if divisor is not None:
-            raise ArgumentError(
-                f"layer must have no divisor_override, which integers do not take, got {divisor}"
-            )
-        pool: Any = layer
-        window = (
-            pool.kernel_size,
-            pool.stride,
-            pool.padding,
-            pool.ceil_mode,
-            bool(pool.count_include_pad),
-        )
-        return cls(*window, dilation=getattr(layer, "dilation", 1), **quantization)
+        self.count_include_pad = count_include_pad
+        self._hold(output_dtype, input_scale, input_zero_point, output_scale, output_zero_point)
 
     def _window(self, input: Tensor) -> tuple[Window, bool]:
         geometry = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return pools.window_of(self._rank, input, *geometry), self.count_include_pad
+        return dimensions.window_of(self._rank, input, *geometry), self.count_include_pad
 
 
 class AdaptiveAvgPool(QuantizedPool):
@@ -228,18 +211,8 @@ class AdaptiveAvgPool(QuantizedPool):
     ) -> None:
         super().__init__()
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
-        operands.check_output_type(output_dtype)
-        self.output_size, self.output_dtype = output_size, output_dtype
-        self._hold(input_scale, input_zero_point, output_scale, output_zero_point)
-
-    @classmethod
-    def from_float(cls, layer: torch.nn.Module, **quantization: Any) -> Self:
-        """The layer with the output size of a float ``layer``, torch.nn's or this package's, and
-        the scales given here.
-        """
-        if not isinstance(layer, getattr(torch.nn, cls.__name__)):
-            raise TypeError(f"layer must be a torch.nn.{cls.__name__}, got {type(layer).__name__}")
-        return cls(layer.output_size, **quantization)
+        self.output_size = output_size
+        self._hold(output_dtype, input_scale, input_zero_point, output_scale, output_zero_point)
 
     def _window(self, input: Tensor) -> tuple[Window, bool]:
         sizes = tuple(input.shape[2:])

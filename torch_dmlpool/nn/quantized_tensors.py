@@ -1,5 +1,5 @@
-"""torch.nn's layers and functions on quantized tensors (quint8 and qint8): as in torch.nn, the
-result has the scale and the zero point of the input.
+"""Pools of quantized tensors (quint8 and qint8): as in torch.nn, the result has the scale and the
+zero point of the input.
 
 Maxima and minima are those of the integers, bit for bit PyTorch's. Averages are exact, with halves
 to even.
@@ -12,34 +12,19 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands, quantized
-from torch_dmlpool.nn import dimensions, pools
+from torch_dmlpool.nn.dimensions import window_of
 from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared
 
 
-def _batched(family: str, pool_quantized: Callable[..., Any]) -> Callable[..., Any]:
-    """``pool_quantized`` of batches as a function that takes unbatched tensors too."""
-
-    def pool(
-        plain: Callable[..., Any], rank: int, input: Tensor, mask: Tensor | None, *arguments: Any
-    ) -> Any:
-        if mask is not None:
-            raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-        batched, added = dimensions.with_batch(f"{family}{rank}d", rank, input, (input.dtype,))
-        output = pool_quantized(plain, rank, batched, *arguments)
-        return output if added is None else dimensions.without(output, added)
-
-    return pool
-
-
-def _extremes(pool: Callable[..., Any], rank: int, input: Tensor, *arguments: Any) -> Any:
+def extremes(pool: Callable[..., Any], rank: int, input: Tensor, *arguments: Any) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
     return quantized.of_integers(input, lambda plain: pool(rank, plain, None, *arguments))
 
 
-def _averages(
+def averages(
     _: Callable[..., Any],
     rank: int,
     input: Tensor,
@@ -51,19 +36,20 @@ def _averages(
     divisor_override: int | None,
     dilation: Integers,
 ) -> Tensor:
+    """Averages over windows, by the operator of integers."""
     if divisor_override is not None:
         raise ArgumentError(
             f"divisor_override must be None for a quantized tensor, got {divisor_override}"
         )
     types = quantized.check_quantized(input)
-    geometry = (kernel_size, stride, padding, dilation, ceil_mode)
-    window = pools.window_of(rank, input, *geometry)
+    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     return quantized.average(input, types, window, count_include_pad, None, None, None)
 
 
-def _adaptive_averages(
+def adaptive_averages(
     pool: Callable[..., Any], rank: int, input: Tensor, output_size: OutputSize
 ) -> Tensor:
+    """Averages over ``output_size`` windows, by the same operator where they have one size."""
     types = quantized.check_quantized(input)
     _, window = bins(shared(output_size), tuple(input.shape[2:]), rank)
     if window is not None:
@@ -80,11 +66,3 @@ def _adaptive_averages(
         return operands.laid_out_like(average.to(plain.dtype), plain)
 
     return quantized.of_integers(input, exactly)
-
-
-_FAMILIES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("max_pool", "min_pool", "adaptive_max_pool", "adaptive_min_pool"), _extremes),
-    "avg_pool": _averages,
-    "adaptive_avg_pool": _adaptive_averages,
-}
-dimensions.QUANTIZED.update((family, _batched(family, pool)) for family, pool in _FAMILIES.items())

@@ -5,26 +5,24 @@ amount of it, and ``dilation`` on averages and norms. Indices are PyTorch's: int
 each channel's plane.
 """
 
-from torch_dmlpool.nn.functional.adaptive_averages import (
+from torch_dmlpool.nn.functional.averages import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
     adaptive_avg_pool3d,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    lp_pool1d,
+    lp_pool2d,
+    lp_pool3d,
 )
-from torch_dmlpool.nn.functional.adaptive_maxima import (
+from torch_dmlpool.nn.functional.maxima import (
     adaptive_max_pool1d,
     adaptive_max_pool1d_with_indices,
     adaptive_max_pool2d,
     adaptive_max_pool2d_with_indices,
     adaptive_max_pool3d,
     adaptive_max_pool3d_with_indices,
-)
-from torch_dmlpool.nn.functional.adaptive_minima import (
-    adaptive_min_pool1d,
-    adaptive_min_pool2d,
-    adaptive_min_pool3d,
-)
-from torch_dmlpool.nn.functional.averages import avg_pool1d, avg_pool2d, avg_pool3d
-from torch_dmlpool.nn.functional.maxima import (
     max_pool1d,
     max_pool1d_with_indices,
     max_pool2d,
@@ -32,8 +30,14 @@ from torch_dmlpool.nn.functional.maxima import (
     max_pool3d,
     max_pool3d_with_indices,
 )
-from torch_dmlpool.nn.functional.minima import min_pool1d, min_pool2d, min_pool3d
-from torch_dmlpool.nn.functional.norms import lp_pool1d, lp_pool2d, lp_pool3d
+from torch_dmlpool.nn.functional.minima import (
+    adaptive_min_pool1d,
+    adaptive_min_pool2d,
+    adaptive_min_pool3d,
+    min_pool1d,
+    min_pool2d,
+    min_pool3d,
+)
 from torch_dmlpool.nn.functional.unpooling import max_unpool1d, max_unpool2d, max_unpool3d
 from torch_dmlpool.window import Integers as Sizes  # noqa: F401
 from torch_dmlpool.window import Padding as Padding

@@ -1,6 +1,6 @@
-"""max_pool1d, max_pool2d and max_pool3d.
+"""Maxima for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
 from typing import Literal, overload
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
-from torch_dmlpool.window import Integers, Padding
+from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
 @overload
@@ -54,16 +54,14 @@ def max_pool1d(
 
     Args:
         input: ``(N, C, W)``, or unbatched ``(C, W)``.
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
-        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
-            channel's plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
         mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
             spatial ones alone. Elements where it is False are left out, NaN too.
 
@@ -119,16 +117,14 @@ def max_pool2d(
 
     Args:
         input: ``(N, C, H, W)``, or unbatched ``(C, H, W)``.
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
-        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
-            channel's plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
         mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
             spatial ones alone. Elements where it is False are left out, NaN too.
 
@@ -184,16 +180,14 @@ def max_pool3d(
 
     Args:
         input: ``(N, C, D, H, W)``, or unbatched ``(C, D, H, W)``.
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
-        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
-            channel's plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
         mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
             spatial ones alone. Elements where it is False are left out, NaN too.
 
@@ -259,3 +253,168 @@ def max_pool3d_with_indices(
     return pools.max_pool_with_indices(
         3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
+
+
+@overload
+def adaptive_max_pool1d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: Literal[False] = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def adaptive_max_pool1d(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: Literal[True],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@pytorchs
+def adaptive_max_pool1d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maxima over ``output_size`` windows that cover the input evenly.
+
+    Args:
+        input: ``(N, C, W)``, or unbatched ``(C, W)``.
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
+
+    >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, 5)
+    >>> adaptive_max_pool1d(row, 2).flatten()
+    tensor([4., 5.])
+    """
+    return pools.adaptive_max_pool(1, input, mask, output_size, return_indices)
+
+
+@overload
+def adaptive_max_pool2d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: Literal[False] = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def adaptive_max_pool2d(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: Literal[True],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@pytorchs
+def adaptive_max_pool2d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maxima over ``output_size`` windows that cover the input evenly.
+
+    Args:
+        input: ``(N, C, H, W)``, or unbatched ``(C, H, W)``.
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
+
+    >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, 1, 5)
+    >>> adaptive_max_pool2d(row, (1, 2)).flatten()
+    tensor([4., 5.])
+    """
+    return pools.adaptive_max_pool(2, input, mask, output_size, return_indices)
+
+
+@overload
+def adaptive_max_pool3d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: Literal[False] = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def adaptive_max_pool3d(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: Literal[True],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@pytorchs
+def adaptive_max_pool3d(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maxima over ``output_size`` windows that cover the input evenly.
+
+    Args:
+        input: ``(N, C, D, H, W)``, or unbatched ``(C, D, H, W)``.
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+        mask: A bool tensor with the input's dimensions, where sizes of 1 broadcast, or with the
+            spatial ones alone. Elements where it is False are left out, NaN too.
+
+    >>> row = torch.tensor([1.0, 4.0, 2.0, 3.0, 5.0]).view(1, 1, 1, 5)
+    >>> adaptive_max_pool3d(row, (1, 1, 2)).flatten()
+    tensor([4., 5.])
+    """
+    return pools.adaptive_max_pool(3, input, mask, output_size, return_indices)
+
+
+@pytorchs
+def adaptive_max_pool1d_with_indices(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
+    return pools.adaptive_max_pool_with_indices(1, input, mask, output_size, True)
+
+
+@pytorchs
+def adaptive_max_pool2d_with_indices(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
+    return pools.adaptive_max_pool_with_indices(2, input, mask, output_size, True)
+
+
+@pytorchs
+def adaptive_max_pool3d_with_indices(
+    input: Tensor,
+    output_size: OutputSize,
+    return_indices: bool = False,
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
+    return pools.adaptive_max_pool_with_indices(3, input, mask, output_size, True)

@@ -1,6 +1,6 @@
-"""max_unpool1d, max_unpool2d and max_unpool3d.
+"""Unpooling, for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
 from collections.abc import Sequence

@@ -1,24 +1,32 @@
 """torch.nn's pooling layers on this package's operators: subclasses without state of their own."""
 
-from torch_dmlpool.nn.layers.adaptive_averages import (
+from torch_dmlpool.nn.layers.averages import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
     AdaptiveAvgPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
 )
-from torch_dmlpool.nn.layers.adaptive_maxima import (
+from torch_dmlpool.nn.layers.maxima import (
     AdaptiveMaxPool1d,
     AdaptiveMaxPool2d,
     AdaptiveMaxPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
 )
-from torch_dmlpool.nn.layers.adaptive_minima import (
+from torch_dmlpool.nn.layers.minima import (
     AdaptiveMinPool1d,
     AdaptiveMinPool2d,
     AdaptiveMinPool3d,
+    MinPool1d,
+    MinPool2d,
+    MinPool3d,
 )
-from torch_dmlpool.nn.layers.averages import AvgPool1d, AvgPool2d, AvgPool3d
-from torch_dmlpool.nn.layers.maxima import MaxPool1d, MaxPool2d, MaxPool3d
-from torch_dmlpool.nn.layers.minima import MinPool1d, MinPool2d, MinPool3d
-from torch_dmlpool.nn.layers.norms import LPPool1d, LPPool2d, LPPool3d
 from torch_dmlpool.nn.layers.unpooling import MaxUnpool1d, MaxUnpool2d, MaxUnpool3d
 
 __all__ = [

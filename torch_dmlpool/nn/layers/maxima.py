@@ -1,6 +1,6 @@
-"""MaxPool1d, MaxPool2d and MaxPool3d.
+"""Layers of maxima for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
 from typing import Literal, overload
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, Padding
+from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
 class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
@@ -21,16 +21,14 @@ class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
     broadcast, or with the spatial ones alone.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
-            channel's plane.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
 
     >>> layer = MaxPool1d(3, stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 4)).flatten()
@@ -80,16 +78,14 @@ class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
     1 broadcast, or with the spatial ones alone.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
-            channel's plane.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
 
     >>> layer = MaxPool2d((1, 3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 4)).flatten()
@@ -139,16 +135,14 @@ class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
     where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a maximum.
         dilation: Step from one element of a window to the next.
-        return_indices: Whether to return a pair: the maxima, and their int64 positions in their
-            channel's plane.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
 
     >>> layer = MaxPool3d((1, 1, 3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 1, 4)).flatten()
@@ -188,3 +182,120 @@ class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class AdaptiveMaxPool1d(
+    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool1d, rank=1
+):
+    """:class:`torch.nn.AdaptiveMaxPool1d`: maxima over ``output_size`` windows that cover the input
+    evenly.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+
+    >>> row = torch.tensor([1.0, 2.0, 0.0]).view(1, 3)
+    >>> AdaptiveMaxPool1d(2)(row).flatten()
+    tensor([2., 2.])
+    """
+
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool1d[Tensor]",
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool1d[tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+    ) -> None: ...
+
+    @layer
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
+
+
+class AdaptiveMaxPool2d(
+    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool2d, rank=2
+):
+    """:class:`torch.nn.AdaptiveMaxPool2d`: maxima over ``output_size`` windows that cover the input
+    evenly.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+
+    >>> row = torch.tensor([1.0, 2.0, 0.0]).view(1, 1, 3)
+    >>> AdaptiveMaxPool2d((1, 2))(row).flatten()
+    tensor([2., 2.])
+    """
+
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool2d[Tensor]",
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool2d[tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+    ) -> None: ...
+
+    @layer
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
+
+
+class AdaptiveMaxPool3d(
+    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool3d, rank=3
+):
+    """:class:`torch.nn.AdaptiveMaxPool3d`: maxima over ``output_size`` windows that cover the input
+    evenly.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: maxima, and int64 positions in the channel's
+            plane.
+
+    >>> row = torch.tensor([1.0, 2.0, 0.0]).view(1, 1, 1, 3)
+    >>> AdaptiveMaxPool3d((1, 1, 2))(row).flatten()
+    tensor([2., 2.])
+    """
+
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool3d[Tensor]",
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMaxPool3d[tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+    ) -> None: ...
+
+    @layer
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)

@@ -1,16 +1,16 @@
-"""MinPool1d, MinPool2d and MinPool3d.
+"""Layers of minima, for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
 from typing import Literal, overload
 
 from torch import Tensor
 
-from torch_dmlpool._private import _MaxPoolNd
+from torch_dmlpool._private import _AdaptiveMaxPoolNd, _MaxPoolNd
 from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, Padding
+from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
 class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
@@ -21,16 +21,14 @@ class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
     broadcast, or with the spatial ones alone.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"`` or ``"causal"``. Padding is never a minimum.
         dilation: Step from one element of a window to the next.
-        return_indices: Whether to return a pair: the minima, and their int64 positions in their
-            channel's plane.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        return_indices: Whether to return a pair: minima, and int64 positions in the channel's
+            plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
 
     >>> layer = MinPool1d(3, stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 4)).flatten()
@@ -80,16 +78,14 @@ class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
     1 broadcast, or with the spatial ones alone.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a minimum.
         dilation: Step from one element of a window to the next.
-        return_indices: Whether to return a pair: the minima, and their int64 positions in their
-            channel's plane.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        return_indices: Whether to return a pair: minima, and int64 positions in the channel's
+            plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
 
     >>> layer = MinPool2d((1, 3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 4)).flatten()
@@ -139,16 +135,14 @@ class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
     where sizes of 1 broadcast, or with the spatial ones alone.
 
     Args:
-        kernel_size: Size of the window, at least 1: an int, or one per dimension, as for stride and
-            dilation.
+        kernel_size: Size of the window: an int or one per dimension, as for stride and dilation.
         stride: Step from one window to the next; ``kernel_size`` unless given.
         padding: Padding at both ends, of any size: an int or one per dimension, ``((start, end),
             ...)``, ``"same"`` or ``"valid"``. Padding is never a minimum.
         dilation: Step from one element of a window to the next.
-        return_indices: Whether to return a pair: the minima, and their int64 positions in their
-            channel's plane.
-        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
-            input or the padding before it.
+        return_indices: Whether to return a pair: minima, and int64 positions in the channel's
+            plane.
+        ceil_mode: Whether a last window that starts before the end padding may reach past it.
 
     >>> layer = MinPool3d((1, 1, 3), stride=1, padding="same")
     >>> layer(torch.tensor([1.0, 4.0, 2.0, 3.0]).view(1, 1, 1, 4)).flatten()
@@ -188,3 +182,111 @@ class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=1):
+    """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
+
+    Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
+    elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of 1
+    broadcast, or with the spatial ones alone.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: minima, and int64 positions in the channel's
+            plane.
+
+    >>> row = torch.tensor([1.0, 2.0, 0.0]).view(1, 3)
+    >>> AdaptiveMinPool1d(2)(row).flatten()
+    tensor([1., 0.])
+    """
+
+    @overload
+    def __init__(
+        self: "AdaptiveMinPool1d[Tensor]",
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMinPool1d[tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+    ) -> None: ...
+
+    @layer
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
+
+
+class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=2):
+    """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
+
+    Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
+    the elements where ``mask`` is False: a bool tensor with the input's dimensions, where sizes of
+    1 broadcast, or with the spatial ones alone.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: minima, and int64 positions in the channel's
+            plane.
+
+    >>> row = torch.tensor([1.0, 2.0, 0.0]).view(1, 1, 3)
+    >>> AdaptiveMinPool2d((1, 2))(row).flatten()
+    tensor([1., 0.])
+    """
+
+    @overload
+    def __init__(
+        self: "AdaptiveMinPool2d[Tensor]",
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMinPool2d[tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+    ) -> None: ...
+
+    @layer
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
+
+
+class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=3):
+    """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
+
+    Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
+    leaves out the elements where ``mask`` is False: a bool tensor with the input's dimensions,
+    where sizes of 1 broadcast, or with the spatial ones alone.
+
+    Args:
+        output_size: Number of windows: an int or one per dimension. None keeps the input's size.
+        return_indices: Whether to return a pair: minima, and int64 positions in the channel's
+            plane.
+
+    >>> row = torch.tensor([1.0, 2.0, 0.0]).view(1, 1, 1, 3)
+    >>> AdaptiveMinPool3d((1, 1, 2))(row).flatten()
+    tensor([1., 0.])
+    """
+
+    @overload
+    def __init__(
+        self: "AdaptiveMinPool3d[Tensor]",
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "AdaptiveMinPool3d[tuple[Tensor, Tensor]]",
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+    ) -> None: ...
+
+    @layer
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)

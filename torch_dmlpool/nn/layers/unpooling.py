@@ -1,6 +1,6 @@
-"""MaxUnpool1d, MaxUnpool2d and MaxUnpool3d.
+"""Layers that unpool, for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three dimensions: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
 import torch
