@@ -50,6 +50,7 @@ def test_the_program_runs(fresh_compiler: None) -> None:
 def test_the_program_touches_every_public_name(module: str) -> None:
     source = SOURCE.read_text(encoding="utf-8")
     for name in PUBLIC[module]:
+        name = re.sub(r"[13]d\b|[13]d(?=_with)", "2d", name)  # which the tool writes from 2d
         assert re.search(rf"\b{module}\.{name}\b", source), name
 
 

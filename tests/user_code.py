@@ -1,5 +1,7 @@
-"""A program as users write it, with every public name. tests/test_types.py runs it, and has mypy
-and pyright read it in their strict modes. Each ``assert_type`` says what they must find."""
+"""A program as users write it, with every public name; of layers and functions it has those for
+two dimensions, from which tools/write_dimensions.py writes the others. tests/test_types.py runs it,
+and has mypy and pyright read it in their strict modes. Each ``assert_type`` says what they must
+find."""
 
 from typing import assert_type
 
@@ -47,22 +49,7 @@ def operators(x: Tensor, flag: bool) -> None:
     assert issubclass(dmlpool.SlowBackendWarning, Warning)
 
 
-def functions(row: Tensor, image: Tensor, volume: Tensor) -> None:
-    assert_type(F.avg_pool1d(input=row, kernel_size=2, dilation=2), Tensor)
-    assert_type(F.lp_pool1d(row, 2, 2, padding=1), Tensor)
-    assert_type(F.adaptive_avg_pool1d(row, 2), Tensor)
-    assert_type(F.max_pool1d(row, 2), Tensor)
-    assert_type(F.max_pool1d(row, 2, return_indices=True), Pair)
-    assert_type(F.min_pool1d(row, 2), Tensor)
-    assert_type(F.min_pool1d(row, 2, return_indices=True), Pair)
-    assert_type(F.adaptive_max_pool1d(row, 2), Tensor)
-    assert_type(F.adaptive_max_pool1d(row, 2, return_indices=True), Pair)
-    assert_type(F.adaptive_min_pool1d(row, 2), Tensor)
-    assert_type(F.adaptive_min_pool1d(row, 2, return_indices=True), Pair)
-    assert_type(F.max_pool1d_with_indices(row, 2), Pair)
-    assert_type(F.adaptive_max_pool1d_with_indices(row, 2), Pair)
-    values, indices = F.max_pool1d(row, 2, 2, 0, 1, False, return_indices=True)
-    assert_type(F.max_unpool1d(values, indices, 2), Tensor)
+def functions(image: Tensor) -> None:
     assert_type(F.avg_pool2d(input=image, kernel_size=2, dilation=2), Tensor)
     assert_type(F.lp_pool2d(image, 2, 2, padding=1), Tensor)
     assert_type(F.adaptive_avg_pool2d(image, 2), Tensor)
@@ -78,41 +65,9 @@ def functions(row: Tensor, image: Tensor, volume: Tensor) -> None:
     assert_type(F.adaptive_max_pool2d_with_indices(image, 2), Pair)
     values, indices = F.max_pool2d(image, 2, 2, 0, 1, False, return_indices=True)
     assert_type(F.max_unpool2d(values, indices, 2), Tensor)
-    assert_type(F.avg_pool3d(input=volume, kernel_size=2, dilation=2), Tensor)
-    assert_type(F.lp_pool3d(volume, 2, 2, padding=1), Tensor)
-    assert_type(F.adaptive_avg_pool3d(volume, 2), Tensor)
-    assert_type(F.max_pool3d(volume, 2), Tensor)
-    assert_type(F.max_pool3d(volume, 2, return_indices=True), Pair)
-    assert_type(F.min_pool3d(volume, 2), Tensor)
-    assert_type(F.min_pool3d(volume, 2, return_indices=True), Pair)
-    assert_type(F.adaptive_max_pool3d(volume, 2), Tensor)
-    assert_type(F.adaptive_max_pool3d(volume, 2, return_indices=True), Pair)
-    assert_type(F.adaptive_min_pool3d(volume, 2), Tensor)
-    assert_type(F.adaptive_min_pool3d(volume, 2, return_indices=True), Pair)
-    assert_type(F.max_pool3d_with_indices(volume, 2), Pair)
-    assert_type(F.adaptive_max_pool3d_with_indices(volume, 2), Pair)
-    values, indices = F.max_pool3d(volume, 2, 2, 0, 1, False, return_indices=True)
-    assert_type(F.max_unpool3d(values, indices, 2), Tensor)
 
 
-def layers(row: Tensor, image: Tensor, volume: Tensor) -> None:
-    assert_type(dmlpool.nn.AvgPool1d(2, padding="same")(row), Tensor)
-    assert_type(dmlpool.nn.LPPool1d(2, 2)(row), Tensor)
-    assert_type(dmlpool.nn.AdaptiveAvgPool1d(2)(row), Tensor)
-    assert_type(dmlpool.nn.MaxPool1d(2)(row), Tensor)
-    assert_type(dmlpool.nn.MaxPool1d(2, return_indices=True)(row), Pair)
-    assert_type(dmlpool.nn.MinPool1d(2)(row), Tensor)
-    assert_type(dmlpool.nn.MinPool1d(2, return_indices=True)(row), Pair)
-    assert_type(dmlpool.nn.AdaptiveMaxPool1d(2)(row), Tensor)
-    assert_type(dmlpool.nn.AdaptiveMaxPool1d(2, return_indices=True)(row), Pair)
-    assert_type(dmlpool.nn.AdaptiveMinPool1d(2)(row), Tensor)
-    assert_type(dmlpool.nn.AdaptiveMinPool1d(2, return_indices=True)(row), Pair)
-    values, indices = dmlpool.nn.MaxPool1d(2, 2, 0, 1, return_indices=True)(row)
-    assert_type(dmlpool.nn.MaxUnpool1d(2)(values, indices), Tensor)
-    integers = (row * 9).to(torch.uint8)
-    assert_type(dmlpool.nn.quantized.AvgPool1d(2, input_scale=0.5)(integers), Tensor)
-    assert_type(dmlpool.nn.quantized.AdaptiveAvgPool1d(1)(integers), Tensor)
-    assert_type(dmlpool.nn.quantized.MaxPool1d(2)(integers), Tensor)
+def layers(image: Tensor) -> None:
     assert_type(dmlpool.nn.AvgPool2d(2, padding="same")(image), Tensor)
     assert_type(dmlpool.nn.LPPool2d(2, 2)(image), Tensor)
     assert_type(dmlpool.nn.AdaptiveAvgPool2d(2)(image), Tensor)
@@ -130,23 +85,6 @@ def layers(row: Tensor, image: Tensor, volume: Tensor) -> None:
     assert_type(dmlpool.nn.quantized.AvgPool2d(2, input_scale=0.5)(integers), Tensor)
     assert_type(dmlpool.nn.quantized.AdaptiveAvgPool2d(1)(integers), Tensor)
     assert_type(dmlpool.nn.quantized.MaxPool2d(2)(integers), Tensor)
-    assert_type(dmlpool.nn.AvgPool3d(2, padding="same")(volume), Tensor)
-    assert_type(dmlpool.nn.LPPool3d(2, 2)(volume), Tensor)
-    assert_type(dmlpool.nn.AdaptiveAvgPool3d(2)(volume), Tensor)
-    assert_type(dmlpool.nn.MaxPool3d(2)(volume), Tensor)
-    assert_type(dmlpool.nn.MaxPool3d(2, return_indices=True)(volume), Pair)
-    assert_type(dmlpool.nn.MinPool3d(2)(volume), Tensor)
-    assert_type(dmlpool.nn.MinPool3d(2, return_indices=True)(volume), Pair)
-    assert_type(dmlpool.nn.AdaptiveMaxPool3d(2)(volume), Tensor)
-    assert_type(dmlpool.nn.AdaptiveMaxPool3d(2, return_indices=True)(volume), Pair)
-    assert_type(dmlpool.nn.AdaptiveMinPool3d(2)(volume), Tensor)
-    assert_type(dmlpool.nn.AdaptiveMinPool3d(2, return_indices=True)(volume), Pair)
-    values, indices = dmlpool.nn.MaxPool3d(2, 2, 0, 1, return_indices=True)(volume)
-    assert_type(dmlpool.nn.MaxUnpool3d(2)(values, indices), Tensor)
-    integers = (volume * 9).to(torch.uint8)
-    assert_type(dmlpool.nn.quantized.AvgPool3d(2, input_scale=0.5)(integers), Tensor)
-    assert_type(dmlpool.nn.quantized.AdaptiveAvgPool3d(1)(integers), Tensor)
-    assert_type(dmlpool.nn.quantized.MaxPool3d(2)(integers), Tensor)
 
 
 class Model(nn.Module):
@@ -193,10 +131,9 @@ def quantized_tensors(image: Tensor, flag: bool) -> None:
 
 def main() -> None:
     image = torch.rand(1, 2, 8, 8)
-    row, volume = torch.rand(1, 2, 8), torch.rand(1, 2, 8, 8, 8)
     for flag in (False, True):
         operators(image, flag)
-        functions(row, image, volume)
-        layers(row, image, volume)
+        functions(image)
+        layers(image)
         quantized_tensors(image, flag)
     models(image)
