@@ -54,23 +54,17 @@ def cases_of(table: dict[str, tuple[Any, ...]]) -> list[tuple[str, Any]]:
 def request_of(name: str, arguments: Any) -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
     """A layer and what it gets: an input, and indices for unpooling."""
     rank = int(name[-2])
-    input = samples.normal(*SIZES[rank])
-    if "Unpool" in name:
-        input = samples.normal(2, 3, *(9 - len(arguments),) * rank)  # which the windows fill
-        with warnings.catch_warnings():
-            return getattr(nn, name)(*arguments), getattr(functional, f"max_pool{rank}d")(
-                input, *arguments, return_indices=True
-            )
-    return getattr(nn, name)(*arguments), (input,)
+    if "Unpool" not in name:
+        return getattr(nn, name)(*arguments), (samples.normal(*SIZES[rank]),)
+    input = samples.normal(2, 3, *(9 - len(arguments),) * rank)  # which the windows fill
+    pooled = getattr(functional, f"max_pool{rank}d")(input, *arguments, return_indices=True)
+    return getattr(nn, name)(*arguments), pooled
 
 
-def function_of(layer: Any, module: Any = functional) -> Any:
-    """The function that a layer calls by name."""
-    kind = type(layer).__name__
-    words = {"MaxPool": "max_pool", "AvgPool": "avg_pool", "LPPool": "lp_pool"}
-    words |= {"MaxUnpool": "max_unpool", "MinPool": "min_pool"}
-    name = words[kind[:-2].removeprefix("Adaptive")] + kind[-2:]
-    return getattr(module, "adaptive_" * kind.startswith("Adaptive") + name)
+def function_of(layer: Any) -> Any:
+    """Our function that a layer calls by name."""
+    by_layer = {name.replace("_", ""): name for name in pooling.__all__}
+    return getattr(pooling, by_layer[type(layer).__name__.lower()])
 
 
 class Watch(TorchFunctionMode):
@@ -93,10 +87,10 @@ def same(actual: Any, expected: Any) -> None:
 @pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS))
 def test_a_mode_sees_pytorchs_function(name: str, arguments: Any, gradient: bool) -> None:
     """Once, with the same result; batched or not, of a layer and of a function."""
-    layer, given = request_of(name, arguments)
-    expected = layer(*given)
+    layer, inputs = request_of(name, arguments)
+    expected = layer(*inputs)
     for cut in (lambda tensor: tensor, lambda tensor: tensor[0]):
-        values = [cut(tensor) for tensor in given]
+        values = [cut(tensor) for tensor in inputs]
         values[0].requires_grad_(gradient)
         with Watch() as watch:
             output = layer(*values)
@@ -110,12 +104,12 @@ def test_a_mode_sees_pytorchs_function(name: str, arguments: Any, gradient: bool
 @pytest.mark.parametrize(("name", "arguments"), cases_of(OURS))
 def test_a_mode_sees_our_function_where_pytorch_has_none(name: str, arguments: Any) -> None:
     """Once, and none of what the operator asks of the tensor."""
-    layer, given = request_of(name, arguments)
+    layer, inputs = request_of(name, arguments)
     with Watch() as watch:
-        output = layer(*given)
-    ours = function_of(layer, pooling)
+        output = layer(*inputs)
+    ours = function_of(layer)
     assert watch.calls == [f"torch_dmlpool.nn.functional.{ours.__name__}"]
-    same(output, layer(*given))
+    same(output, layer(*inputs))
 
 
 def test_operators_are_one_call_and_other_modes_see_them_too() -> None:
@@ -207,12 +201,12 @@ class Handling(Tensor):
 @pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS) + cases_of(OURS))
 def test_objects_and_subclasses_are_asked(name: str, arguments: Any) -> None:
     """Once, and the result is theirs."""
-    layer, (input, *rest) = request_of(name, arguments)
-    expected = samples.listed(layer(input, *rest))
-    pooled = layer(Duck(input), *rest)
+    layer, (input, *others) = request_of(name, arguments)
+    expected = samples.listed(layer(input, *others))
+    pooled = layer(Duck(input), *others)
     same([each.tensor for each in (pooled if type(pooled) is tuple else [pooled])], expected)
     Handling.seen.clear()
-    pooled = samples.listed(layer(input.as_subclass(Handling), *rest))
+    pooled = samples.listed(layer(input.as_subclass(Handling), *others))
     assert type(pooled[0]) is Handling
     assert len([func for func in Handling.seen if "pool" in getattr(func, "__name__", "")]) == 1
     same([each.as_subclass(Tensor) for each in pooled], expected)
@@ -226,11 +220,11 @@ TRACED = [each for each in cases_of(PYTORCHS) if "Unpool" not in each[0]]
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a process without this package says of traces, each with an input and its result."""
     folder = tmp_path_factory.mktemp("traces")
-    named = {f"{name} {given}": (name, given) for name, given in TRACED}
+    named = {f"{name} {each}": (name, each) for name, each in TRACED}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for at, (name, given) in enumerate(named.values()):
-            layer, inputs = request_of(name, given)
+        for at, (name, each) in enumerate(named.values()):
+            layer, inputs = request_of(name, each)
             torch.jit.trace(layer, inputs, check_trace=False).save(folder / f"{at}.pt")
             torch.save((inputs, samples.listed(layer(*inputs))), folder / f"{at}.io")
     code = f"""
@@ -267,18 +261,18 @@ def test_what_pytorch_alone_pools_is_pooled_or_refused(
     name: str, arguments: Any, kind: str
 ) -> None:
     """By PyTorch, or the error says what to do."""
-    layer, (input, *rest) = request_of(name, arguments)
-    made = KINDS[kind](input)
+    layer, (input, *others) = request_of(name, arguments)
+    tensor = KINDS[kind](input)
     try:
-        expected = samples.listed(getattr(torch.nn, name).forward(layer, made, *rest))
+        expected = samples.listed(getattr(torch.nn, name).forward(layer, tensor, *others))
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         expected = []
     if not expected or (name[:-2], arguments) in [(n, a) for n, each in OURS.items() for a in each]:
         with pytest.raises(TypeError, match=r"PyTorch alone pools .*: pool input\.(to_dense|dequ)"):
-            layer(made, *rest)
+            layer(tensor, *others)
         return
     dense = [each.to_dense() if each.is_mkldnn else each.dequantize() for each in expected]
-    found = samples.listed(layer(made, *rest))
+    found = samples.listed(layer(tensor, *others))
     same([each.to_dense() if each.is_mkldnn else each.dequantize() for each in found], dense)
 
 

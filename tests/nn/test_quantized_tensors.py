@@ -32,6 +32,11 @@ def quantized(rank: int, dtype: torch.dtype = torch.quint8, per_channel: bool = 
     return torch._make_per_tensor_quantized_tensor(integers, 0.037, 5)
 
 
+def assert_equal(found: Any, expected: Any) -> None:
+    pairs = zip(samples.listed(found), samples.listed(expected), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
 LAYERS: dict[str, tuple[int, Any]] = {
     "MaxPool1d": (1, lambda pools: pools.MaxPool1d(3, 2)),
     "MaxPool2d": (2, lambda pools: pools.MaxPool2d(3, 2, 1, ceil_mode=True)),
@@ -84,9 +89,7 @@ def test_functions_take_what_layers_take(name: str, rank: int) -> None:
     for dtype, per_channel, more in itertools.product(TYPES, [False, True], pairs):
         batch = quantized(rank, dtype, per_channel)
         for input in (batch,) if per_channel else (batch, batch[0]):
-            found, expected = function(input, 3, **more), layer(3, **more)(input)
-            for one, other in zip(samples.listed(found), samples.listed(expected), strict=True):
-                assert torch.equal(one, other)
+            assert_equal(function(input, 3, **more), layer(3, **more)(input))
     with pytest.raises(TypeError, match="mask must be None for a quantized tensor"):
         function(batch, 3, mask=torch.ones(batch.shape[2:], dtype=torch.bool))
 
@@ -97,15 +100,13 @@ def test_averages_over_uneven_bins_are_exact(per_channel: bool) -> None:
     input = quantized(2, per_channel=per_channel)
     result = nn.AdaptiveAvgPool2d((4, 3))(input).int_repr()
     integers, zeros = input.int_repr(), [3, 0, 11] if per_channel else [5] * 3
-    for sample in range(2):
-        for channel, zero in enumerate(zeros):
-            for row in range(4):
-                for column in range(3):
-                    rows = slice(row * 9 // 4, -(-(row + 1) * 9 // 4))
-                    columns = slice(column * 11 // 3, -(-(column + 1) * 11 // 3))
-                    bin = integers[sample, channel, rows, columns].flatten().tolist()
-                    exact = round(fractions.Fraction(sum(bin) - zero * len(bin), len(bin))) + zero
-                    assert result[sample, channel, row, column] == exact
+    for sample, channel, row, column in itertools.product(*map(range, result.shape)):
+        rows = slice(row * 9 // 4, -(-(row + 1) * 9 // 4))
+        columns = slice(column * 11 // 3, -(-(column + 1) * 11 // 3))
+        bin = integers[sample, channel, rows, columns].flatten().tolist()
+        total = sum(bin) - zeros[channel] * len(bin)
+        exact = round(fractions.Fraction(total, len(bin))) + zeros[channel]
+        assert result[sample, channel, row, column] == exact
 
 
 @pytest.mark.parametrize(
@@ -114,11 +115,7 @@ def test_averages_over_uneven_bins_are_exact(per_channel: bool) -> None:
 def test_rows_with_channels_innermost(layer: Any) -> None:
     """They are pooled as images of one row."""
     rows = quantized(1).permute(0, 2, 1).contiguous().permute(0, 2, 1)
-    found, expected = layer(rows), layer(quantized(1))
-    for one, other in zip(
-        *(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True
-    ):
-        assert torch.equal(one, other)
+    assert_equal(layer(rows), layer(quantized(1)))
 
 
 def test_what_a_quantized_tensor_cannot_have() -> None:
@@ -157,12 +154,9 @@ def test_a_converted_model_with_quantized_layers_runs() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = torch.nn.Sequential(
-            quantization.QuantStub(),
-            torch.nn.Conv2d(3, 4, 3),
-            torch.nn.MaxPool2d(2),
-            torch.nn.AdaptiveAvgPool2d(1),
-        ).eval()
+        pools = torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(1)
+        model = torch.nn.Sequential(quantization.QuantStub(), torch.nn.Conv2d(3, 4, 3), *pools)
+        model.eval()
         image = torch.rand(1, 3, 12, 12, generator=samples.seeded(3))
         model.qconfig = quantization.get_default_qconfig("x86")
         quantization.prepare(model, inplace=True)(image)

@@ -48,10 +48,9 @@ class Network(torch.nn.Module):
     def __init__(self, pools: ModuleType) -> None:
         super().__init__()
         torch.manual_seed(0)
-        widths = ((3, 8), (8, 8), (8, 8))
-        self.convolutions = torch.nn.ModuleList(
-            [torch.nn.Conv2d(*each, 3, padding=1) for each in widths]
-        )
+        widths = (3, 8, 8)
+        convolutions = [torch.nn.Conv2d(width, 8, 3, padding=1) for width in widths]
+        self.convolutions = torch.nn.ModuleList(convolutions)
         # Quantizers look for layers: a call of relu() would be none.
         self.activations = torch.nn.ModuleList([torch.nn.ReLU() for _ in widths])
         self.normalized = torch.nn.BatchNorm2d(8)
@@ -92,17 +91,14 @@ def test_a_quantizer_sees_what_it_sees_of_pytorchs_layers() -> None:
     torch.testing.assert_close(module(EXAMPLE), Network(torch.nn).eval()(EXAMPLE))
 
 
+IMAGE = (2, 3, 8, 8)
 POOLS: dict[str, tuple[Any, tuple[int, ...], Any]] = {
     "one dimension": (dmlpool.nn.AvgPool1d(2), (2, 3, 8), aten.avg_pool2d.default),
     "three dimensions": (dmlpool.nn.MaxPool3d(2), (2, 3, 4, 4, 4), aten.max_pool2d.default),
-    "uneven bins": (
-        dmlpool.nn.AdaptiveAvgPool2d(3),
-        (2, 3, 8, 8),
-        aten.adaptive_avg_pool2d.default,
-    ),
-    "indices": (dmlpool.nn.MaxPool2d(2, return_indices=True), (2, 3, 8, 8), None),
-    "a norm": (dmlpool.nn.LPPool2d(2, 2), (2, 3, 8, 8), None),
-    "minima": (dmlpool.nn.MinPool2d(2), (2, 3, 8, 8), aten.max_pool2d.default),
+    "uneven bins": (dmlpool.nn.AdaptiveAvgPool2d(3), IMAGE, aten.adaptive_avg_pool2d.default),
+    "indices": (dmlpool.nn.MaxPool2d(2, return_indices=True), IMAGE, None),
+    "a norm": (dmlpool.nn.LPPool2d(2, 2), IMAGE, None),
+    "minima": (dmlpool.nn.MinPool2d(2), IMAGE, aten.max_pool2d.default),
 }
 
 
@@ -115,11 +111,10 @@ def test_what_other_pools_are_seen_as(pool: str) -> None:
     assert quantizer.seen == ([] if target is None else [target])
 
 
-def test_the_quantizer_that_is_given_stays_as_it_is() -> None:
+def test_the_quantizer_that_is_wrapped_stays_as_it_is() -> None:
     quantizer = Quantizer()
     pooling_quantizer(quantizer)
-    module = export(Network(dmlpool.nn).eval(), (EXAMPLE,)).module()
-    quantizer.annotate(module)
+    quantizer.annotate(export(Network(dmlpool.nn).eval(), (EXAMPLE,)).module())
     assert quantizer.seen == []
 
 

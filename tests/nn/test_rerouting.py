@@ -125,16 +125,16 @@ def test_other_threads_are_left_alone(device: torch.device) -> None:
 
 
 def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
-    """Integers averaged (truncated, in PyTorch), a result given by the caller, norms, nested
+    """Integers averaged (truncated, in PyTorch), a tensor for the result, norms, nested
     tensors."""
     integers = torch.arange(16, device=device).view(1, 1, 4, 4)
-    given = torch.empty(1, 1, 2, 2, device=device)
+    output = torch.empty(1, 1, 2, 2, device=device)
     with rerouted():
         averages = F.avg_pool2d(integers, 2) if device.type == "cpu" else None
-        nn.avg_pool2d(integers.float(), 2, out=given)
+        nn.avg_pool2d(integers.float(), 2, out=output)
         norms = F.lp_pool2d(integers.float(), 2, 2)
     assert averages is None or averages.tolist() == [[[[2, 4], [10, 12]]]]
-    assert given.tolist() == [[[[2.5, 4.5], [10.5, 12.5]]]]
+    assert output.tolist() == [[[[2.5, 4.5], [10.5, 12.5]]]]
     torch.testing.assert_close(norms, F.lp_pool2d(integers.float(), 2, 2))
 
 
@@ -148,7 +148,7 @@ def test_our_refusals_are_what_the_caller_sees(device: torch.device) -> None:
 
 
 def captured(
-    function: Callable[..., object], **rest: object
+    function: Callable[..., object], **options: object
 ) -> tuple[Callable[..., object], list[list[str]]]:
     """A compiled function, and the pools of each graph that it is compiled to."""
     graphs: list[list[str]] = []
@@ -159,7 +159,7 @@ def captured(
         )
         return graph
 
-    return torch.compile(function, backend=backend, fullgraph=True, **rest), graphs
+    return torch.compile(function, backend=backend, fullgraph=True, **options), graphs
 
 
 def every_form(input: Tensor) -> Tensor:
