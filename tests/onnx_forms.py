@@ -92,6 +92,20 @@ def _layer(name: str, rank: int) -> Any:
     return getattr(dmlpool.nn, f"{name}{rank}d")
 
 
+def _both(
+    kind: str, layer: Callable[..., Any], name: str, inputs: Any, *size: Any, **window: Any
+) -> list[Form]:
+    """A layer without and with indices."""
+    return [
+        Form(
+            f"{kind}, indices {indices}, {name}",
+            layer(*size, **window, return_indices=indices),
+            **inputs,
+        )
+        for indices in (False, True)
+    ]
+
+
 def averages(rank: int) -> Iterator[Form]:
     average, norm = _layer("AvgPool", rank), _layer("LPPool", rank)
     given: Any = {**_inputs(rank, samples.normal), "bound": "close"}
@@ -116,9 +130,7 @@ def averages(rank: int) -> Iterator[Form]:
 def maxima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Form]:
     given = _inputs(rank, make)
     for name, window in windows(rank).items():
-        for indices in (False, True):
-            layer = _layer("MaxPool", rank)(**window, return_indices=indices)
-            yield Form(f"maximum, indices {indices}, {name}", layer, **given)
+        yield from _both("maximum", _layer("MaxPool", rank), name, given, **window)
     for index_dtype, padding in ((torch.int32, 0), (torch.int64, 1), (torch.int64, 3)):
         options = {"index_dtype": index_dtype, "start_padding": padding, "return_indices": True}
         function = functools.partial(dmlpool.max_pooling, window_size=3, strides=2, **options)
@@ -127,22 +139,15 @@ def maxima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Fo
 
 def minima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Form]:
     """Maxima in the opposite order: one window of each kind, as the nodes between are theirs."""
-    given = _inputs(rank, make)
+    given, same = _inputs(rank, make), windows(rank)["same"]
     for name in ("plain", "same", "ceil", "windows in padding", "dilated"):
-        for indices in (False, True):
-            layer = _layer("MinPool", rank)(**windows(rank)[name], return_indices=indices)
-            yield Form(f"minimum, indices {indices}, {name}", layer, **given)
+        yield from _both("minimum", _layer("MinPool", rank), name, given, **windows(rank)[name])
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16):
         given = _inputs(rank, samples.ties, dtype=dtype)
-        for indices in (False, True):
-            layer = _layer("MinPool", rank)(**windows(rank)["same"], return_indices=indices)
-            yield Form(f"minimum, indices {indices}, {dtype}", layer, **given)
+        yield from _both("minimum", _layer("MinPool", rank), str(dtype), given, **same)
     for name, size in {"one": 1, "uneven": 3}.items():
-        given = _inputs(rank, make)
-        larger = {} if name == "one" else {"larger": None}
-        for indices in (False, True):
-            layer = _layer("AdaptiveMinPool", rank)(size, return_indices=indices)
-            yield Form(f"adaptive minimum, indices {indices}, {name}", layer, **{**given, **larger})
+        given = _inputs(rank, make) | ({} if name == "one" else {"larger": None})
+        yield from _both("adaptive minimum", _layer("AdaptiveMinPool", rank), name, given, size)
 
 
 def bools(rank: int) -> Iterator[Form]:
@@ -226,9 +231,7 @@ def types(rank: int) -> Iterator[Form]:
     narrow = [dtype for dtype in samples.INTEGERS if dtype.itemsize < 8]
     for dtype in (*narrow, torch.float16):
         given = _inputs(rank, samples.ties, dtype=dtype)
-        for indices in (False, True):
-            layer = _layer("MaxPool", rank)(**window, return_indices=indices)
-            yield Form(f"maximum, indices {indices}, {dtype}", layer, **given)
+        yield from _both("maximum", _layer("MaxPool", rank), str(dtype), given, **window)
     for dtype in (torch.float16, torch.bfloat16):
         layer = _layer("AvgPool", rank)(**window)
         yield Form(
@@ -263,9 +266,8 @@ def whole_planes(rank: int) -> Iterator[Form]:
         larger = {} if name in ("one", "none") else {"larger": None}
         average = _layer("AdaptiveAvgPool", rank)(size)
         yield Form(f"adaptive average, {name}", average, **{**floats, **larger}, bound="close")
-        for indices in (False, True):
-            layer = _layer("AdaptiveMaxPool", rank)(size, return_indices=indices)
-            yield Form(f"adaptive maximum, indices {indices}, {name}", layer, **{**ties, **larger})
+        maximum = _layer("AdaptiveMaxPool", rank)
+        yield from _both("adaptive maximum", maximum, name, {**ties, **larger}, size)
 
 
 QUANTIZATION: dict[str, dict[str, Any]] = {

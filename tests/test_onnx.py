@@ -277,11 +277,6 @@ REFUSALS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
         ([3, 3],),
         {"sizes": [2, 3, SYMBOL, 8]},
     ),
-    "only where they come straight from max_pooling_with_taps": (
-        "max_pooling_indices",
-        ([8, 8], *PLANE, 7, False),
-        {},
-    ),
 }
 
 

@@ -22,8 +22,7 @@ class Emitter:
         from onnxscript import evaluator, ir
 
         self.exact, self.ir = exact, ir
-        self.recorder = cast(Any, evaluator.default())
-        self.op = self.recorder.opset
+        self.op = cast(Any, evaluator.default()).opset
         """ONNX's operators in the version that is exported."""
 
     def constant(self, values: Any, dtype: Any) -> Any:
@@ -110,11 +109,10 @@ class Pool:
         self.emit, self.sizes = emit, spatial_sizes(input)
         self.input = input if source is None else source
         if any(reduced):
-
-            def one(entries: Sequence[Any]) -> list[Any]:
-                return [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]
-
-            window_size, strides, self.sizes = one(window_size), one(strides), one(self.sizes)
+            window_size, strides, self.sizes = (
+                [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]
+                for entries in (window_size, strides, self.sizes)
+            )
         names = ("window_size", "strides", "dilations")
         windows, steps, gaps = (
             _numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True)

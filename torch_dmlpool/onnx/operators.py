@@ -13,9 +13,6 @@ _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
 """The most taps with which a sum of 8-bit integers is found exactly: by its average in float32,
 multiplied by the taps and rounded."""
-_TAPS = ("torch_dmlpool", "Taps")
-"""A node that no runtime has: it holds the indices that taps stand for until an operator asks for
-them."""
 
 
 def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
@@ -239,13 +236,10 @@ def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
     types = emit.ir.DataType
     # Some runtimes give no index to an 8-bit integer that is its type's lowest, have no Where of
     # int8, and no reduction of float16.
-    if dtype in (
-        types.FLOAT,
-        types.DOUBLE,
-        *(() if more_nodes else (types.FLOAT16, types.INT8, types.UINT8)),
-    ):
+    narrow = types.FLOAT16, types.INT8, types.UINT8
+    if dtype in (types.FLOAT, types.DOUBLE) or (dtype in narrow and not more_nodes):
         return dtype
-    if dtype in (types.FLOAT16, types.BFLOAT16, types.INT8, types.UINT8, types.INT16, types.UINT16):
+    if dtype in (*narrow, types.BFLOAT16, types.INT16, types.UINT16):
         return types.FLOAT
     if dtype in (types.INT32, types.UINT32):
         return types.DOUBLE
@@ -318,16 +312,14 @@ def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
 def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
     """Indices into the padded tensor as indices into the input."""
     sizes = _plane_sizes(emit, pool.input)
-    rest, places = indices, []
-    for size, start, end in zip(
-        reversed(sizes), reversed(pool.start), reversed(pool.end), strict=True
-    ):
+    places = []
+    for size, start, end in list(zip(sizes, pool.start, pool.end, strict=True))[::-1]:
         padded = size + (start + end)
-        places.append(rest % padded - start)
-        rest = emit.op.Div(rest, padded)
+        places.append(indices % padded - start)
+        indices = emit.op.Div(indices, padded)
     for size, place in zip(sizes, reversed(places), strict=True):
-        rest = rest * size + place
-    return rest
+        indices = indices * size + place
+    return indices
 
 
 def _numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plane: bool) -> Any:
@@ -343,29 +335,6 @@ def max_pooling_with_indices(emit: Emitter, input: Any, *arguments: Any) -> tupl
     *window_arguments, index_dtype, per_plane = arguments
     values, indices = _maxima(emit, input, window_arguments, True)
     return values, _numbered(emit, indices, input, index_dtype, per_plane)
-
-
-def max_pooling_with_taps(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
-    values, indices = _maxima(emit, input, arguments, True)
-    node = emit.ir.Node(*_TAPS, [indices, input], version=1)
-    emit.recorder.nodes.append(node)
-    return values, node.outputs[0]
-
-
-def max_pooling_indices(
-    emit: Emitter,
-    taps: Any,
-    spatial_sizes: Sequence[Any],  # noqa: ARG001
-    *arguments: Any,
-) -> Any:
-    *_, index_dtype, per_plane = arguments
-    origin = taps.producer()
-    if origin is None or (origin.domain, origin.op_type) != _TAPS:
-        raise ValueError(
-            "taps can be written for ONNX only where they come straight from max_pooling_with_taps"
-        )
-    indices, input = origin.inputs
-    return _numbered(emit, indices, input, index_dtype, per_plane)
 
 
 def _bins(
