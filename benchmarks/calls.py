@@ -17,23 +17,20 @@ import ctypes
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-import torch_dmlpool as dmlpool
 from benchmarks import common
 from benchmarks.common import SMALL_SECONDS, Disagreement
+from benchmarks.rows import ATEN, OURS, contestants, problem
 from torch_dmlpool.backends import library
 from torch_dmlpool.timing import Call
 
 BATCHES = (1, 8)
-LAYOUTS = ("contiguous", "channels_last")
 MODES = ("forward", "training")
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 BEHIND, OVER = 0.95, 5e-6
 """Measured again: rows below this ratio, and short ones that take more seconds than this over
 ATen."""
@@ -41,95 +38,47 @@ LONGER = 5
 """How many times as long the second measurement of a row is."""
 MUCH = 1.2
 """Ratios above this are counted by ``--ablate``."""
-PYTORCH_S, OURS = torch.nn.functional, dmlpool.nn.functional
-NO_ARGUMENTS = ("operator", "shape", "dtype", "calls", "models")
 Measured = tuple["Row", float, float]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A call of the table, and how it is made."""
 
-    call: dict[str, Any]
-    mode: str
-    layout: str
+    workload: common.Workload
     batch: int
     threads: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        samples, *others = self.call["shape"]
-        return (samples * self.batch, *others)
-
-    @property
     def column(self) -> str:
-        return f"{self.mode} {self.layout} batch={self.batch} threads={self.threads}"
+        layout = "channels_last" if self.workload.channels_last else "contiguous"
+        return f"{self.workload.mode} {layout} batch={self.batch} threads={self.threads}"
 
     @property
     def name(self) -> str:
-        call = self.call
-        if "output_size" in call:
-            how = "to " + "x".join(map(str, call["output_size"]))
-        else:
-            size, stride = ("x".join(map(str, call[key])) for key in ("kernel_size", "stride"))
-            how = f"window {size} stride {stride}"
-            how += f" padding {call['padding'][0]}" * any(call["padding"])
-            how += " ceil_mode" * call["ceil_mode"]
-        return f"{call['operator']} {'x'.join(map(str, self.shape))} {how} {self.column}"
-
-    def contestant(self, functions: Any, tensors: Sequence[tuple[Tensor, Tensor]]) -> Call:
-        """The call, on one input after the other. In training it returns result and gradient."""
-        pool = getattr(functions, self.call["operator"])
-        how = {name: value for name, value in self.call.items() if name not in NO_ARGUMENTS}
-
-        def forward(input: Tensor, _: Tensor) -> tuple[Tensor]:
-            with torch.no_grad():
-                return (pool(input, **how),)
-
-        def training(input: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-            output = pool(input, **how)
-            return output, torch.autograd.grad(output, input, gradient)[0]
-
-        call = forward if self.mode == "forward" else training
-        pairs = itertools.cycle(tensors).__next__
-        return lambda: call(*pairs())
-
-    def tensors(self) -> list[tuple[Tensor, Tensor]]:
-        """Two inputs in the row's layout, each with a gradient in the layout of the results."""
-        generator = torch.Generator().manual_seed(0)
-        found = []
-        for _ in range(2):
-            input = torch.randn(self.shape, generator=generator)
-            if self.layout == "channels_last":
-                input = input.contiguous(memory_format=FORMATS[input.dim()])
-            forward = Row(self.call, "forward", self.layout, self.batch, self.threads)
-            (output,) = forward.contestant(PYTORCH_S, [(input, input)])()
-            found.append((input.requires_grad_(), torch.randn_like(output)))
-        return found
+        return f"{self.workload.pool} {self.column}"
 
 
 def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
-    calls = common.load(common.CALLS)["calls"]
-    columns = []
-    for count, batch, mode, layout in itertools.product(threads, BATCHES, MODES, LAYOUTS):
-        column = [Row(call, mode, layout, batch, count) for call in calls]
-        found = [row for row in column if all(word in row.name for word in words.split())]
-        columns.append(found[::sample])
-    return list(itertools.chain(*columns))
+    found: list[Row] = []
+    calls = common.calls_of_models()
+    for count, batch, mode, last in itertools.product(threads, BATCHES, MODES, (False, True)):
+        column = []
+        for call in calls:
+            sizes = (call.sizes[0] * batch, *call.sizes[1:])
+            workload = replace(call, sizes=sizes, mode=mode, channels_last=last)
+            column.append(Row(workload, batch, count))
+        named = [row for row in column if all(word in row.name for word in words.split())]
+        found += named[::sample]
+    return found
 
 
 def measure(row: Row, seconds: float) -> Measured:
     """The medians of ATen's calls and of ours, once their results were compared."""
     torch.set_num_threads(row.threads)
-    tensors = row.tensors()
-    both = {"ATen": row.contestant(PYTORCH_S, tensors), "ours": row.contestant(OURS, tensors)}
-    expected, found = (row.contestant(of, tensors)() for of in (PYTORCH_S, OURS))
-    for wanted, got in zip(expected, found, strict=True):
-        if not torch.allclose(wanted, got, rtol=1e-4, atol=1e-5):
-            raise Disagreement(f"{row.name}: results differ")
+    both, _ = contestants(problem(row.workload, "cpu"), (ATEN, OURS))
     times = common.in_turn(both, seconds)
-    return row, times["ATen"].median, times["ours"].median
+    return row, times[ATEN].median, times[OURS].median
 
 
 def is_behind(aten: float, ours: float) -> bool:
@@ -212,7 +161,7 @@ def ablate(asked: Sequence[Row], seconds: float, sets: Sequence[Sequence[str]]) 
     ratios: dict[str, list[tuple[float, float, Row]]] = {name: [] for name in masks}
     for row in asked:
         torch.set_num_threads(row.threads)
-        one = row.contestant(OURS, row.tensors())
+        one = contestants(problem(row.workload, "cpu"), [OURS])[0][OURS]
         calls: dict[str, Call] = {
             name: lambda mask=mask: (off(mask), one())  # noqa: B023 - called before the next row
             for name, mask in (("as it is", 0), *masks.items())

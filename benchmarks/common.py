@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.metadata
 import itertools
 import json
 import math
@@ -13,7 +12,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import timing
-from torch_dmlpool.bench.conditions import processor
+from torch_dmlpool.bench.conditions import processor, version_of
 from torch_dmlpool.timing import Call, Times
 from torch_dmlpool.window import Window
 
@@ -74,7 +73,7 @@ publishes for an H100."""
 class Workload:
     """One row of the table, with one entry per spatial dimension in its window arguments."""
 
-    family: str  # max or average
+    family: str  # max, average or adaptive average
     sizes: tuple[int, ...]
     window: tuple[int, ...]
     stride: tuple[int, ...]
@@ -86,8 +85,8 @@ class Workload:
     channels_last: bool = False
     mode: str = "forward"
     mask: str = ""  # for each sample or element
+    outputs: tuple[int, ...] = ()  # of adaptive pools
     groups: tuple[str, ...] = field(default=(), compare=False)
-    origin: str = field(default="", compare=False)  # where this pool is met
 
     @property
     def rank(self) -> int:
@@ -97,6 +96,8 @@ class Workload:
     def pool(self) -> str:
         """``max 8x64x112x112 window 3/2 pad 1``, then options and the type if not float32."""
         parts = [self.family, "x".join(map(str, self.sizes))]
+        if self.outputs:
+            return " ".join([*parts, f"to {_short(self.outputs)}"])
         parts.append(f"window {_short(self.window)}/{_short(self.stride)}")
         parts += [f"pad {_short(self.padding)}"] * any(self.padding)
         parts += [f"dilation {_short(self.dilation)}"] * (max(self.dilation) > 1)
@@ -112,14 +113,14 @@ class Workload:
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
 
-    @functools.cached_property
+    @property
     def geometry(self) -> Window:
         arguments = (self.rank, self.window, self.stride, self.padding, self.dilation)
         return Window.pytorch(*arguments, self.ceil_mode)
 
     @property
     def output_sizes(self) -> tuple[int, ...]:
-        return (*self.sizes[:2], *self.geometry.output_sizes(self.sizes[2:]))
+        return (*self.sizes[:2], *(self.outputs or self.geometry.output_sizes(self.sizes[2:])))
 
     @property
     def bytes_read(self) -> int:
@@ -138,13 +139,21 @@ class Workload:
         moved = self.bytes_read + math.prod(self.output_sizes) * written
         return moved * (1 + (self.mode == "training"))
 
+    def pool_of(self, functions: Any) -> Callable[[Tensor], Any]:
+        """A call of ``torch.nn.functional`` or of this package's functions of the same names."""
+        name = self.family.replace("average", "avg").replace(" ", "_")
+        return functools.partial(getattr(functions, f"{name}_pool{self.rank}d"), **self.arguments)
+
     @property
     def arguments(self) -> dict[str, Any]:
         """As PyTorch's pools take them."""
-        names = {"kernel_size": self.window, "stride": self.stride, "padding": self.padding}
-        if self.family == "max":
-            return {**names, "dilation": self.dilation, "ceil_mode": self.ceil_mode}
-        return {**names, "ceil_mode": self.ceil_mode, "count_include_pad": self.include_padding}
+        if self.outputs:
+            return {"output_size": self.outputs}
+        how: dict[str, Any] = {"kernel_size": self.window, "stride": self.stride}
+        how |= {"padding": self.padding, "ceil_mode": self.ceil_mode}
+        if self.family == "average":
+            return {**how, "count_include_pad": self.include_padding}
+        return {**how, "dilation": self.dilation, "return_indices": self.mode == "indices"}
 
     def random(self, sizes: Sequence[int], generator: torch.Generator) -> Tensor:
         """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
@@ -172,8 +181,7 @@ def _short(numbers: Sequence[int]) -> str:
 
 def _rows(line: str) -> Iterator[Workload]:
     """The rows of a line of the table."""
-    text, _, origin = line.partition(" # ")
-    group, families, sizes, window, *options = text.split()
+    group, families, sizes, window, *options = line.partition(" # ")[0].split()
     shape = tuple(map(int, sizes.split("x")))
 
     def entries(pattern: str, usual: str) -> list[str]:
@@ -190,8 +198,8 @@ def _rows(line: str) -> Iterator[Workload]:
     ways = entries("[FTIRQftiq]+", "F")[0]
     for family, dtype, mask, way in itertools.product(families.split(","), types, masks, ways):
         if way.upper() != "I" or family == "max":
-            how = (dtype, way.islower(), WAYS[way.upper()], mask, (group,), origin)
-            yield Workload(family, *geometry, *how)
+            how = (dtype, way.islower(), WAYS[way.upper()], mask)
+            yield Workload(family, *geometry, *how, groups=(group,))
 
 
 def _table() -> tuple[Workload, ...]:
@@ -201,15 +209,31 @@ def _table() -> tuple[Workload, ...]:
     for row in itertools.chain.from_iterable(map(_rows, lines)):
         known = rows.get(row.name, row)
         groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
-        rows[row.name] = replace(known, groups=groups, origin=known.origin or row.origin)
+        rows[row.name] = replace(known, groups=groups)
     return tuple(rows.values())
 
 
 WORKLOADS = _table()
 
 
+def calls_of_models() -> list[Workload]:
+    """The table of calls.json: forward, contiguous."""
+    found = []
+    for call in load(CALLS)["calls"]:
+        family = {"max": "max", "avg": "average"}.get(call["operator"][:3], "adaptive average")
+        sizes, outputs = tuple(call["shape"]), tuple(call.get("output_size", ()))
+        # About what a window of an adaptive pool has.
+        window = [-(-size // count) for size, count in zip(sizes[2:], outputs, strict=False)]
+        usual = {"kernel_size": window, "stride": window, "padding": (0,) * (len(sizes) - 2)}
+        given = [tuple(call.get(name, usual[name])) for name in usual]
+        given.append(tuple(call.get("dilation", (1,) * (len(sizes) - 2))))
+        counted = call.get("ceil_mode", False), call.get("count_include_pad", True)
+        found.append(Workload(family, sizes, *given, *counted, outputs=outputs))
+    return found
+
+
 def select(wanted: str) -> list[Workload]:
-    """The rows that a comma-separated list names: ``all``, groups, or text of a name or origin.
+    """The rows that a comma-separated list names: ``all``, groups, or text of a name.
 
     Raises:
         ValueError: An entry names nothing.
@@ -217,7 +241,7 @@ def select(wanted: str) -> list[Workload]:
     found: set[Workload] = set()
     for text in (entry.strip().casefold() for entry in wanted.split(",")):
         usual = [row for row in WORKLOADS if row.groups != ("large",)]
-        named = [row for row in usual if text in f"{row.name} {row.origin}".casefold()]
+        named = [row for row in usual if text in row.name.casefold()]
         grouped = [row for row in WORKLOADS if text in row.groups]
         rows = usual if text == "all" else grouped or (named if text else [])
         if not rows:
@@ -242,17 +266,10 @@ def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -
         "device": device,
         "threads": torch.get_num_threads(),
         "versions": {"torch_dmlpool": dmlpool.__version__, "torch": str(torch.__version__)}
-        | {name: _version(name) for name in packages},
+        | {name: version_of(name) for name in packages},
         "load": timing.load(),
         **more,
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def sentence(known: dict[str, Any]) -> str:

@@ -167,19 +167,14 @@ def adaptive(
 
 def of_models(batch: int = 32) -> Iterator[Request]:
     """The calls of public models."""
-    for call in common.load(common.CALLS)["calls"]:
-        operator = call["operator"].partition("_pool")[0].replace("_", " ")
-        shape = (batch, *call["shape"][1:])
-        if "output_size" in call:
-            yield adaptive(operator, shape, F32, False, *call["output_size"])
+    for call in common.calls_of_models():
+        operator, shape = call.family.replace("average", "avg"), (batch, *call.sizes[1:])
+        if call.outputs:
+            yield adaptive(operator, shape, F32, False, *call.outputs)
             continue
-        numbers = [call[name] for name in ("kernel_size", "stride", "padding")]
-        by = Window.directml(
-            len(numbers[0]), *numbers, numbers[2], call.get("dilation", 1), call["ceil_mode"]
-        )
-        label = "{}/{} padding {}".format(*("x".join(map(str, each)) for each in numbers))
-        counted = call.get("count_include_pad", True), call.get("divisor_override")
-        yield Request(operator, shape, F32, False, by, label, counted)
+        numbers = ("x".join(map(str, each)) for each in (call.window, call.stride, call.padding))
+        label, counted = "{}/{} padding {}".format(*numbers), (call.include_padding, None)
+        yield Request(operator, shape, F32, False, call.geometry, label, counted)
 
 
 def training_of(forward: Request) -> list[Request]:

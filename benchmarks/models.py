@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import importlib
 import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +34,17 @@ GPU_BATCH = 32
 
 
 def torchvision() -> Any:
-    """torchvision, also where its own operators do not load.
-
-    The wheel on PyPI is built for CUDA. Beside PyTorch for CPUs its operators are missing, and the
-    import fails because it describes two of them. The networks call neither.
-    """
+    """torchvision, also where its own operators do not load: beside PyTorch for CPUs the wheel on
+    PyPI has none, and the import fails because it describes two of them. No network calls them."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
         if "operator torchvision::nms does not exist" not in str(error):
             raise
-    library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-    _KEPT.append(library)
+        schema = "(Tensor boxes, Tensor scores, float threshold) -> Tensor"
+        torch.library.define(f"torchvision::{name}", schema)
     return importlib.import_module("torchvision")
-
-
-_KEPT: list[torch.library.Library] = []
-"""The definitions are withdrawn when their library is collected."""
 
 
 def vision(name: str, **how: Any) -> Callable[[], nn.Module]:
@@ -58,11 +52,8 @@ def vision(name: str, **how: Any) -> Callable[[], nn.Module]:
 
 
 def timm(name: str) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        torchvision()  # timm imports it
-        return importlib.import_module("timm").create_model(name, pretrained=False)
-
-    return build
+    # timm imports torchvision.
+    return lambda: torchvision() and importlib.import_module("timm").create_model(name)
 
 
 class UNet(nn.Module):
@@ -186,11 +177,16 @@ def _measured(way: Way, seconds: float, device: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         call()
         peak[key] = torch.cuda.max_memory_allocated()
+    row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
+    row |= {"channels_last": channels_last, "peak": peak}
+    return row | _times(calls, seconds, device)
+
+
+def _times(calls: dict[str, Callable[[], Any]], seconds: float, device: str) -> dict[str, float]:
+    """Milliseconds of both, and their ratio."""
     taken = common.in_turn(calls, seconds, device, least=4)
     medians = {key: each.median * 1e3 for key, each in taken.items()}
-    row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
-    row |= {"channels_last": channels_last, **medians, "peak": peak}
-    return {**row, "ratio": medians["original"] / medians["converted"]}
+    return {**medians, "ratio": medians["original"] / medians["converted"]}
 
 
 def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
@@ -234,12 +230,10 @@ def quantized(name: str, seconds: float) -> dict[str, Any]:
     both = {"original": program, "converted": dmlpool.nn.integer_pooling(program, report)}
     calls = {key: contestant(one.module(), key, True, input) for key, one in both.items()}
     first, second = (call() for call in calls.values())
-    taken = common.in_turn(calls, seconds)
-    medians = {key: each.median * 1e3 for key, each in taken.items()}
+    error = float((first - second).abs().max() / first.abs().max())
     replaced = sum(text.startswith("replaced") for text in report.values())
-    row = {"model": name, "pools": f"{replaced} of {len(report)}", **medians}
-    row["error"] = float((first - second).abs().max() / first.abs().max())
-    return {**row, "ratio": medians["original"] / medians["converted"]}
+    row = {"model": name, "pools": f"{replaced} of {len(report)}", "error": error}
+    return row | _times(calls, seconds, "cpu")
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -251,24 +245,20 @@ def markdown(results: dict[str, Any]) -> str:
         lines = [(r["model"], r["pools"], *(f"{r[key]:.3f}" for key in keys)) for r in rows]
         head = ["network", "pools replaced", "ms before", "ms after", "speed-up", "differs by"]
         return f"{common.table(head, lines)}\n\n{where}"
+    found: dict[Any, list[float]] = defaultdict(list)
+    for row in rows:
+        for name in (row["model"], "**geometric mean**"):
+            found[name, row["compiled"], row["training"], row["channels_last"]].append(row["ratio"])
+
+    def cell(*way: Any) -> str:
+        return f"{common.mean(found[way]):.2f}" if way in found else "-"
+
     columns = list(itertools.product((False, True), (False, True)))
-
-    def cells(chosen: Sequence[dict[str, Any]]) -> Iterable[str]:
-        for column in columns:
-            both = []
-            for last in (False, True):
-                way = (*column, last)
-                found = [
-                    row["ratio"]
-                    for row in chosen
-                    if (row["compiled"], row["training"], row["channels_last"]) == way
-                ]
-                both.append(f"{common.mean(found):.2f}" if found else "-")
-            yield " / ".join(both)
-
-    names = dict.fromkeys(row["model"] for row in rows)
-    lines = [(name, *cells([row for row in rows if row["model"] == name])) for name in names]
-    lines.append(("**geometric mean**", *cells(rows)))
+    names = [*dict.fromkeys(row["model"] for row in rows), "**geometric mean**"]
+    lines = [
+        (name, *(f"{cell(name, *way, False)} / {cell(name, *way, True)}" for way in columns))
+        for name in names
+    ]
     note = "Contiguous / channels_last."
     if results["conditions"]["device"] == "cpu":
         note += " Batches of one."
@@ -288,17 +278,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    seconds, device = options.row_seconds, options.device
+    tasks: list[tuple[str, Callable[[], dict[str, Any]]]] = []
     if options.quantized:
         named = [name for name in MODELS if options.name.lower() in name.lower()]
-        tasks = [(name, lambda name=name: quantized(name, options.row_seconds)) for name in named]
+        tasks += [(name, functools.partial(quantized, name, seconds)) for name in named]
     else:
-        tasks = [
-            (
-                f"{way[0]} {title(*way[1:3])}",
-                lambda way=way: measure(way, options.row_seconds, options.device),
-            )
-            for way in ways(options.name)
-        ]
+        for way in ways(options.name):
+            measured = functools.partial(measure, way, seconds, device)
+            tasks.append((f"{way[0]} {title(*way[1:3])}", measured))
     if not tasks:
         parser.error(f"no network and no way to run one is named {options.name!r}")
     if options.list:

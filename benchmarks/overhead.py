@@ -1,20 +1,17 @@
 """What a small call costs: ``python -m benchmarks overhead``.
 
-On the CPU: microseconds of a call beside ATen's and beside an empty torch.autograd.Function, and
-the functions of this package that it enters. With ``--triton``: the host's time of a call to
-the Triton backend up to the driver, without a GPU. Kernels are compiled for sm_90 and everything
-runs as it would in front of a GPU, on CPU tensors, but what would ask the driver to load or to
-launch a kernel does nothing.
+On the CPU: microseconds of a call beside ATen's and beside an empty torch.autograd.Function. With
+``--triton``: the host's time of a call to the Triton backend up to the driver, without a GPU.
+Kernels are compiled for sm_90 and everything runs as it would in front of a GPU, on CPU tensors,
+but what would ask the driver to load or to launch a kernel does nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -66,23 +63,6 @@ class Driver(kernels.NoDriver):
         return torch.device("cpu")
 
 
-def frames(call: Call) -> int:
-    """How many functions of this package a call enters."""
-    folder, entered = str(Path(dmlpool.__file__).parent), 0
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        nonlocal entered
-        entered += event == "call" and frame.f_code.co_filename.startswith(folder)
-
-    call()
-    sys.setprofile(count)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return entered
-
-
 def on_cpu(seconds: float) -> str:
     """The table of small calls on the CPU."""
     pools: dict[str, Callable[[Tensor], Tensor]] = {
@@ -105,13 +85,8 @@ def on_cpu(seconds: float) -> str:
         },
     }
     columns = [common.in_turn(calls, seconds) for calls in phases.values()]
-    lines = []
-    for name in pools:
-        entered = [str(frames(phases[phase][name])) for phase in ("forward", "with gradient")]
-        taken = [f"{times[name].median * 1e6:.1f}" for times in columns]
-        lines.append([name, *taken, " / ".join(entered)])
-    head = [f"µs of a call on {'x'.join(map(str, SIZES))}", *phases]
-    return common.table([*head, "functions: forward / with gradient"], lines)
+    lines = [(name, *(f"{times[name].median * 1e6:.1f}" for times in columns)) for name in pools]
+    return common.table([f"µs of a call on {'x'.join(map(str, SIZES))}", *phases], lines)
 
 
 def on_triton(seconds: float) -> str:
@@ -123,27 +98,21 @@ def on_triton(seconds: float) -> str:
     triton.runtime.driver.set_active(Driver())
     backend.launch = lambda how, *arguments: backend._run(how, arguments, 0)
     backends.serving = lambda _: backend.BACKEND
-    input, stem, uncounted = (
-        torch.zeros(2, 8, 32, 32),
-        Window.directml(2, 3, 2, 1, 1),
-        (False, None),
-    )
+    input, uncounted = torch.zeros(2, 8, 32, 32), (False, None)
+    stem = Window.directml(2, 3, 2, 1, 1)
     output, taps = backend.max_pooling_with_taps(input, stem)
-    gradients = {
-        "max": functools.partial(backend.max_pooling_grad_from_taps, output, taps),
-        "average": functools.partial(backend.average_pooling_grad, output),
-    }
+    of_max, of_average = backend.max_pooling_grad_from_taps, backend.average_pooling_grad
     calls: dict[str, Call] = {
         "torch.empty": lambda: torch.empty(2, 8, 16, 16),
         "max with taps, 3/2": lambda: backend.max_pooling_with_taps(input, stem),
-        "gradient of max, 3/2": lambda: gradients["max"]((32, 32), stem, False),
-        "gradient of average, 3/2": lambda: gradients["average"]((32, 32), stem, *uncounted),
+        "gradient of max, 3/2": lambda: of_max(output, taps, (32, 32), stem, False),
+        "gradient of average, 3/2": lambda: of_average(output, (32, 32), stem, *uncounted),
         "layer AvgPool2d, 3/2": functools.partial(dmlpool.nn.AvgPool2d(3, 2, 1), input),
     }
-    windows = {"3/2": stem, "whole": Window.directml(2, 32)}
-    for name, window in {**windows, "31/1": Window.directml(2, 31, 1, 15, 15)}.items():
-        average = functools.partial(backend.average_pooling, input, window, *uncounted)
-        calls[f"average, {name}"] = average
+    whole, long = Window.directml(2, 32), Window.directml(2, 31, 1, 15, 15)
+    for name, window in {"3/2": stem, "whole": whole, "31/1": long}.items():
+        pool = functools.partial(backend.average_pooling, input, window, *uncounted)
+        calls[f"average, {name}"] = pool
         calls[f"max, {name}"] = functools.partial(backend.max_pooling, input, window)
     taken = common.in_turn(calls, seconds)
     lines = [(name, f"{times.median * 1e6:.1f}") for name, times in taken.items()]

@@ -69,11 +69,10 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
 
 
 def ours(problem: Problem) -> Pool:
-    """Our operator as a user calls it; indices as PyTorch counts them."""
+    """Our function of the same name as PyTorch's, or the operator that has no such."""
     row = problem.row
-    if row.mode == "indices":
-        pool = getattr(dmlpool.nn.functional, f"max_pool{row.rank}d")
-        return functools.partial(pool, **row.arguments, return_indices=True)
+    if row.mode != "quantized" and problem.mask is None:
+        return row.pool_of(dmlpool.nn.functional)
     how: dict[str, Any] = {"window_size": row.window, "strides": row.stride}
     how |= {"start_padding": row.padding, "end_padding": row.padding, "ceil_mode": row.ceil_mode}
     if row.family == "average":
@@ -89,21 +88,15 @@ def aten(problem: Problem) -> Pool:
     """PyTorch's own operations. Where its pools do not know the type or the mask, what a program
     does then: it converts, pools and converts back, or fills and counts."""
     row, mask = problem.row, problem.mask
-    if row.mode == "indices":
-        pool = getattr(functional, f"max_pool{row.rank}d_with_indices")
-    elif row.family == "max":
-        pool = getattr(torch, f"max_pool{row.rank}d")
-    else:
-        pool = getattr(functional, f"avg_pool{row.rank}d")
-    arguments = tuple(row.arguments.values())
+    pool = row.pool_of(functional)
     if mask is not None and row.family == "max":
-        return lambda x: pool(torch.where(mask, x, -math.inf), *arguments)
+        return lambda x: pool(torch.where(mask, x, -math.inf))
     if mask is not None:
-        sums = functools.partial(pool, **{**row.arguments, "divisor_override": 1})
+        sums = functools.partial(pool, divisor_override=1)
         return lambda x: sums(torch.where(mask, x, 0)) / sums(mask.to(x.dtype)).clamp(min=1)
     if row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2:
-        return lambda x: pool(x.float(), *arguments).to(x.dtype)
-    return lambda x: pool(x, *arguments)
+        return lambda x: pool(x.float()).to(x.dtype)
+    return pool
 
 
 def train(pool: Pool, input: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

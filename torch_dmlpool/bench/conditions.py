@@ -23,8 +23,8 @@ def described(device: torch.device) -> dict[str, str]:
         "torch_dmlpool": dmlpool.__version__,
         "runs on": backend_of(device),
         "torch": torch.__version__,
-        "triton": _version("triton"),
-        "python": f"{platform.python_version()}, {sysconfig.get_platform()}",
+        "triton": version_of("triton"),
+        "python": f"{platform.pythonversion_of()}, {sysconfig.get_platform()}",
         "processor": processor(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} processors",
@@ -93,7 +93,7 @@ def _gpu(device: torch.device) -> dict[str, str]:
     return found
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return importlib.metadata.version(package)  # an import would load a compiler
     except importlib.metadata.PackageNotFoundError:
