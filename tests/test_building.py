@@ -41,27 +41,21 @@ def without_compilers(compilers: Any, monkeypatch: pytest.MonkeyPatch, folder: P
 
 
 def test_zig_is_asked_for_exactly_where_nothing_compiles(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
 ) -> None:
+    """An install without it succeeds, and says that it builds no kernels."""
     monkeypatch.setattr(compilers, "can_be_had", lambda _: True)
     monkeypatch.setattr(compilers, "own", lambda: "a compiler that works")
     assert compilers.required() == []
     monkeypatch.setattr(compilers, "own", lambda: None)
     without_compilers(compilers, monkeypatch, tmp_path)
     assert compilers.required() == [compilers.ZIG]
-    monkeypatch.setenv("CXX", "none")
-    assert compilers.required() == []
-    assert compilers.found() is None
-
-
-def test_an_install_succeeds_where_zig_cannot_be_had(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
-) -> None:
-    """And says that it builds no kernels."""
-    without_compilers(compilers, monkeypatch, tmp_path)
     monkeypatch.setattr(compilers, "can_be_had", lambda _: False)
     assert compilers.required() == []
     assert "no kernels are built" in capfd.readouterr().err
+    monkeypatch.setenv("CXX", "none")
+    assert compilers.required() == []
+    assert compilers.found() is None
 
 
 def test_what_pip_does_not_find_cannot_be_had(
@@ -237,14 +231,11 @@ def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python: Python, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="processor time is asked for as Unix does")
+@pytest.mark.skipif(os.name == "nt", reason="the PATH is one of Unix")
 def test_a_machine_without_a_compiler_gets_compiled_kernels(
     compilers: Any, python: Python, tmp_path: Path
 ) -> None:
-    """The editable install of make test and a plain one, with zig from PyPI. The first one compiles
-    both levels and zig's C++ library."""
-    import resource
-
+    """The editable install of make test and a plain one, with zig from PyPI."""
     if not compilers.can_be_had(compilers.ZIG):
         pytest.skip("no package index can be reached")
     source = checkout(tmp_path / "source", with_sources=True)
@@ -270,31 +261,12 @@ def test_a_machine_without_a_compiler_gets_compiled_kernels(
         return ran.stdout
 
     install = ("-m", "pip", "install", "--no-deps")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run(*install, "-e", source)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{seconds:.0f} seconds of processor time; 90 seconds of two cores are wanted")
     assert run("-c", SERVED).split() == [str(source / "torch_dmlpool" / "__init__.py"), "cpu"]
     assert sorted(each.suffix for each in (source / "kernels").glob("cpu_*"))
     run("-m", "pip", "uninstall", "-y", "torch-dmlpool")
     run(*install, source)
     assert run("-c", SERVED).split() == [str(site / "torch_dmlpool" / "__init__.py"), "cpu"]
-
-
-@pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
-def test_what_other_systems_are_asked_first_can_be_answered(
-    python: Python, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """make test-windows and make test-aarch64 run no test where the wheel's kernels are not used:
-    here they do."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    elsewhere = importlib.import_module("elsewhere")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    assert (
-        "uses the compiled backend"
-        in python("-c", elsewhere.SERVED, environment=environment).stdout
-    )
 
 
 @pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.slow), "pyright"])

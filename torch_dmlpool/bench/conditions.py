@@ -24,7 +24,7 @@ def described(device: torch.device) -> dict[str, str]:
         "runs on": backend_of(device),
         "torch": torch.__version__,
         "triton": version_of("triton"),
-        "python": f"{platform.pythonversion_of()}, {sysconfig.get_platform()}",
+        "python": f"{platform.python_version()}, {sysconfig.get_platform()}",
         "processor": processor(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} processors",
