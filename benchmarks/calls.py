@@ -50,8 +50,8 @@ class Row(NamedTuple):
 
     @property
     def column(self) -> str:
-        layout = "channels_last" if self.workload.channels_last else "contiguous"
-        return f"{self.workload.mode} {layout} batch={self.batch} threads={self.threads}"
+        way = f"{self.workload.mode} {self.workload.layout}"
+        return f"{way} batch={self.batch} threads={self.threads}"
 
     @property
     def name(self) -> str:

@@ -54,8 +54,10 @@ GROUPS = {
     "batches": "one pool over batches of 1 to 256",
     "extremes": "windows that tile an image, long rows, one window over everything",
     "masks": "pools under a mask, half of it True",
-    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds; in no other list",
+    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds",
+    "peers": "what `make gpu` measures beside torch.compile and cuDNN, KernelBench's problems too",
 }
+FOR_GPUS = {"large", "peers"}  # in no other list
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
     "max 8/1 padding 4 dilation 3 64x192x65536": (10.7, 2.85),
@@ -97,10 +99,11 @@ class Workload:
         """``max 8x64x112x112 window 3/2 pad 1``, then options and the type if not float32."""
         parts = [self.family, "x".join(map(str, self.sizes))]
         if self.outputs:
-            return " ".join([*parts, f"to {_short(self.outputs)}"])
-        parts.append(f"window {_short(self.window)}/{_short(self.stride)}")
-        parts += [f"pad {_short(self.padding)}"] * any(self.padding)
-        parts += [f"dilation {_short(self.dilation)}"] * (max(self.dilation) > 1)
+            parts.append(f"to {_short(self.outputs)}")
+        else:
+            parts.append(f"window {_short(self.window)}/{_short(self.stride)}")
+            parts += [f"pad {_short(self.padding)}"] * any(self.padding)
+            parts += [f"dilation {_short(self.dilation)}"] * (max(self.dilation) > 1)
         parts += ["ceil"] * self.ceil_mode + ["padding not counted"] * (not self.include_padding)
         return " ".join(parts + [self.dtype] * (self.dtype != "float32"))
 
@@ -127,10 +130,13 @@ class Workload:
         return math.prod(self.sizes) * self.torch_dtype.itemsize
 
     @property
+    def layout(self) -> str:
+        return "channels_last" if self.channels_last else "contiguous"
+
+    @property
     def kind(self) -> str:
         """What rows must share for a common mean."""
-        layout = "channels_last" if self.channels_last else "contiguous"
-        return f"{MODES[self.mode] or 'forward'}, {layout}, {self.dtype}"
+        return f"{MODES[self.mode] or 'forward'}, {self.layout}, {self.dtype}"
 
     @property
     def bytes_moved(self) -> int:
@@ -182,7 +188,8 @@ def _short(numbers: Sequence[int]) -> str:
 def _rows(line: str) -> Iterator[Workload]:
     """The rows of a line of the table."""
     group, families, sizes, window, *options = line.partition(" # ")[0].split()
-    shape = tuple(map(int, sizes.split("x")))
+    shape: tuple[int, ...] = tuple(map(int, sizes.split("x")))
+    outputs: tuple[int, ...] = ()
 
     def entries(pattern: str, usual: str) -> list[str]:
         return next((one for one in options if re.fullmatch(pattern, one)), usual).split(",")
@@ -191,14 +198,16 @@ def _rows(line: str) -> Iterator[Workload]:
         found = tuple(map(int, text.lstrip("pd").split("x")))
         return found * (len(shape) - 2) if len(found) == 1 else found
 
-    size, _, step = window.partition("/")
+    size, _, step = window.removeprefix("to").partition("/")
+    if window.startswith("to"):
+        families, outputs = f"adaptive {families}", numbers(size)
     texts = size, step or size, *entries(r"p[\dx]+", "p0"), *entries(r"d\d+", "d1")
     geometry = (shape, *map(numbers, texts), "ceil" in options, "uncounted" not in options)
     types, masks = entries(r"(u?int|b?float).*", "float32"), entries("sample,element", "")
     ways = entries("[FTIRQftiq]+", "F")[0]
     for family, dtype, mask, way in itertools.product(families.split(","), types, masks, ways):
         if way.upper() != "I" or family == "max":
-            how = (dtype, way.islower(), WAYS[way.upper()], mask)
+            how = (dtype, way.islower(), WAYS[way.upper()], mask, outputs)
             yield Workload(family, *geometry, *how, groups=(group,))
 
 
@@ -240,7 +249,7 @@ def select(wanted: str) -> list[Workload]:
     """
     found: set[Workload] = set()
     for text in (entry.strip().casefold() for entry in wanted.split(",")):
-        usual = [row for row in WORKLOADS if row.groups != ("large",)]
+        usual = [row for row in WORKLOADS if not FOR_GPUS.issuperset(row.groups)]
         named = [row for row in usual if text in row.name.casefold()]
         grouped = [row for row in WORKLOADS if text in row.groups]
         rows = usual if text == "all" else grouped or (named if text else [])

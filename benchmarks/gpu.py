@@ -11,9 +11,7 @@ GPU.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import functools
-import importlib
 import importlib.util
 import itertools
 import json
@@ -38,14 +36,12 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-import torch_dmlpool as dmlpool
 from benchmarks import common, kernels
 from torch_dmlpool import backends, operands
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.bench import calls
 from torch_dmlpool.timing import Call
-from torch_dmlpool.window import Window
 
 ROOT = kernels.ROOT
 CACHE = ROOT / ".gpu-cache"
@@ -64,7 +60,6 @@ IMAGE = (32, 64, 112, 112)
 # Read between calls: several times the L2 cache, for longer than the host needs to launch a call.
 FLUSHED_BYTES = 2**29
 CALLS, HOST_CALLS = 10, 100
-RIVALS = "aten", "compiled", "cudnn"
 
 
 class Run(NamedTuple):
@@ -85,61 +80,74 @@ LOADING = 10  # seconds until a step can begin its first row
 
 @dataclass(frozen=True)
 class Request:
-    """An operator over an input of a shape, by a window, or of adaptive pooling by output sizes."""
+    """An operator of the backend, for a row's sizes and its window or output sizes."""
 
     operator: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    channels_last: bool
-    by: Window | tuple[int, ...]
+    row: common.Workload
     label: str  # of the window
-    counted: tuple[bool, int | None] = (True, None)  # whether padding is, and the divisor
-    trains: bool = False  # whether a public function is called in training
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.row.sizes
 
     @property
     def name(self) -> str:
-        shape, dtype = "x".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
-        layout = "channels_last" if self.channels_last else "contiguous"
-        return f"{self.operator} {self.label} {shape} {dtype} {layout}{' training' * self.trains}"
+        shape, layout = "x".join(map(str, self.shape)), self.row.layout
+        return f"{self.operator} {self.label} {shape} {self.row.dtype} {layout}"
 
-    def tensor(self, device: str, sizes: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """In the request's layout, with random numbers, or of a ``dtype`` with taps."""
-        drawn = torch.empty((*self.shape[:2], *sizes), dtype=dtype or self.dtype, device=device)
-        if dtype is not None and isinstance(self.by, Window):
+    @functools.cached_property
+    def by(self) -> Any:
+        return self.row.outputs or self.row.geometry
+
+    def tensor(self, device: str, sizes: Sequence[int], is_taps: bool = False) -> Tensor:
+        """In the request's layout, with random numbers or taps."""
+        dtype = operands.tap_dtype(self.by.taps) if is_taps else self.row.torch_dtype
+        drawn = torch.empty((*self.shape[:2], *sizes), dtype=dtype, device=device)
+        if is_taps:
             drawn.random_(0, self.by.taps)
-        elif drawn.is_floating_point():
+        elif dtype.is_floating_point:
             drawn.normal_()
         else:
-            drawn.random_(-90 if drawn.dtype.is_signed else 0, 90)
-        return common.in_layout(drawn, self.channels_last)
+            drawn.random_(-90 if dtype.is_signed else 0, 90)
+        return common.in_layout(drawn, self.row.channels_last)
 
     def prepared(self, device: str = "meta") -> tuple[tuple[Tensor, ...], Call]:
         """What is read, and the call of the backend, which returns what is written."""
-        sizes = self.by.output_sizes(self.shape[2:]) if isinstance(self.by, Window) else self.by
-        read = [self.tensor(device, sizes if "grad" in self.operator else self.shape[2:])]
+        sizes = self.row.output_sizes[2:] if "grad" in self.operator else self.shape[2:]
+        read = [self.tensor(device, sizes)]
         if self.operator == "max grad":
-            assert isinstance(self.by, Window)
-            read.append(self.tensor(device, sizes, operands.tap_dtype(self.by.taps)))
+            read.append(self.tensor(device, sizes, is_taps=True))
         return tuple(read), functools.partial(OPERATORS[self.operator], self, *read)
 
 
+SERVED = backend.BACKEND
 OPERATORS: dict[str, Callable[..., Any]] = {
-    "max": lambda of, x: backend.max_pooling(x, of.by),
-    "taps": lambda of, x: backend.max_pooling_with_taps(x, of.by),
-    "max grad": lambda of, g, taps: backend.max_pooling_grad_from_taps(
-        g, taps, of.shape[2:], of.by, of.channels_last
+    "max": lambda of, x: SERVED.max_pooling(x, of.by),
+    "taps": lambda of, x: SERVED.max_pooling_with_taps(x, of.by),
+    "max grad": lambda of, g, taps: SERVED.max_pooling_grad_from_taps(
+        g, taps, of.shape[2:], of.by, of.row.channels_last
     ),
-    "avg": lambda of, x: backend.average_pooling(x, of.by, *of.counted),
-    "avg grad": lambda of, g: backend.average_pooling_grad(g, of.shape[2:], of.by, *of.counted),
-    "quantized avg": lambda of, x: backend.quantized_linear_average_pooling(
-        x, 0.5, 3, 0.5, 3, of.by, of.counted[0], x.dtype
+    "avg": lambda of, x: SERVED.average_pooling(x, of.by, of.row.include_padding, None),
+    "avg grad": lambda of, g: SERVED.average_pooling_grad(
+        g, of.shape[2:], of.by, of.row.include_padding, None
     ),
-    "adaptive avg": lambda of, x: backend.adaptive_average_pooling(x, of.by),
-    "adaptive max": lambda of, x: backend.adaptive_max_pooling(x, of.by),
-    "adaptive grad": lambda of, g: backend.adaptive_average_pooling_grad(g, of.shape[2:]),
+    "quantized avg": lambda of, x: SERVED.quantized_linear_average_pooling(
+        x, 0.5, 3, 0.5, 3, of.by, of.row.include_padding, x.dtype
+    ),
+    "adaptive avg": lambda of, x: SERVED.adaptive_average_pooling(x, of.by),
+    "adaptive max": lambda of, x: SERVED.adaptive_max_pooling(x, of.by),
+    "adaptive grad": lambda of, g: SERVED.adaptive_average_pooling_grad(g, of.shape[2:]),
 }
 TRAINING = {"max": ("taps", "max grad"), "avg": ("avg grad",), "adaptive avg": ("adaptive grad",)}
 """What training asks for."""
+
+
+def request_of(row: common.Workload) -> Request:
+    """The forward operator of a row."""
+    numbers = ["x".join(map(str, each)) for each in (row.window, row.stride, row.padding)]
+    label = "{}/{} padding {}".format(*numbers)
+    label = f"to {'x'.join(map(str, row.outputs))}" if row.outputs else label
+    return Request(row.family.replace("average", "avg"), row, label)
 
 
 def sliding(
@@ -147,39 +155,47 @@ def sliding(
 ) -> Request:
     """A window of a size, stride, padding on both sides and dilation, the same along all axes."""
     size, stride, padding, dilation = (*window, *(None, window[0], 0, 1)[len(window) :])
-    by = Window.directml(len(shape) - 2, size, stride, padding, padding, dilation)
     label = f"{size}/{stride}" + f" padding {padding}" * (padding > 0)
     label += f" dilation {dilation}" * (dilation > 1)
-    return Request(operator, shape, dtype, last, by, label)
+    return _request(operator, shape, dtype, last, label, size, stride, padding, dilation)
 
 
 def whole(operator: str, shape: tuple[int, ...], dtype: torch.dtype, last: bool = False) -> Request:
     """One window over each plane."""
-    window = Window.directml(len(shape) - 2, shape[2:], 1)
-    return Request(operator, shape, dtype, last, window, "whole")
+    return _request(operator, shape, dtype, last, "whole", shape[2:], 1, 0, 1)
 
 
 def adaptive(
     operator: str, shape: tuple[int, ...], dtype: torch.dtype, last: bool, *sizes: int
 ) -> Request:
-    return Request(operator, shape, dtype, last, sizes, f"to {'x'.join(map(str, sizes))}")
+    label = f"to {'x'.join(map(str, sizes))}"
+    return _request(operator, shape, dtype, last, label, 1, 1, 0, 1, outputs=sizes)
 
 
-def of_models(batch: int = 32) -> Iterator[Request]:
+def _request(
+    operator: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    last: bool,
+    label: str,
+    *window: Any,
+    outputs: tuple[int, ...] = (),
+) -> Request:
+    numbers = [each if isinstance(each, tuple) else (each,) * (len(shape) - 2) for each in window]
+    family, name = "max" if "max" in operator else "average", str(dtype).removeprefix("torch.")
+    family = f"adaptive {family}" if outputs else "max" if operator == "taps" else family
+    how = {"dtype": name, "channels_last": last, "outputs": outputs}
+    return Request(operator, common.Workload(family, shape, *numbers, **how), label)
+
+
+def of_models(batch: int = 32) -> list[Request]:
     """The calls of public models."""
-    for call in common.calls_of_models():
-        operator, shape = call.family.replace("average", "avg"), (batch, *call.sizes[1:])
-        if call.outputs:
-            yield adaptive(operator, shape, F32, False, *call.outputs)
-            continue
-        numbers = ("x".join(map(str, each)) for each in (call.window, call.stride, call.padding))
-        label, counted = "{}/{} padding {}".format(*numbers), (call.include_padding, None)
-        yield Request(operator, shape, F32, False, call.geometry, label, counted)
+    calls = common.calls_of_models()
+    return [request_of(replace(row, sizes=(batch, *row.sizes[1:]))) for row in calls]
 
 
 def training_of(forward: Request) -> list[Request]:
-    operators = TRAINING[forward.operator]
-    return [replace(forward, operator=name, trains=False) for name in operators]
+    return [replace(forward, operator=name) for name in TRAINING[forward.operator]]
 
 
 def published() -> list[Request]:
@@ -195,9 +211,13 @@ def published() -> list[Request]:
 def rows() -> list[Request]:
     """What is measured: first what no GPU has measured, then the others."""
     both, every = (False, True), ("max", "taps", "max grad", "avg", "avg grad")
-    models = list(of_models())
+    models = of_models()
     folds = [each for each in models if each.operator == "adaptive avg"]
-    found = [replace(each, channels_last=last) for last in (True, False) for each in folds]
+    found = [
+        replace(each, row=replace(each.row, channels_last=last))
+        for last in (True, False)
+        for each in folds
+    ]
     found += itertools.chain.from_iterable(map(training_of, models))
     found += [*published(), *models]
     found += [sliding("quantized avg", IMAGE, torch.uint8, last, 3, 1, 1) for last in both]
@@ -216,40 +236,12 @@ def rows() -> list[Request]:
     return list(dict.fromkeys(found))
 
 
-def peer_requests() -> list[Request]:
-    """Calls of which torch.compile and cuDNN had not been measured on the same GPU."""
-    forward = [
-        *(adaptive("adaptive avg", (32, 2048, 7, 7), BF16, last, 1, 1) for last in (False, True)),
-        adaptive("adaptive avg", (32, 512, 28, 28), F32, False, 1, 1),
-        *(sliding("max", IMAGE, BF16, last, 3, 2, 1) for last in (False, True)),
-        sliding("avg", IMAGE, BF16, True, 3, 1, 1),
-        sliding("avg", IMAGE, F32, False, 7, 1, 3),
-        sliding("max", (8, 64, 16, 112, 112), F32, False, 2),
-        sliding("avg", (16, 32, 64, 64, 64), F16, True, 3, 2, 1),
-    ]
-    trained = [sliding("max", IMAGE, F32, False, 3, 2, 1), sliding("avg", IMAGE, BF16, True, 2)]
-    trained.append(adaptive("adaptive avg", (32, 2048, 7, 7), F32, False, 1, 1))
-    return [*forward, *(replace(each, trains=True) for each in trained), *published()]
-
-
-def public_call(functions: Any, request: Request, input: Tensor) -> Call | None:
-    """A call of ``torch.nn.functional`` or of this package's functions of the same names; None for
-    gradients."""
-    kind, rank, by = request.operator, len(request.shape) - 2, request.by
-    if kind == "adaptive avg":
-        return functools.partial(getattr(functions, f"adaptive_avg_pool{rank}d"), input, by)
-    if kind not in ("max", "taps", "avg") or not isinstance(by, Window):
+def aten_call(request: Request, input: Tensor) -> Call | None:
+    """The same by PyTorch's function; None for what it has not on a GPU: gradients, integers."""
+    if request.operator not in ("max", "taps", "avg", "adaptive avg"):
         return None
-    names = {"kernel_size": "window", "stride": "stride", "padding": "start_padding"}
-    how: dict[str, Any] = {
-        name: [getattr(axis, own) for axis in by.axes] for name, own in names.items()
-    }
-    how["ceil_mode"] = by.axes[0].ceil_mode
-    if kind == "avg":
-        how["count_include_pad"] = request.counted[0]
-        return functools.partial(getattr(functions, f"avg_pool{rank}d"), input, **how)
-    how |= {"dilation": [axis.dilation for axis in by.axes], "return_indices": kind == "taps"}
-    return functools.partial(getattr(functions, f"max_pool{rank}d"), input, **how)
+    mode = "indices" if request.operator == "taps" else "forward"
+    return functools.partial(replace(request.row, mode=mode).pool_of(functional), input)
 
 
 class Clock:
@@ -287,15 +279,6 @@ class Clock:
             torch.cuda.synchronize()
         return taken / count
 
-    def each(self, pools: dict[str, Call]) -> dict[str, float]:
-        """Seconds of ours, which has no name, and of others, on the GPU and on the host."""
-        found = {}
-        for name, call in pools.items():
-            seconds = self.kernels(call)
-            found[name or "seconds"] = seconds
-            found[f"host_{name}" if name else "host"] = self.host(call, seconds)
-        return found
-
     def copy(self, moved: int) -> float:
         """The seconds of a copy that reads and writes ``moved`` bytes in all."""
         if moved not in self.copies:
@@ -318,98 +301,13 @@ def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
     moved = sum(each.nbytes for each in (*read, *by_kernels(call)))
-    pools = {"": call}
-    theirs = public_call(functional, request, read[0])
-    if theirs is not None and request.dtype.is_floating_point:  # it pools no integers on a GPU
-        pools["aten"] = theirs
-    return {"copy": clock.copy(moved), **clock.each(pools)}
-
-
-def beside(request: Request, clock: Clock) -> dict[str, Any]:
-    """The public functions, ATen's, torch.compile's and cuDNN's."""
-    input = request.tensor(clock.device, request.shape[2:]).requires_grad_(request.trains)
-    pools: dict[str, Any] = {"": public_call(dmlpool.nn.functional, request, input)}
-    pools["aten"] = public_call(functional, request, input)
-    output = pools["aten"]()
-    how = {"backend": "eager"} if clock.device == "meta" else {}
-    pools["compiled"] = torch.compile(pools["aten"], **how)
-    found: dict[str, Any] = {"training": request.trains}
-    if not request.trains and isinstance(request.by, Window) and clock.device == "cuda":
-        try:
-            pools["cudnn"] = cudnn().pool(request, input, torch.empty_like(output))
-            torch.testing.assert_close(pools["cudnn"](), output)
-        except Exception as error:  # it has no dilation, and may not be there
-            pools.pop("cudnn", None)
-            found["cudnn_failed"] = str(error).strip().splitlines()[0]
-    if request.trains:
-        arriving = torch.ones_like(output)
-        pools = {
-            name: lambda pool=pool: torch.autograd.grad(pool(), input, arriving)
-            for name, pool in pools.items()
-        }
-    found |= clock.each(pools)
-    torch.compiler.reset()
+    found = {"copy": clock.copy(moved), "seconds": clock.kernels(call)}
+    found["host"] = clock.host(call, found["seconds"])
+    theirs = aten_call(request, read[0])
+    if theirs is not None and read[0].is_floating_point():
+        found["aten"] = clock.kernels(theirs)
+        found["host_aten"] = clock.host(theirs, found["aten"])
     return found
-
-
-class CuDNN:
-    """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
-    it. It has no dilation and finds no indices."""
-
-    def __init__(self) -> None:
-        folder = next(iter(importlib.import_module("nvidia.cudnn").__path__))
-        self.library = ctypes.CDLL(str(Path(folder, "lib", "libcudnn.so.9")), ctypes.RTLD_GLOBAL)
-        self.library.cudnnGetErrorString.restype = ctypes.c_char_p
-        self.handle = self.new("cudnnCreate")
-
-    def call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self.library, name)(*arguments)
-        if code:
-            raise RuntimeError(f"{name}: {self.library.cudnnGetErrorString(code).decode()}")
-
-    def new(self, name: str) -> ctypes.c_void_p:
-        pointer = ctypes.c_void_p()
-        self.call(name, ctypes.byref(pointer))
-        return pointer
-
-    def described(self, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """A tensor as cuDNN is told of it: sizes and strides, and where it lies."""
-        count = tensor.dim()
-        sizes, strides = ((ctypes.c_int * count)(*each) for each in (tensor.shape, tensor.stride()))
-        about, types = self.new("cudnnCreateTensorDescriptor"), {F32: 0, F16: 2, BF16: 9}
-        self.call("cudnnSetTensorNdDescriptor", about, types[tensor.dtype], count, sizes, strides)
-        return about, ctypes.c_void_p(tensor.data_ptr())
-
-    def pool(self, request: Request, input: Tensor, output: Tensor) -> Call:
-        """A call that pools into ``output`` each time. Modes: maxima 0, averages that count padding
-        1; NaN is passed on (1)."""
-        axes = request.by.axes if isinstance(request.by, Window) else ()
-        if any(axis.dilation > 1 for axis in axes):
-            raise RuntimeError("cuDNN has no dilation")
-        numbers = [(axis.window, axis.start_padding, axis.stride) for axis in axes]
-        pair = input, output
-        if len(axes) == 1:  # it pools two or three axes
-            numbers, pair = [(1, 0, 1), *numbers], (input.unsqueeze(2), output.unsqueeze(2))
-        window, rank = self.new("cudnnCreatePoolingDescriptor"), len(numbers)
-        arrays = [(ctypes.c_int * rank)(*each) for each in zip(*numbers, strict=True)]
-        mode = 1 if request.operator == "avg" else 0
-        self.call("cudnnSetPoolingNdDescriptor", window, mode, 1, rank, *arrays)
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.call("cudnnSetStream", self.handle, stream)
-        one, zero = ctypes.c_float(1), ctypes.c_float(0)
-        source, target = map(self.described, pair)
-        scaled = ctypes.byref(one), *source, ctypes.byref(zero), *target
-
-        def run() -> Tensor:
-            self.call("cudnnPoolingForward", self.handle, window, *scaled)
-            return output
-
-        return run
-
-
-@functools.cache
-def cudnn() -> CuDNN:
-    return CuDNN()
 
 
 def line(found: dict[str, Any]) -> str:
@@ -421,10 +319,8 @@ def line(found: dict[str, Any]) -> str:
         parts = [f"{parts[0]} {found['seconds'] * 1e6:8.1f} us"]
     if "copy" in found:
         parts.append(f"{found['copy'] / found['seconds']:.2f} of the copy")
-    for rival in RIVALS:
-        if rival in found:
-            parts.append(f"{found[rival] / found['seconds']:.2f}x {rival}")
     if "host_aten" in found:
+        parts.append(f"{found['aten'] / found['seconds']:.2f}x aten")
         parts.append(f"host {found['host'] * 1e6:.1f} ({found['host_aten'] * 1e6:.1f}) us")
     return ", ".join(parts)
 
@@ -457,9 +353,9 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
         tensors = {id(each): each for each in arguments if isinstance(each, torch.Tensor)}
         moved = sum(each.nbytes for each in tensors.values())
         counted.append(kernels.counted(how, asm, arguments[0].itemsize, moved))
-    bounds = [each.seconds(kernels.CHIPS["H200"]) for each in counted]
+    bounds = [each.seconds() for each in counted]
     return {
-        "seconds": kernels.predicted(counted, kernels.CHIPS["H200"]),
+        "seconds": kernels.predicted(counted),
         "bound": [max(each, key=lambda name: each[name]) for each in bounds],
         "counts": counted,
     }
@@ -468,7 +364,6 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
 STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], Iterable[Any]]]] = {
     "smoke": (checked, lambda: calls.calls(True)),
     "rows": (row_of, rows),
-    "peers": (beside, peer_requests),
     "expected": (expected, rows),
 }
 """The steps that are this module's own: what finds a row, and for what."""
@@ -522,11 +417,13 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
 
 def wanted() -> list[tuple[Any, ...]]:
     """What rows, peers, smoke, the networks and the large tensors of tests/test_cuda.py launch."""
-    requests = [*rows(), *peer_requests()]
-    for operator, counted in (("max", (True, None)), ("avg", (False, None))):
-        large = sliding(operator, (8200, 64, 64, 64), F16, False, 3, 2, 1)
-        requests.append(replace(large, counted=counted))
-    trained = [each for each in requests if each.trains]
+    peers = common.select("peers")
+    requests = [*rows(), *map(request_of, peers)]
+    large = (8200, 64, 64, 64)
+    averaged = sliding("avg", large, F16, False, 3, 2, 1)
+    requests.append(replace(averaged, row=replace(averaged.row, include_padding=False)))
+    requests.append(sliding("max", large, F16, False, 3, 2, 1))
+    trained = [request_of(row) for row in peers if row.mode == "training"]
     for last in (False, True):
         trained.append(adaptive("adaptive avg", (32, 2048, 7, 7), BF16, last, 1, 1))
         trained.append(sliding("max", (32, 64, 112, 112), BF16, last, 3, 2, 1))
@@ -609,6 +506,9 @@ def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[s
             named = f"'{NETWORKS[network]} {how}, training' --device {device} --row-seconds 0.5"
             text = f"-m benchmarks models {named} --out '{folder / name}.json'"
             text += " --list" * dry
+        elif name == "peers":
+            text = f"-m benchmarks rows peers --device {device} --compile --row-seconds 0.3"
+            text += f" --out '{folder / name}.json'" + " --list" * dry
         elif name in TESTS:
             text = f"{PYTEST} {device} {TESTS[name]}" + " --collect-only -q" * dry
             if importlib.util.find_spec("xdist") is not None and name == "tests":
@@ -616,7 +516,7 @@ def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[s
                 text += f" -n {processes} --dist worksteal"
         else:
             own = "smoke" if name == "memcheck" else name
-            every = 30 if dry and name != "peers" else 5 if dry or name == "memcheck" else 1
+            every = 30 if dry else 5 if name == "memcheck" else 1
             text = f"-m benchmarks.gpu --step {own} --deadline {limit - LOADING} --every {every}"
             text += " --dry" * dry
         if name == "memcheck" and sanitizer is not None:
@@ -708,13 +608,15 @@ def collect(folders: list[Path]) -> int:
     """What runs have written, the first one first, becomes a file of results: the page of
     benchmarks is made of it. A row that was measured again has the later times."""
     found: dict[str, Any] = {"conditions": {}, "steps": [], "models": []}
-    listed: dict[str, dict[str, Any]] = {"rows": {}, "peers": {}, "expected": {}}
+    listed: dict[str, dict[str, Any]] = {"rows": {}, "expected": {}}
     for folder in folders:
         report = common.load(folder / "gpu.json")
         found["conditions"] = report["conditions"]
         found["steps"] += report["steps"]
         for path in folder.glob("*-*.json"):
             found["models"] += common.load(path)["rows"]
+        if (folder / "peers.json").exists():
+            shutil.copy(folder / "peers.json", common.RESULTS / "gpu_peers.json")
         for name, rows_of in listed.items():
             path = folder / f"{name}.jsonl"
             for row in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
@@ -723,7 +625,7 @@ def collect(folders: list[Path]) -> int:
     counts = {name: row["counts"] for name, row in listed.pop("expected").items()}
     if counts:
         common.save(common.RESULTS / "gpu_counts.json", counts)
-    found |= {name: list(rows_of.values()) for name, rows_of in listed.items()}
+    found["rows"] = list(listed["rows"].values())
     common.save(common.RESULTS / "gpu_rows.json", found)
     return 0
 

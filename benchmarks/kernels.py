@@ -6,7 +6,7 @@ writes it) and the folder lacks. The keys of Triton's cache are hashes of the ke
 Triton's own files and of what is compiled for; no path, user or order is in them. So this Python
 needs the version of the GPU's machine, and its Triton.
 
-The seconds that a launch should take on an H100 or H200 are
+The seconds that a launch should take on an H200 are
 
     T = 3.9 us + sqrt(memory^2 + max(issue, ALU, L1, latency)^2)
 
@@ -229,6 +229,7 @@ def relocate(folder: Path) -> None:
 
 START = 3.9e-6  # seconds of the shortest launch
 NEXT = 1.5e-6  # seconds from the end of a launch to the next one
+CLOCK, COPIED = 1.9e9, 4.6e12  # clocks of a second, and bytes that a copy reads and writes in it
 PROCESSORS, REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_PROGRAMS = 132, 65_536, 227 * 1024, 64, 32
 # clocks until the result of a load, of shared memory and of arithmetic can be read
 FROM_MEMORY, NEARBY, RESULT = 1300.0, 30.0, 5.0
@@ -238,16 +239,6 @@ ALU = re.compile(  # what goes there
 )
 LINE = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)\s*(.*?);")
 LABEL = re.compile(r"^(\.L_x_\d+):")
-
-
-class Chip(NamedTuple):
-    """Clocks of a second, and bytes of a second that a copy reads and writes."""
-
-    clock: float
-    copy: float
-
-
-CHIPS = {"H100": Chip(1.755e9, 3.0e12), "H200": Chip(1.9e9, 4.6e12)}
 
 
 class Instruction(NamedTuple):
@@ -295,24 +286,24 @@ class Counts(NamedTuple):
     l1: float
     clocks: float
 
-    def seconds(self, chip: Chip) -> dict[str, float]:
+    def seconds(self) -> dict[str, float]:
         """By what could bound it."""
         busy = self.programs / PROCESSORS
-        of_warps = busy * self.warps / chip.clock
+        of_warps = busy * self.warps / CLOCK
         return {
-            "memory": self.moved / chip.copy,
+            "memory": self.moved / COPIED,
             "issue": self.instructions * of_warps / 4,
             "ALU": self.alu * of_warps / 2,
             "L1": self.l1 * of_warps,
-            "latency": self.clocks / chip.clock * max(1.0, busy / self.resident),
+            "latency": self.clocks / CLOCK * max(1.0, busy / self.resident),
         }
 
 
-def predicted(launches: Iterable[Counts], chip: Chip) -> float:
+def predicted(launches: Iterable[Counts]) -> float:
     """The seconds T of a call's launches, one after the other."""
     total = START - NEXT
     for each in launches:
-        bounds = each.seconds(chip)
+        bounds = each.seconds()
         memory = bounds.pop("memory")
         total += NEXT + math.hypot(memory, max(bounds.values()))
     return total

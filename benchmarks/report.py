@@ -19,9 +19,9 @@ from benchmarks import calls, common, models
 from benchmarks.common import GROUPS, MODES, PUBLISHED
 from benchmarks.rows import ATEN, OURS, PEERS, PLAIN, Result
 
-CPU, GPU_BESIDE, GPU, MODELS, CALLS, CALLS_AVX2 = (
+CPU, GPU, GPU_BESIDE, GPU_PEERS, MODELS, CALLS, CALLS_AVX2 = (
     common.RESULTS / f"{name}.json"
-    for name in ("cpu", "gpu_beside", "gpu_rows", "models", "calls", "calls_avx2")
+    for name in ("cpu", "gpu_rows", "gpu_beside", "gpu_peers", "models", "calls", "calls_avx2")
 )
 IMAGES = common.ROOT / "docs" / "images"
 PICTURES = {
@@ -39,7 +39,6 @@ MAIN = [
 ]
 
 PAGE = Template(Path(__file__).with_name("page.md").read_text(encoding="utf-8"))
-RIVALS = "aten", "compiled", "cudnn"
 BY_BANDWIDTH = 4.6 / 3.0
 """How many times as fast as an H100 an H200 copies."""
 
@@ -171,8 +170,8 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     ends = [f"`{s['name']}` {'failed' if s['exit_status'] else 'passed'}" for s in results["steps"]]
     tables = [gpu_problems(rows), gpu_calls(rows), gpu_networks(results["models"])]
     tables.append(gpu_windows(rows))
-    if peers := [row for row in results.get("peers", ()) if "failed" not in row]:
-        tables.append(gpu_peers(peers))
+    _, peers = measured(GPU_PEERS)
+    tables += [rows_of(peers, "peers")] * bool(peers)
     return {
         "gpu": known["machine"]["gpu"],
         "gpu_date": known["date"].partition("T")[0],
@@ -245,17 +244,6 @@ def gpu_windows(rows: dict[str, Any]) -> str:
     sizes = sorted(set(itertools.chain.from_iterable(found.values())))
     lines = [(name, *(cells.get(size, "") for size in sizes)) for name, cells in found.items()]
     return common.table(["of copy, 32x64x112x112", *sizes], sorted(lines))
-
-
-def gpu_peers(rows: Iterable[dict[str, Any]]) -> str:
-    """Public functions beside their rivals."""
-    lines = []
-    for row in rows:
-        cells = [f"{row[name] / row['seconds']:.2f}x" if name in row else "" for name in RIVALS]
-        host = f"{row['host'] * 1e6:.0f} / {row['host_aten'] * 1e6:.0f}"
-        lines.append((row["row"], f"{row['seconds'] * 1e6:.1f}", *cells, host))
-    head = "public functions|µs|ATen|torch.compile|cuDNN|host µs, ours / ATen"
-    return common.table(head.split("|"), lines)
 
 
 def networks() -> str:

@@ -7,6 +7,7 @@ averages must be equal, other results equal except for rounding. Then their call
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import importlib
 import math
@@ -26,6 +27,7 @@ from benchmarks.common import GROUPS, SMALL_SECONDS, WORKLOADS, Disagreement, Wo
 from torch_dmlpool.timing import Call, Times
 
 OURS, COPY, ATEN, PLAIN, INDUCTOR = "ours", "copy", "ATen", "without a mask", "torch.compile"
+ONNX_RUNTIME, CUDNN = "ONNX Runtime", "cuDNN"
 COLUMNS = "seconds", "skipped", "kept"
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
@@ -94,7 +96,8 @@ def aten(problem: Problem) -> Pool:
     if mask is not None:
         sums = functools.partial(pool, divisor_override=1)
         return lambda x: sums(torch.where(mask, x, 0)) / sums(mask.to(x.dtype)).clamp(min=1)
-    if row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2:
+    is_half_volume = row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2
+    if is_half_volume and problem.inputs[0].is_cpu:
         return lambda x: pool(x.float()).to(x.dtype)
     return pool
 
@@ -199,13 +202,77 @@ def onnx_model(row: Workload) -> bytes:
     return parser.parse_model(text).SerializeToString()
 
 
+class CuDNN:
+    """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
+    it."""
+
+    def __init__(self) -> None:
+        folder = next(iter(importlib.import_module("nvidia.cudnn").__path__))
+        self.library = ctypes.CDLL(str(Path(folder, "lib", "libcudnn.so.9")), ctypes.RTLD_GLOBAL)
+        self.library.cudnnGetErrorString.restype = ctypes.c_char_p
+        self.handle = self.new("cudnnCreate")
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self.call("cudnnSetStream", self.handle, stream)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self.library, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name}: {self.library.cudnnGetErrorString(code).decode()}")
+
+    def new(self, name: str) -> ctypes.c_void_p:
+        pointer = ctypes.c_void_p()
+        self.call(name, ctypes.byref(pointer))
+        return pointer
+
+    def described(self, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        """A tensor as cuDNN is told of it: sizes and strides, and where it lies."""
+        tensor = tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+        types = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}
+        about, count = self.new("cudnnCreateTensorDescriptor"), tensor.dim()
+        sizes, strides = ((ctypes.c_int * count)(*each) for each in (tensor.shape, tensor.stride()))
+        self.call("cudnnSetTensorNdDescriptor", about, types[tensor.dtype], count, sizes, strides)
+        return about, ctypes.c_void_p(tensor.data_ptr())
+
+    def pool(self, row: Workload, input: Tensor, output: Tensor) -> Call:
+        """A call that pools into ``output`` each time. Modes: maxima 0, averages that count padding
+        1, others 2; NaN is passed on (1). It pools two or three axes."""
+        numbers = [*zip(row.window, row.padding, row.stride, strict=True)]
+        numbers = [(1, 0, 1)] * (row.rank == 1) + numbers
+        window, rank = self.new("cudnnCreatePoolingDescriptor"), len(numbers)
+        arrays = [(ctypes.c_int * rank)(*each) for each in zip(*numbers, strict=True)]
+        mode = 0 if row.family == "max" else 2 - row.include_padding
+        self.call("cudnnSetPoolingNdDescriptor", window, mode, 1, rank, *arrays)
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        source, target = self.described(input), self.described(output)
+        scaled = ctypes.byref(one), *source, ctypes.byref(zero), *target
+
+        def run() -> Tensor:
+            self.call("cudnnPoolingForward", self.handle, window, *scaled)
+            return output
+
+        return run
+
+
+def _cudnn(problem: Problem) -> list[Call]:
+    row = problem.row
+    if row.mode != "forward" or row.mask or row.outputs or max(row.dilation) > 1 or row.ceil_mode:
+        raise Absent("values of windows alone, without dilation")
+    try:
+        library = CuDNN()
+    except (ImportError, OSError) as reason:
+        raise Absent(f"not installed: {reason}") from None
+    output = torch.empty_like(aten(problem)(problem.inputs[0]))
+    return [library.pool(row, input, output) for input in problem.inputs]
+
+
 PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     ATEN: lambda problem: bound(aten(problem), problem),
     OURS: lambda problem: bound(ours(problem), problem),
     COPY: _copies,
     PLAIN: _plain,
-    "ONNX Runtime": _onnx_runtime,
+    ONNX_RUNTIME: _onnx_runtime,
     INDUCTOR: _compiled,
+    CUDNN: _cudnn,
 }
 """The first that does a row is what the others must agree with."""
 UNCOMPARED = COPY, PLAIN
@@ -358,11 +425,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     torch.set_num_threads(options.threads)
     names = [name for name in PEERS if name != INDUCTOR or options.compile]
-    names = [name for name in names if name != "ONNX Runtime" or options.device == "cpu"]
+    names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
     path = options.out
     if path is None and options.rows == "all":
         path = common.RESULTS / ("cpu.json" if options.device == "cpu" else "gpu_beside.json")
-    packages = ["onnxruntime"] if "ONNX Runtime" in names else []
+    packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
     lines, wrong = [], 0
     for row in chosen:
