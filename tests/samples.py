@@ -108,17 +108,13 @@ def _sliced(tensor: Tensor) -> Tensor:
     """Every other element of a larger tensor along the last dimension, and a border cut off the one
     before."""
     *leading, rows, columns = tensor.shape
-    larger = torch.zeros(
-        *leading, rows + 2, 2 * columns + 1, dtype=tensor.dtype, device=tensor.device
-    )
-    view = larger[..., 1 : 1 + rows, 1 : 1 + 2 * columns : 2]
+    view = tensor.new_zeros(*leading, rows + 2, 2 * columns + 1)[..., 1:-1, 1::2]
     return view.copy_(tensor)
 
 
 def _offset(tensor: Tensor) -> Tensor:
     """Contiguous, but beginning at an odd element of its storage."""
-    flat = torch.zeros(tensor.numel() + 3, dtype=tensor.dtype, device=tensor.device)
-    return flat[3:].view(tensor.shape).copy_(tensor)
+    return tensor.new_zeros(tensor.numel() + 3)[3:].view(tensor.shape).copy_(tensor)
 
 
 def forbid(begin: ctypes.c_void_p, size: ctypes.c_size_t) -> None:
@@ -146,25 +142,21 @@ def fenced(tensor: Tensor, at_end: bool = True) -> Tensor:
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda tensor: tensor.contiguous(),
+    "contiguous": Tensor.contiguous,
     "channels last": channels_last,
-    "channels last, sliced": lambda tensor: channels_last(_sliced(tensor))[..., ::1],
+    "channels last, sliced": lambda x: channels_last(_sliced(x))[..., ::1],
     "sliced": _sliced,
-    "transposed": lambda tensor: tensor.transpose(-1, -2).contiguous().transpose(-1, -2),
-    "batch and channels transposed": lambda tensor: (
-        tensor.transpose(0, 1).contiguous().transpose(0, 1)
-    ),
+    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "batch and channels transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
     "storage offset": _offset,
-    "expanded over the batch": lambda tensor: tensor[:1].expand(tensor.shape),
-    "expanded over channels": lambda tensor: tensor[:, :1].expand(tensor.shape),
-    "expanded over columns": lambda tensor: tensor[..., :1].expand(tensor.shape),
-    "one element everywhere": lambda tensor: (
-        tensor.flatten()[:1].view([1] * tensor.dim()).expand(tensor.shape)
-    ),
-    "before a fence": lambda tensor: fenced(tensor.contiguous()),
-    "after a fence": lambda tensor: fenced(tensor.contiguous(), at_end=False),
-    "channels last, before a fence": lambda tensor: fenced(channels_last(tensor)),
-    "channels last, after a fence": lambda tensor: fenced(channels_last(tensor), at_end=False),
+    "expanded over the batch": lambda x: x[:1].expand(x.shape),
+    "expanded over channels": lambda x: x[:, :1].expand(x.shape),
+    "expanded over columns": lambda x: x[..., :1].expand(x.shape),
+    "one element everywhere": lambda x: x.flatten()[:1].view([1] * x.dim()).expand(x.shape),
+    "before a fence": lambda x: fenced(x.contiguous()),
+    "after a fence": lambda x: fenced(x.contiguous(), at_end=False),
+    "channels last, before a fence": lambda x: fenced(channels_last(x)),
+    "channels last, after a fence": lambda x: fenced(channels_last(x), at_end=False),
 }
 """Layouts of a tensor. The expanded ones change its values: compute what is expected from the
 layout's result."""
@@ -209,16 +201,13 @@ def _inferred(tensor: Tensor) -> Tensor:
 
 NUMBERS = FLOATS + INTEGERS
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
-    "negated": (lambda tensor: torch._neg_view(tensor.neg()), FLOATS + SIGNED),
+    "negated": (lambda x: torch._neg_view(x.neg()), FLOATS + SIGNED),
     "imaginary": (_imaginary, FLOATS[:2]),
     "zeros without memory": (_without_memory, NUMBERS),
-    "expanded": (
-        lambda tensor: tensor[(slice(1),) * min(2, tensor.dim())].expand(tensor.shape),
-        NUMBERS,
-    ),
-    "one element everywhere": (lambda tensor: tensor.flatten()[0].expand(tensor.shape), NUMBERS),
+    "expanded": (lambda x: x[(slice(1),) * min(2, x.dim())].expand(x.shape), NUMBERS),
+    "one element everywhere": (lambda x: x.flatten()[0].expand(x.shape), NUMBERS),
     "made in inference mode": (_inferred, NUMBERS),
-    "overriding functions": (lambda tensor: tensor.as_subclass(Overriding), NUMBERS),
+    "overriding functions": (lambda x: x.as_subclass(Overriding), NUMBERS),
 }
 """Tensors whose elements are not what lies in their memory, or which PyTorch handles in a way of
 its own: how to make each kind, and the data types that PyTorch has it for. Some kinds have other
@@ -260,12 +249,7 @@ def bits(tensor: Tensor) -> np.ndarray:
     return tensor.view(torch.uint8).numpy() if tensor.dim() else tensor.numpy()
 
 
-UNIT_ROUNDOFF = {
-    torch.float64: 2.0**-53,
-    torch.float32: 2.0**-24,
-    torch.float16: 2.0**-11,
-    torch.bfloat16: 2.0**-8,
-}
+UNIT_ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
 
 
 def _assert_within(
@@ -327,10 +311,8 @@ def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
     assert_same(values, expected.values)
     assert_same(positions, expected.plane_indices)
     for per_plane, numbers in ((False, expected.indices), (True, expected.plane_indices)):
-        decoded = operators.max_pooling_indices(
-            taps, input.shape[2:], *arguments, torch.int64, per_plane
-        )
-        assert_same(decoded, numbers)
+        rest = input.shape[2:], *arguments, torch.int64, per_plane
+        assert_same(operators.max_pooling_indices(taps, *rest), numbers)
 
 
 def whole_gradient(input: Tensor, pooling: oracle.Pooling, seed: int = 1) -> Tensor:
@@ -348,17 +330,13 @@ def check_maximum_gradient(input: Tensor, gradient: Tensor, pooling: oracle.Pool
     assert_same(dmlpool.max_pooling_grad(input, gradient, **vars(pooling)), expected)
 
     leaf = input.detach().requires_grad_()
-    (through_autograd,) = torch.autograd.grad(
-        dmlpool.max_pooling(leaf, **vars(pooling)), leaf, gradient
-    )
-    assert_same(through_autograd, expected)
+    pooled = dmlpool.max_pooling(leaf, **vars(pooling))
+    assert_same(*torch.autograd.grad(pooled, leaf, gradient), expected)
 
     _, taps = operators.max_pooling_with_taps(input, *arguments)
     for channels_last in (False, True)[: input.dim() - 2]:
-        spread = operators.max_pooling_grad_from_taps(
-            gradient, taps, input.shape[2:], *arguments, channels_last
-        )
-        assert_same(spread, expected)
+        rest = taps, input.shape[2:], *arguments, channels_last
+        assert_same(operators.max_pooling_grad_from_taps(gradient, *rest), expected)
     gathered = np.where(maximum.plane_indices < 0, 0, maximum.values)
     assert_same(operators.max_pooling_gather(input, taps, *arguments), gathered)
 
@@ -370,11 +348,10 @@ def check_average(
     divisor_override: int | None = None,
 ) -> None:
     """The average within the bound of E6."""
-    result = dmlpool.average_pooling(
-        input, **vars(pooling), include_padding=include_padding, divisor_override=divisor_override
-    )
+    divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
+    result = dmlpool.average_pooling(input, **vars(pooling), **divisor)
     assert result.dtype == input.dtype
-    expected = oracle.average(to_numpy(input), pooling, include_padding, divisor_override)
+    expected = oracle.average(to_numpy(input), pooling, **divisor)
     assert_average(result, *expected, math.prod(pooling.window_size))
 
 
@@ -413,9 +390,7 @@ class Parameters:
     output_scales: tuple[float, ...]
     output_zeros: tuple[int, ...]
 
-    def given(
-        self, forms: list[str], types: tuple[torch.dtype, torch.dtype], rank: int
-    ) -> list[object]:
+    def given(self, forms: list[str], types: tuple[torch.dtype, ...], rank: int) -> list[object]:
         """The arguments of the public function; a form for all channels takes the first one's
         entry."""
         kinds = (torch.float32, types[0], torch.float32, types[1])
@@ -423,9 +398,9 @@ class Parameters:
 
     def understood(self, forms: list[str]) -> Parameters:
         """What arguments given in ``forms`` mean."""
-        entries = zip(vars(self).values(), forms, strict=True)
+        pairs = zip(vars(self).values(), forms, strict=True)
         return Parameters(
-            *(entry if "channel" in form else entry[:1] * len(entry) for entry, form in entries)
+            *(row if "channel" in form else row[:1] * len(row) for row, form in pairs)
         )
 
 
@@ -485,20 +460,11 @@ def check_quantized(
         argument.to(input.device) if isinstance(argument, Tensor) else argument
         for argument in parameters.given(forms, (input.dtype, output_dtype), input.dim() - 2)
     ]
-    result = dmlpool.quantized_linear_average_pooling(
-        input,
-        *arguments,
-        **vars(pooling),
-        include_padding=include_padding,
-        output_dtype=output_dtype,
-    )
-    expected = oracle.quantized_average(
-        to_numpy(input),
-        *vars(parameters.understood(forms)).values(),
-        pooling,
-        include_padding,
-        torch.empty(0, dtype=output_dtype).numpy().dtype,
-    )
+    rest: Any = {"include_padding": include_padding, "output_dtype": output_dtype}
+    result = dmlpool.quantized_linear_average_pooling(input, *arguments, **vars(pooling), **rest)
+    meant = vars(parameters.understood(forms)).values()
+    dtype = torch.empty(0, dtype=output_dtype).numpy().dtype
+    expected = oracle.quantized_average(to_numpy(input), *meant, pooling, include_padding, dtype)
     assert result.dtype == output_dtype
     assert_same(result, expected)
     return result

@@ -26,8 +26,7 @@ MEBIBYTE = 2**20
 
 def resident() -> int:
     """Bytes of this process in memory."""
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.fixture
@@ -51,10 +50,8 @@ def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is not what is measured"
-)
-@pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(), reason="reads Linux's account of a process's memory"
+    os.environ.get("TRITON_INTERPRET") == "1" or not Path("/proc/self/statm").exists(),
+    reason="reads Linux's account of what compiled kernels take",
 )
 @pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
@@ -65,14 +62,12 @@ def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
     for name in operators.EVERYTHING:
         call = functools.partial(operators.everything, name, image)
         # A cache may fill once more where the machine is busy: what leaks does so again.
-        objects, memory = map(
-            min, zip(left_behind(call, each), left_behind(call, each), strict=True)
-        )
+        twice = left_behind(call, each), left_behind(call, each)
+        objects, memory = map(min, zip(*twice, strict=True))
         assert objects < 50, f"{name} leaves {objects} objects after {each} calls"
         # A few pages come and go with the allocator; a leak of every smallest result would be more.
-        assert memory < max(MEBIBYTE, 3 * 2**10 * each // 4), (
-            f"{name} leaves {memory} bytes after {each} calls"
-        )
+        allowed = max(MEBIBYTE, 3 * 2**10 * each // 4)
+        assert memory < allowed, f"{name} leaves {memory} bytes after {each} calls"
 
 
 def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
@@ -98,10 +93,9 @@ def caches() -> dict[str, Callable[..., object]]:
         if ".kernels" in module.name or "triton" in module.name or module.name.endswith("__main__"):
             continue
         for name, member in vars(importlib.import_module(module.name)).items():
-            if isinstance(member, type(functools.cache(len))) and member.__module__.startswith(
-                "torch_dmlpool"
-            ):
-                found[f"{member.__module__}.{name}"] = member
+            home = str(getattr(member, "__module__", ""))
+            if isinstance(member, type(functools.cache(len))) and home.startswith("torch_dmlpool"):
+                found[f"{home}.{name}"] = member
     return found
 
 
@@ -116,27 +110,22 @@ def test_caches_have_an_end() -> None:
     """However many windows and sizes a process meets."""
     found = caches()
     assert len(found) > 4
-    assert {
-        name for name, cache in found.items() if cache.cache_parameters()["maxsize"] is None
-    } <= ENDLESS
+    endless = {name for name, each in found.items() if each.cache_parameters()["maxsize"] is None}
+    assert endless <= ENDLESS
 
 
 def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype, int]:
     """What is saved for the backward pass: elements of each data type, but for the input and the
     output themselves."""
-    saved: list[Tensor] = []
+    saved: dict[int, Tensor] = {}
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+        lambda tensor: saved.setdefault(tensor.data_ptr(), tensor), lambda tensor: tensor
     ):
         output = pool(leaf)
-    if not torch.is_grad_enabled():
-        assert not saved
-        assert not output.requires_grad
+    assert torch.is_grad_enabled() or not (saved or output.requires_grad)
     own = {leaf.data_ptr(), output.data_ptr()}
     kept: dict[torch.dtype, int] = {}
-    for tensor in {
-        tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in own
-    }.values():
+    for tensor in [tensor for pointer, tensor in saved.items() if pointer not in own]:
         kept[tensor.dtype] = kept.get(tensor.dtype, 0) + tensor.numel()
     return kept
 

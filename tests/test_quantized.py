@@ -1,6 +1,8 @@
 """PyTorch's quantized tensors (Q5): the integer operator's averages and exact maxima, with scales
 kept or given."""
 
+import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -42,11 +44,10 @@ def per_channel(values: Tensor, scales: tuple[float, ...] = (0.5, 0.0625, 0.3)) 
     drops."""
     vectors = torch.tensor(scales, dtype=torch.float64), torch.arange(3, 3 + len(scales))
     packed = torch._make_per_channel_quantized_tensor(values, *vectors, 1)
-    if values.dim() > 3 and not values.is_contiguous():
-        return packed.contiguous(
-            memory_format=[torch.channels_last, torch.channels_last_3d][values.dim() - 4]
-        )
-    return packed
+    if values.dim() == 3 or values.is_contiguous():
+        return packed
+    formats = torch.channels_last, torch.channels_last_3d
+    return packed.contiguous(memory_format=formats[values.dim() - 4])
 
 
 QUANTIZED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -68,29 +69,28 @@ def assert_quantized_alike(result: Tensor, input: Tensor) -> None:
         assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
 
 
+def channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "whole": lambda tensor: tensor,
     "sliced": lambda tensor: tensor[..., 1:, ::2],
     "a sample": lambda tensor: tensor[1:],
     "no sample": lambda tensor: tensor[:0],
-    "channels_last": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
-    "channels_last, sliced": lambda tensor: tensor.contiguous(memory_format=torch.channels_last)[
-        ..., 1:, ::2
-    ],
+    "channels_last": channels_last,
+    "channels_last, sliced": lambda tensor: channels_last(tensor)[..., 1:, ::2],
     # PyTorch neither transposes nor expands a tensor quantized per channel.
     "transposed": lambda tensor: tensor.transpose(-1, -2),
     "expanded": lambda tensor: tensor[:1].expand(tensor.shape),
 }
 
 
-@pytest.mark.parametrize(
-    ("scheme", "view"),
-    [
-        (scheme, view)
-        for scheme in QUANTIZED
-        for view in list(VIEWS)[: 8 if scheme == "per tensor" else 6]
-    ],
-)
+EACH_VIEW = [*itertools.product(QUANTIZED, list(VIEWS)[:6])]
+EACH_VIEW += [("per tensor", view) for view in list(VIEWS)[6:]]
+
+
+@pytest.mark.parametrize(("scheme", "view"), EACH_VIEW)
 @types
 def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
     """G7: every view gives what its integers give, laid out as PyTorch suggests for the input, and
@@ -98,18 +98,15 @@ def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
     tensor = VIEWS[view](QUANTIZED[scheme](integers(2, CHANNELS, 7, 8, dtype=dtype)))
     before = tensor.int_repr().clone()
     window = (3, 2, 1, (0, 2))
-    average, maximum = (
-        dmlpool.quantized_average_pooling(tensor, *window),
-        dmlpool.quantized_max_pooling(tensor, *window),
-    )
+    average = dmlpool.quantized_average_pooling(tensor, *window)
+    maximum = dmlpool.quantized_max_pooling(tensor, *window)
     plain = before.contiguous()
     expected = dmlpool.quantized_linear_average_pooling(plain, *parameters(tensor) * 2, *window)
     samples.assert_same(average.int_repr(), expected)
     samples.assert_same(maximum.int_repr(), dmlpool.max_pooling(plain, *window))
     assert torch.equal(tensor.int_repr(), before)
-    memory_format = (
-        torch.channels_last if view.startswith("channels_last") else torch.contiguous_format
-    )
+    is_last = view.startswith("channels_last")
+    memory_format = torch.channels_last if is_last else torch.contiguous_format
     assert all(result.is_contiguous(memory_format=memory_format) for result in (average, maximum))
 
 
@@ -124,9 +121,8 @@ def test_maxima_and_indices(case: cases.Case, scheme: str, dtype: torch.dtype) -
     samples.assert_same(indices, expected.indices)
     assert_quantized_alike(values, input)
     if not case.has_empty_windows:
-        samples.assert_same(
-            values.dequantize(), oracle.maximum(input.dequantize().numpy(), case.pooling).values
-        )
+        numbers = oracle.maximum(input.dequantize().numpy(), case.pooling)
+        samples.assert_same(values.dequantize(), numbers.values)
 
 
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
@@ -137,14 +133,10 @@ def test_atens_results(dtype: torch.dtype, channels_last: bool) -> None:
     values = integers(2, 16, 8, 6, dtype=dtype)
     values = samples.channels_last(values) if channels_last else values
     tensor = per_tensor(values, 0.3, 10)
-    samples.assert_same(
-        dmlpool.quantized_average_pooling(tensor, 2, 2).int_repr(),
-        functional.avg_pool2d(tensor, 2).int_repr(),
-    )
-    aten, pooled = (
-        functional.avg_pool2d(tensor, 3, 2, 1),
-        dmlpool.quantized_average_pooling(tensor, 3, 2, 1, 1, 1, True),
-    )
+    halves = dmlpool.quantized_average_pooling(tensor, 2, 2)
+    samples.assert_same(halves.int_repr(), functional.avg_pool2d(tensor, 2).int_repr())
+    aten = functional.avg_pool2d(tensor, 3, 2, 1)
+    pooled = dmlpool.quantized_average_pooling(tensor, 3, 2, 1, 1, 1, True)
     assert (aten.int_repr().int() - pooled.int_repr().int()).abs().max() <= 1
     maxima = dmlpool.quantized_max_pooling(tensor, 3, 2, 1, 1)
     samples.assert_same(maxima.int_repr(), functional.max_pool2d(tensor, 3, 2, 1).int_repr())
@@ -178,36 +170,25 @@ def test_what_is_not_given_is_inherited(scheme: str, scale: str, zero_point: str
         for new, old in zip(given, inherited, strict=True)
     )
     vectors = {scale, zero_point} & {"a vector", "spread"}
-    is_per_channel = bool(vectors) or (
-        "inherited" in (scale, zero_point) and scheme == "per channel"
-    )
+    inherits = "inherited" in (scale, zero_point)
+    is_per_channel = bool(vectors) or (inherits and scheme == "per channel")
     for dtype, plain_type in TYPES.items():
         rest = {"output_scale": given[0], "output_zero_point": given[1], "output_dtype": dtype}
         pooled = dmlpool.quantized_average_pooling(tensor, 2, **rest)
-        assert (pooled.dtype, pooled.qscheme() is torch.per_channel_affine) == (
-            dtype,
-            is_per_channel,
-        )
+        assert pooled.dtype is dtype
+        assert (pooled.qscheme() is torch.per_channel_affine) is is_per_channel
         for found, expected in zip(parameters(pooled), (scales, zero_points), strict=True):
-            assert torch.equal(
-                torch.as_tensor(found, dtype=torch.float64).expand(CHANNELS), expected
-            )
-        plain = dmlpool.quantized_linear_average_pooling(
-            tensor.int_repr(),
-            *inherited,
-            scales,
-            zero_points.to(plain_type),
-            2,
-            output_dtype=plain_type,
-        )
+            numbers = torch.as_tensor(found, dtype=torch.float64)
+            assert torch.equal(numbers.expand(CHANNELS), expected)
+        arguments = tensor.int_repr(), *inherited, scales, zero_points.to(plain_type), 2
+        plain = dmlpool.quantized_linear_average_pooling(*arguments, output_dtype=plain_type)
         samples.assert_same(pooled.int_repr(), plain)
 
 
 def test_the_output_type_may_be_named_by_its_integers() -> None:
     tensor = per_tensor(integers(1, 1, 4, 4))
-    assert (
-        dmlpool.quantized_average_pooling(tensor, 2, output_dtype=torch.int8).dtype is torch.qint8
-    )
+    pooled = dmlpool.quantized_average_pooling(tensor, 2, output_dtype=torch.int8)
+    assert pooled.dtype is torch.qint8
     assert dmlpool.quantized_average_pooling(tensor, 2).dtype is torch.quint8
 
 
@@ -223,14 +204,11 @@ def test_scales_are_rounded_to_float32_first() -> None:
     """Q5: 1 + 2⁻³⁰ is 1 in float32, where half a step is a tie and goes to 0; the tensor keeps the
     scale it has."""
     values, scale = torch.tensor([[[[0, 1]]]], dtype=torch.uint8), 1 + 2.0**-30
+    pool = functools.partial(dmlpool.quantized_average_pooling, window_size=(1, 2))
     tensor = per_tensor(values, scale, 0)
-    assert (
-        dmlpool.quantized_average_pooling(tensor, (1, 2), output_scale=1.0).int_repr().item() == 0
-    )
-    assert dmlpool.quantized_average_pooling(tensor, (1, 2)).q_scale() == scale
-    pooled = dmlpool.quantized_average_pooling(
-        per_channel(values, (scale,)), (1, 2), output_scale=1.0, output_zero_point=3
-    )
+    assert pool(tensor, output_scale=1.0).int_repr().item() == 0
+    assert pool(tensor).q_scale() == scale
+    pooled = pool(per_channel(values, (scale,)), output_scale=1.0, output_zero_point=3)
     assert pooled.int_repr().item() == 1  # −2.5 is a tie too, and goes to −2
 
 
