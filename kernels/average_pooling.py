@@ -199,15 +199,7 @@ def sum_tile(
                                 counts = (counted, 1.0 / counted)
                             if QUANTIZED:
                                 finished = requantization.results(
-                                    totals,
-                                    each,
-                                    counts[1],
-                                    divisors,
-                                    COLS,
-                                    SIGNED,
-                                    SUMS,
-                                    FORM,
-                                    MODE,
+                                    totals, each, counts, divisors, COLS, SIGNED, SUMS, FORM, MODE
                                 )
                             else:
                                 finished = quotients(totals, counts, divisors, T, FORM, MODE)

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from . import launch
-from .launch import Along, Axis, Block, Kinds, Launch, Mode, Part, Request
+from .launch import Along, Axis, Block, Launch, Mode, Part, Request
 
 SUM, GREATEST, FIRST_GREATEST = range(3)  # ``Mode.operation``: what ``folding.fold`` computes
 WHOLE, WINDOWS, BINS = range(3)  # KIND of ``folding.fold``: one window, windows or adaptive bins
@@ -19,7 +19,7 @@ ANY = 2**63
 # the innermost axis, COLUMNS along others. A thread that adds up more than six elements of a float
 # sum compensates (rule E6).
 ROWS = {
-    4: Block(True, 512, 1, 2),
+    6: Block(True, 512, 1, 2),
     96: Block(True, 64, 16, 2),
     768: Block(True, 8, 128, 2),
     1536: Block(True, 4, 256, 2),
@@ -35,7 +35,7 @@ COLUMNS = {
 # positions load more at once, those that hold them less.
 OTHERS = {
     (SUM, True): {3072: Block(True, 2, 512, 2), ANY: Block(True, 1, 1024, 4, True)},
-    (SUM, False): {ANY: Block(False, 32, 32, 4, True)},
+    (SUM, False): {6: Block(False, 512, 1, 2), ANY: Block(False, 32, 32, 4, True)},
     (FIRST_GREATEST, True): {ANY: Block(True, 1, 1024, 1)},
     (FIRST_GREATEST, False): {96: Block(False, 64, 16, 1), ANY: Block(False, 32, 32, 1)},
 }
@@ -63,7 +63,10 @@ class Step(NamedTuple):
 
 
 def folds(
-    request: Request, operation: int, counting: tuple[int, int] = (0, 1), kinds: Kinds = (0,) * 4
+    request: Request,
+    operation: int,
+    counting: tuple[int, int] = (0, 1),
+    kinds: tuple[int, ...] = (0,) * 4,
 ) -> tuple[Launch, ...]:
     """Launches of windows or bins. Each but the last writes a workspace that the next reads.
 
@@ -165,14 +168,16 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         bound = min(launch.windows_over(axis), along.source)
     operation, rows = step.mode.operation, along.inner == 1
     blocks = (ROWS if rows else COLUMNS) | OTHERS.get((operation, rows), {})
-    # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer.
-    wanted = bound if operation == SUM else min(bound, 96 if bound <= 768 else bound)
+    # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer. It
+    # has all of a short row where a plane has several.
+    most = 4 if rows and bound <= 16 and not part.is_whole else 96 if bound <= 768 else bound
+    wanted = bound if operation == SUM else min(bound, most)
     block = blocks[min(longest for longest in blocks if wanted <= longest)]
     farthest = launch.farthest(part.inputs, part.outputs, axis)
     largest = [along.results, (along.source + 1) * along.inner, farthest]
     if bins:
         largest += [(along.targets + 1) ** 2, (along.source + 1) ** 2 if request.adjoint else 0]
-    is_whole = part.is_whole and not request.adjoint
+    kind = BINS if bins else WHOLE if part.is_whole and not request.adjoint else WINDOWS
     sizes = (
         *(along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
         *map(launch.divider, (along.source, along.inner, along.targets)),
@@ -182,7 +187,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     )
     constants = {
         "MODE": step.mode,
-        "KIND": BINS if bins else WHOLE if is_whole else WINDOWS,
+        "KIND": kind,
         "ADJOINT": request.adjoint,
         "BLOCK": block,
         "WIDE": max(largest) >= launch.WIDE_FROM,

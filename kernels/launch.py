@@ -151,18 +151,15 @@ class Block(NamedTuple):
     compensated: bool = False  # whether sums are compensated, as a thread adds up many elements
 
 
-Kinds = tuple[int, ...]
-"""How two scales and zero points are given: as numbers (0), tensors of one entry (1), or of one per
-channel (2)."""
-
-
 class Mode(NamedTuple):
-    """What ``fold`` and ``share`` compute of a window: see ``folding.fold``."""
+    """What ``fold`` and ``share`` compute of a window: see ``folding.fold``. ``kinds`` say how two
+    scales and zero points are given: 0 as numbers, 1 as tensors of one entry, 2 of one per channel.
+    """
 
     operation: int  # ``folding.SUM``, ``GREATEST`` or ``FIRST_GREATEST``
     count: int = 0  # what divides: a number (0), elements inside the input (1) or padded input (2)
     numbered: bool = False  # whether the launches before have left numbers
-    kinds: Kinds = (0, 0, 0, 0)
+    kinds: tuple[int, ...] = (0, 0, 0, 0)
 
 
 class Form(NamedTuple):
@@ -345,12 +342,9 @@ def divided(total: int, part: int) -> int:
 
 
 def widest_bin(size: int, outputs: int) -> int:
-    """The most elements of an adaptive bin. It is exact if ``outputs`` divides ``size`` or the
-    reverse, else an upper bound.
-    """
-    if size % outputs == 0:
-        return size // outputs
-    return 1 if outputs % size == 0 else size // outputs + 2
+    """The most elements of an adaptive bin."""
+    common = gcd(size, outputs)
+    return divided((size + outputs) // common - 1, outputs // common)
 
 
 def windows_over(axis: Axis) -> int:

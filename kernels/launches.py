@@ -10,7 +10,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from . import by_axis, launch
-from .launch import Axis, Form, Kinds, Launch, Request, Tile
+from .launch import Axis, Form, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 # the same where a lane owns one window of columns which no other overlaps: neighbouring lanes share
@@ -33,7 +33,7 @@ class Sums(NamedTuple):
     adjoint: bool
     count: int  # what divides: see ``launch.Mode``
     divisor: int
-    kinds: Kinds
+    kinds: tuple[int, ...]  # see ``launch.Mode``
 
 
 class Maxima(NamedTuple):
@@ -44,7 +44,9 @@ class Maxima(NamedTuple):
     asm: bool
 
 
-def average_launches(request: Request, kinds: Kinds = (0, 0, 0, 0)) -> tuple[Launch, ...] | None:
+def average_launches(
+    request: Request, kinds: tuple[int, ...] = (0, 0, 0, 0)
+) -> tuple[Launch, ...] | None:
     """The launches of averages or their gradient. Each but the last writes a workspace that the
     next reads. Elements of 8 bits are quantized. None for what no kernel computes: gradients of
     long dilated windows, and quantized averages of long windows whose divisors differ along
@@ -117,8 +119,10 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
     else:
         vectors, rows, widths = _tiles_of_columns(request)
     if not request.channels_last:
-        widths = [SINGLE_COLUMNS, 1] if vectors == [1] and _lie_close(request) else [0]
-        rows = min(8, 2 * rows) if vectors == [1] and widths == [0] else rows
+        close = vectors == [1] and _lie_close(request)
+        jumps = close and request.axes[2].stride == 2 and not request.adjoint
+        widths = [SINGLE_COLUMNS >> jumps, 1] if close else [0]
+        rows = min(8, 2 * rows) if vectors == [1] and (jumps or not close) else rows
     rank, heights = request.rank, [rows >> i for i in range(rows.bit_length())]
     shapes = [(height, v) for v in vectors for height in (heights if rank > 1 else [1])]
     if request.channels_last and request.element_size > 1:
@@ -174,7 +178,7 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
     quantized, columns = request.element_size == 1, not request.channels_last
     lone = tile.sizes == (1, 1, 1) and all(axis.stride >= axis.extent for axis in axes)
     lone = lone and columns and request.element_size >= 4 and not request.adjoint
-    loads = LONE_LOADS if lone else UNROLLED_LOADS
+    loads = QUANTIZED_LOADS if quantized else LONE_LOADS if lone else UNROLLED_LOADS
     spans, used, targets, kept = [], [], [], []
     for axis, part in zip(axes, tile.sizes, strict=True):
         if request.adjoint:
@@ -195,20 +199,13 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
         registers = (kept[0] * targets[1] + kept[1]) * held + (
             spans[2] if columns else chunks * words + 4 * v
         )
+        fits = registers <= QUANTIZED_REGISTERS and request.window.taps <= SNAPPED_TAPS
     else:
         held, read = (targets[2], spans[2]) if columns else (targets[2] * v, used[2] * v)
         registers = (kept[0] * targets[1] + kept[1]) * held + read
         registers *= 2 if request.element_size == 8 else 1
-    return (
-        used[0] * used[1] * chunks <= (QUANTIZED_LOADS if quantized else loads)
-        and max(spans) <= UNROLLED_POSITIONS
-        and (
-            prod(axis.window for axis in axes) <= SNAPPED_TAPS
-            if quantized
-            else prod(targets) <= TILE_TARGETS
-        )
-        and registers <= (QUANTIZED_REGISTERS if quantized else TILE_REGISTERS)
-    )
+        fits = prod(targets) <= TILE_TARGETS and registers <= TILE_REGISTERS
+    return fits and used[0] * used[1] * chunks <= loads and max(spans) <= UNROLLED_POSITIONS
 
 
 # Comparisons in a lane's straight-line code, without taps and with them: more take longer than 3 s
@@ -258,7 +255,8 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
         rows = rows if stride < axes[1].window else 1
     elif vector == 1:
         own = {1: 8, 2: 4}.get(stride, 1)
-        rows, columns = (rows, SINGLE_COLUMNS) if _lie_close(request) else (own, 1)
+        close = stride == 1 and _lie_close(request)
+        rows, columns = (rows, SINGLE_COLUMNS) if close else (own, 1)
     else:
         columns = vector = _row_vector(request, with_taps)
     if axes[0].window > 1:
@@ -374,9 +372,10 @@ def grad_tile(request: Request) -> Tile | None:
     one window.
     """
     axes, vector = request.axes, request.vector
-    if launch.is_one_window(request) or any(
-        axis.extent > EXTENT or axis.stride > 4 for axis in axes
-    ):
+    windows = prod(map(launch.windows_over, axes))
+    if windows > GRADIENT_WINDOWS or launch.is_one_window(request):
+        return None
+    if any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
         return None
     deep, high, broad = (axis.stride for axis in axes)
     vector = vector if request.channels_last else _row_of_gradients(request)
@@ -384,9 +383,6 @@ def grad_tile(request: Request) -> Tile | None:
     if request.channels_last:
         rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1
         steps //= CHANNEL_STEP
-    windows = prod(map(launch.windows_over, axes))
-    if windows > GRADIENT_WINDOWS:
-        return None
     of_row = deep * high * windows * columns * broad
     single = vector == 1 and not request.channels_last and _lie_close(request)
     if single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:

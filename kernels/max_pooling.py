@@ -8,7 +8,7 @@ tap in row-major order wins (M2, M3).
 import triton
 import triton.language as tl
 
-from . import addressing
+from . import addressing, folding
 
 
 @triton.constexpr_function
@@ -62,10 +62,8 @@ def better(m, i, v, j, WITH_TAPS, ASM):
         if m.dtype.is_floating():
             wins = (m == m) & ~(v <= m)  # greater, or the first NaN
         return tl.where(wins, v, m), tl.where(wins, j, i)
-    elif m.dtype.is_floating():
-        return tl.maximum(m, v, propagate_nan=tl.PropagateNan.ALL), i
     else:
-        return tl.maximum(m, v), i
+        return folding.greater(m, v), i
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from . import addressing, sums
 
 NUMBER = tl.constexpr(0)
 ONE = tl.constexpr(1)
-"""How a scale or zero point is given: see ``launch.Kinds``."""
+"""How a scale or zero point is given: see ``launch.Mode``."""
 LARGEST_FACTOR = tl.constexpr(2.0**15)
 """Larger factors are replaced by this one: any sum but 0 times it is clamped to the limits of the
 type anyway, and no product reaches 2³¹."""
@@ -100,9 +100,10 @@ def elements(words, V, B):
 
 
 @triton.jit
-def results(totals, each, row_reciprocal, divisors, COLS, SIGNED, N, FORM, MODE):
+def results(totals, each, row, divisors, COLS, SIGNED, N, FORM, MODE):
     """The requantized results of one target row of a tile. ``totals`` are N vectors of sums: one
-    per target where they hold channels, else of columns, which are added up here.
+    per target where they hold channels, else of columns, which are added up here. ``row`` and
+    ``divisors``: see ``average_pooling.quotients``.
     """
     LOWEST: tl.constexpr = -128 if SIGNED else 0
     T: tl.constexpr = COLS.targets
@@ -116,7 +117,7 @@ def results(totals, each, row_reciprocal, divisors, COLS, SIGNED, N, FORM, MODE)
     for i in tl.static_range(T):
         factor = each[1]
         if MODE.count > 0:
-            factor *= addressing.as_block(row_reciprocal * divisors[i][1], FORM)
+            factor *= addressing.as_block(row[1] * divisors[i][1], FORM)
         integers = requantized(columns[i], each[2], factor, each[3])
         finished = finished + (tl.minimum(tl.maximum(integers, LOWEST), LOWEST + 255),)
     return finished
