@@ -195,7 +195,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--sample", type=int, default=1, help="only every Nth case of a test with parameters")
 
 
-COMPILE_KERNELS = {"test_emulator.py", "test_every_launch.py", "test_warps.py"}
+COMPILE_KERNELS = {"test_emulator.py", "test_every_launch.py"}
 MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
 
 

@@ -25,6 +25,20 @@ def deeper(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.maximum(left, right) + ((left > 0) & (right > 0)).astype(np.float32)
 
 
+@pytest.fixture(autouse=True)
+def depths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The algebra. A compensated sum is as deep as its deepest term, and rounds once more at its
+    end."""
+    builder = interpreter.InterpreterBuilder
+    monkeypatch.setattr(
+        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
+    )
+    monkeypatch.setattr(
+        sums, "with_group", lambda total, error, group: (tl.maximum(total, group), error)
+    )
+    monkeypatch.setattr(sums, "compensated", lambda total, _: total + (total > 0).to(tl.float32))
+
+
 # Where trees are tight: powers of two, products just below and just above one, and unlike sides.
 WINDOWS = [(1, 7), (2, 2), (3, 3), (3, 5), (5, 5), (4, 7), (7, 7), (8, 3), (1, 9)]
 
@@ -32,14 +46,10 @@ WINDOWS = [(1, 7), (2, 2), (3, 3), (3, 5), (5, 5), (4, 7), (7, 7), (8, 3), (1, 9
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize(("rows", "columns"), WINDOWS)
 def test_unrolled_windows_add_up_trees(
-    rows: int, columns: int, layout: str, monkeypatch: pytest.MonkeyPatch, launched: list
+    rows: int, columns: int, layout: str, launched: list
 ) -> None:
     """(2 + ⌈log₂ taps⌉) roundings, of which the division is one; and no tree is less deep than a
     balanced one."""
-    builder = interpreter.InterpreterBuilder
-    monkeypatch.setattr(
-        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
-    )
     # The window lies wherever it can among 16 columns.
     source = samples.LAYOUTS[layout](torch.ones(1, 4, rows, 16 * -(-(columns + 15) // 16)))
     depth = (
@@ -51,13 +61,7 @@ def test_unrolled_windows_add_up_trees(
     assert [one.kernel for one in launched] == ["sum_tile"]
 
 
-def test_unrolled_windows_that_do_not_overlap_add_up_trees(
-    monkeypatch: pytest.MonkeyPatch, launched: list
-) -> None:
-    builder = interpreter.InterpreterBuilder
-    monkeypatch.setattr(
-        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
-    )
+def test_unrolled_windows_that_do_not_overlap_add_up_trees(launched: list) -> None:
     result = backend.average_pooling(torch.ones(1, 2, 22, 35), Window.directml(2, 11, 11), True, 1)
     assert int(result.max()) - 1 <= (11 * 11 - 1).bit_length() + 1
     assert [one.kernel for one in launched] == ["sum_tile"]
@@ -69,19 +73,8 @@ LENGTHS += [5000, 16_385, 20_000]
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_folded_windows_add_up_trees(
-    length: int, layout: str, monkeypatch: pytest.MonkeyPatch, launched: list
-) -> None:
-    """Whole axes of every block, with slices and without. A compensated sum is as deep as its
-    deepest term, and rounds once more at its end."""
-    builder = interpreter.InterpreterBuilder
-    monkeypatch.setattr(
-        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
-    )
-    monkeypatch.setattr(
-        sums, "with_group", lambda total, error, group: (tl.maximum(total, group), error)
-    )
-    monkeypatch.setattr(sums, "compensated", lambda total, _: total + (total > 0).to(tl.float32))
+def test_folded_windows_add_up_trees(length: int, layout: str, launched: list) -> None:
+    """Whole axes of every block, with slices and without."""
     source = samples.LAYOUTS[layout](torch.ones(1, 2, length, 1))
     window = Window.directml(2, (length, 1), 1)
     depth = int(backend.average_pooling(source, window, True, 1).max()) - 1
@@ -90,18 +83,8 @@ def test_folded_windows_add_up_trees(
 
 
 @pytest.mark.parametrize(("window", "stride"), [(17, 1), (31, 2), (47, 8), (201, 3), (70, 16)])
-def test_windows_that_overlap_add_up_trees(
-    window: int, stride: int, monkeypatch: pytest.MonkeyPatch, launched: list
-) -> None:
+def test_windows_that_overlap_add_up_trees(window: int, stride: int, launched: list) -> None:
     """Whatever windows share: along each axis at most one addition more than in a balanced tree."""
-    builder = interpreter.InterpreterBuilder
-    monkeypatch.setattr(
-        builder, "create_fadd", lambda self, left, right: self.binary_op(left, right, deeper)
-    )
-    monkeypatch.setattr(
-        sums, "with_group", lambda total, error, group: (tl.maximum(total, group), error)
-    )
-    monkeypatch.setattr(sums, "compensated", lambda total, _: total + (total > 0).to(tl.float32))
     # One window takes all of the second axis, so that no tile fits.
     source = torch.ones(1, 1, window + 9 * stride, 70)
     request = Window.directml(2, (window, 70), (stride, 1))

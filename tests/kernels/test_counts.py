@@ -1,5 +1,6 @@
 """No size of an image or of a window makes another kernel: what would be compiled is counted."""
 
+import itertools
 import random
 from collections.abc import Iterable
 
@@ -51,6 +52,15 @@ def test_few_kernels_serve_all_sizes(operator: str, dtype: torch.dtype) -> None:
             for last in (False, True)
         ]
         assert kernels_of(given) <= 24, window
+
+
+@pytest.mark.parametrize("operator", ["max", "taps", "avg"])
+def test_no_length_of_a_window_makes_another_kernel(operator: str) -> None:
+    """Nor its stride and padding: eight groups of neighbours share what they read."""
+    given = itertools.product(range(65, 257, 3), (1, 2, 4, 8))
+    shape, dtype = (4, 8, 1000), torch.float32
+    windows = [(length, stride, length // 2) for length, stride in given]
+    assert kernels_of(gpu.sliding(operator, shape, dtype, False, *each) for each in windows) <= 8
 
 
 def test_kernels_are_told_apart_by_what_is_compiled() -> None:

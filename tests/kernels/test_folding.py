@@ -117,12 +117,40 @@ MORE = [
     (bins, (1, 2, 400, 3), oracle.Bins((3, 2)), "contiguous", F16),
 ]
 """Operator, shape, window or bins, layout and data type."""
+SHARED = [
+    (averages, (1, 3, 12, 40), pooling(2, 31, 1, 15), "contiguous", F32),
+    (averages, (1, 16, 40, 12), pooling(2, (20, 9), 1, (9, 4)), "channels last", F16),
+    (taps, (1, 2, 70, 40), pooling(2, (33, 17), (2, 1), (16, 8)), "contiguous", F16),
+    (maxima, (2, 3, 300), pooling(1, 65, 3, 40), "contiguous", I8),
+    (quantized, (1, 3, 12, 300), pooling(2, (4, 40), (2, 1), (1, 20)), "contiguous", U8),
+]
+"""Long windows that overlap, and share what they read."""
+MORE_SHARED = [
+    # strides of every group, and those beside the largest
+    (taps, (1, 2, 257), pooling(1, 67, 1), "contiguous", F32),
+    (averages, (1, 1, 1030), pooling(1, 300, 1), "sliced", F32),
+    *((maxima, (1, 1, 190), pooling(1, 99, s, 50), "contiguous", BF16) for s in (7, 16)),
+    *((taps, (1, 2, 40, 9), pooling(2, (33, 2), (s, 1)), "channels last", U32) for s in (3, 8)),
+    (averages, (1, 1, 80, 9), pooling(2, (70, 3)), "contiguous", F64),
+    # nothing inside some windows, before, after, or along another axis
+    (taps, (1, 2, 6, 5), pooling(2, (70, 19), (16, 4), (140, 19), (140, 60)), "contiguous", F32),
+    (quantized, (1, 2, 6, 5), pooling(2, (70, 19), (16, 4), (140, 19), (140, 60)), "sliced", I8),
+    # one axis folded, one not; rounded up; elements of 64 bits
+    (taps, (2, 2, 30, 9), pooling(2, (20, 66), (3, 9), (9, 40)), "transposed", F16),
+    (averages, (1, 1, 40, 37), pooling(2, 21, 5, 3, 1, 1, True), "contiguous", F32),
+    (taps, (1, 1, 160), pooling(1, 70, 2, 10), "contiguous", I64),
+]
 
 
 def rows() -> list[object]:
-    emulated = [pytest.param(*row, id=name_of(i, row)) for i, row in enumerate(COMPILED)]
-    more = [pytest.param(*row, id=name_of(i, row)) for i, row in enumerate(MORE, len(COMPILED))]
-    return emulated + (more if results.INTERPRETED else [])
+    """Of windows that share, two of three are slow."""
+    alone = COMPILED + (MORE if results.INTERPRETED else [])
+    shared = SHARED + (MORE_SHARED if results.INTERPRETED else [])
+    marks = [[pytest.mark.slow] if i % 3 else [] for i in range(len(shared))]
+    return [
+        pytest.param(*row, row in shared, id=name_of(i, row), marks=slow)
+        for i, (row, slow) in enumerate(zip(alone + shared, [[]] * len(alone) + marks, strict=True))
+    ]
 
 
 def name_of(i: int, row: tuple) -> str:
@@ -130,19 +158,21 @@ def name_of(i: int, row: tuple) -> str:
     return f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(" ", "")
 
 
-@pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype"), rows())
+@pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "shares"), rows())
 def test_edges(
     operator: results.Operator,
     shape: results.Shape,
     request_: results.Request,
     layout: str,
     dtype: torch.dtype,
+    shares: bool,
     launched: list,
 ) -> None:
     """E6, E7, M1 to M5, Q1 to Q6: the oracle's results; what is compiled touches no more than it
     may."""
     operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request_)
     assert launched
+    assert "share" in {one.kernel for one in launched} or not shares
 
 
 def drawn(chosen: random.Random) -> tuple[results.Shape, results.Request]:
@@ -224,12 +254,15 @@ def test_a_long_window_of_a_large_sum_does_not_lose_small_addends() -> None:
 
 
 @only_interpreted
-def test_a_sample_of_a_large_plane_does_not_depend_on_its_batch() -> None:
-    """E6: bit for bit."""
-    for shape in ((3, 2, 130, 130), (3, 2, 7, 7)):
-        for layout in ("contiguous", "channels last"):
-            input = samples.LAYOUTS[layout](samples.normal(*shape))
-            window = Window.directml(2, shape[2:])
-            together = backend.average_pooling(input, window, False, None)
-            alone = [backend.average_pooling(each, window, False, None) for each in input.split(1)]
-            assert np.array_equal(samples.bits(together), samples.bits(torch.cat(alone)))
+@pytest.mark.parametrize(
+    ("size", "window"), [(130, (130,)), (7, (7,)), (8, (3, 1, 1, 1)), (8, (31, 1, 15, 15))]
+)
+def test_a_sample_does_not_depend_on_its_batch(size: int, window: tuple[int, ...]) -> None:
+    """E6: bit for bit, slices of large planes among them."""
+    for layout in ("contiguous", "channels last"):
+        input, how = samples.LAYOUTS[layout](samples.normal(3, 2, size, size)), Window.directml
+        together = backend.average_pooling(input, how(2, *window), False, None)
+        alone = [
+            backend.average_pooling(each, how(2, *window), False, None) for each in input.split(1)
+        ]
+        assert np.array_equal(samples.bits(together), samples.bits(torch.cat(alone)))

@@ -194,21 +194,6 @@ def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(
         )
 
 
-def test_slices_do_not_depend_on_the_batch() -> None:
-    """E6: a sample's sum is added up in the same order whatever is beside it."""
-    for channels_last in (False, True):
-        window = Window.directml(2, (300, 300))
-        each = [
-            launches.average_launches(
-                request(window, (batch, 4, 300, 300), channels_last=channels_last)
-            )
-            for batch in (1, 64)
-        ]
-        for one, many in zip(*each, strict=True):
-            assert one.constants == many.constants
-            assert one.sizes[1:] == many.sizes[1:]
-
-
 def test_division_by_a_number_at_run_time_is_exact() -> None:
     """Below 2³¹, by every number: a multiplication, an addition and a shift."""
     numbers = [*range(1, 300), 1023, 1024, 1025, 10**6, 2**30 - 1, 2**30, 2**31 - 1]
@@ -232,18 +217,6 @@ def test_windows_that_may_be_empty_or_are_dilated_have_taps_from_one_axis_after_
         asked = request(window, shape)
         assert kernels_of(launches.max_launches(asked, True)) == kernels
         assert kernels_of(launches.max_launches(asked, False)) == ["max_tile"]
-
-
-def test_a_batch_makes_no_new_kernel() -> None:
-    """What is compiled follows from window, data type and layout: not from batch, channels or
-    size."""
-    first = only(request(THREE, (1, 4, 16, 16)))
-    for shape in ((7, 4, 16, 16), (1, 4, 16, 48), (2, 12, 40, 16), (64, 64, 112, 112)):
-        assert only(request(THREE, shape)) == first
-    first = constants_of(request(SEVENTY, (1, 4, 50, 50), divisor_override=7))
-    second = Window.directml(2, (60, 55), 1, 17, 3)
-    for window, shape in ((SEVENTY, (3, 5, 41, 77)), (second, (2, 3, 90, 90))):
-        assert constants_of(request(window, shape, divisor_override=7)) == first
 
 
 def test_strides_decide_about_vectors() -> None:

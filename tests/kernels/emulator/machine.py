@@ -142,8 +142,6 @@ class Program:
         if text.startswith("["):
             base, _, offset = text[1:-1].partition("+")
             return Operand("address", self._operand(base.strip()), int(offset or 0))
-        if "|" in text:
-            return Operand("vector", tuple(self._operand(each) for each in text.split("|")))
         number = self._register(text)
         if number is not None:
             return Operand("register", number)
@@ -353,16 +351,13 @@ class Threads:
         )
         named = warps.members(masks, chosen)
         if not others:
-            result = warps.reduced(".".join(modifiers[1:]), value, named)
+            result = warps.added(".".join(modifiers[1:]), value, named)
             self._write(to, result, chosen)
             return
-        at, inside = warps.sources(modifiers[1], *others, self.count)
-        lanes = np.arange(self.count)
+        at, lanes = warps.neighbours(modifiers[1], *others), np.arange(self.count)
         if not self._lanes(named[lanes // 32, lanes % 32, at % 32], chosen).all():
             raise FaultError("a shuffle from a thread that the mask does not name")
-        results = zip(to.value if to.what == "vector" else (to,), (value[at], inside), strict=False)
-        for each, result in results:
-            self._write(each, result, chosen)
+        self._write(to, value[at], chosen)
 
     def _move(self, to: Operand, source: Operand, size: int, chosen: np.ndarray | None) -> None:
         """Several registers are parts of a wider one, the lowest first."""

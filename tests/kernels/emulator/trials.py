@@ -53,5 +53,5 @@ HEADER = """
 
 def run_by_hand(body: str) -> Tensor:
     target, memory = torch.zeros(64, dtype=torch.int32), Memory()
-    machine.run(HEADER + body + "ret; }", memory, [memory.address(target, "target")], 1, 0, [0])
+    machine.run(HEADER + body + "ret; }", memory, [memory.address(target, "target")], 1, 1024, [0])
     return target
