@@ -39,7 +39,9 @@ class Network(torch.nn.Module):
         input = self.pool(self.normalized(self.first(input)).relu_())
         input = torch.cat([branch(input) for branch in self.branches], 1)
         values, indices = self.winners(input)
-        return torch.cat([self.average(input), self.unpool(values, indices)[..., :5, :5]], 1)
+        return torch.cat(
+            [self.average(input), self.unpool(values, indices, input.shape)[..., :5, :5]], 1
+        )
 
 
 def image(device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:

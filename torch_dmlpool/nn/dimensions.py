@@ -19,9 +19,7 @@ from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Integers, NoOu
 
 
 def for_batches(
-    types: tuple[torch.dtype, ...],
-    of_quantized: Any = None,
-    suffix: str = "",
+    types: tuple[torch.dtype, ...], of_quantized: Any = None, suffix: str = ""
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a function of batches take unbatched inputs too, and reject data types that are not in
     ``types``. Its errors name torch.nn's arguments.
