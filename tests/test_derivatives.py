@@ -9,7 +9,7 @@ import cases
 import pytest
 import samples
 import torch
-from operators import calls_of, operators
+from operators import PAIR, WINDOW, calls_of, operators
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
@@ -92,12 +92,8 @@ def test_second_derivatives(case: cases.Case, name: str) -> None:
 
 def scattered(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     """Max unpooling as ATen does it where vmap goes too."""
-    return (
-        torch.zeros_like(like)
-        .flatten(2)
-        .scatter(2, indices.flatten(2), values.flatten(2))
-        .view(like.shape)
-    )
+    flat = torch.zeros_like(like).flatten(2)
+    return flat.scatter(2, indices.flatten(2), values.flatten(2)).view(like.shape)
 
 
 def masked(x: Tensor) -> Tensor:
@@ -117,20 +113,17 @@ POOLS = {
             / functional.avg_pool2d(masked(x).to(x)[None, None], 3, 2)
         ),
     ),
-    "max": (
-        lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1),
-        lambda x: functional.max_pool2d(x, 3, 2, 1),
-    ),
+    "max": (lambda x: dmlpool.max_pooling(x, *WINDOW), lambda x: functional.max_pool2d(x, 3, 2, 1)),
     "max with indices": (
-        lambda x: dmlpool.max_pooling(x, 3, 2, 1, 1, return_indices=True)[0],
-        lambda x: functional.max_pool2d(x, 3, 2, 1, return_indices=True)[0],
+        lambda x: dmlpool.max_pooling(x, *WINDOW, **PAIR)[0],
+        lambda x: functional.max_pool2d(x, 3, 2, 1, **PAIR)[0],
     ),
     "min": (
-        lambda x: dmlpool.min_pooling(x, 3, 2, 1, 1),
+        lambda x: dmlpool.min_pooling(x, *WINDOW),
         lambda x: -functional.max_pool2d(-x, 3, 2, 1),
     ),
     "average": (
-        lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1, include_padding=True),
+        lambda x: dmlpool.average_pooling(x, *WINDOW, include_padding=True),
         lambda x: functional.avg_pool2d(x, 3, 2, 1),
     ),
     "norm": (lambda x: dmlpool.lp_pooling(x, 3, 2), lambda x: functional.lp_pool2d(x, 2, 3, 2)),
@@ -143,14 +136,11 @@ POOLS = {
         lambda x: functional.adaptive_max_pool2d(x, (3, 4)),
     ),
     "unpooling": (
-        lambda x: dmlpool.max_unpooling(
-            *dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape
-        ),
-        lambda x: scattered(*functional.max_pool2d(x, 2, return_indices=True), x),
+        lambda x: dmlpool.max_unpooling(*dmlpool.max_pooling(x, 2, 2, **PAIR), x.shape),
+        lambda x: scattered(*functional.max_pool2d(x, 2, **PAIR), x),
     ),
 }
 """Ours and ATen's, which every transform must treat alike."""
-pools = pytest.mark.parametrize("pool", POOLS)
 
 
 def loss(pool: Function) -> Function:

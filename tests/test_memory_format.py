@@ -197,15 +197,16 @@ def test_strides_of_composites(
     """G7: those of results without a mask, whatever layout the mask has; of minima, bools and
     complex numbers too, where a gradient is recorded or not."""
     full = torch.rand(sizes, generator=samples.seeded(*sizes), device=device) < 0.7
-    masks = [full, samples.channels_last(full), full[:1, :1], full[:, :1], full[..., :1], None]
+    masks = [full, samples.channels_last(full), full[:1, :1], full[:, :1], full[..., :1]]
     averaged = (*FLOATS, torch.complex64) if "averages" in name else FLOATS
-    for dtype in ORDERED if "ima" in name else averaged:
+    for number, dtype in enumerate(ORDERED if "ima" in name else averaged):
         input = laid_out(sizes, layout, device).to(dtype)
-        for mask in masks:
+        expected = suggested(input)
+        for mask in masks if number == 0 else [masks[number % 5], None]:
             for records in {False, dtype.is_floating_point}:
                 given = input.detach().requires_grad_(records)
                 for result in samples.listed(COMPOSITES[name](given, mask)):
-                    expected = torch.empty(
-                        result.shape, memory_format=suggested(input), device="meta"
-                    )
-                    assert result.stride() == expected.stride(), (dtype, mask is not None, records)
+                    strides = torch.empty(
+                        result.shape, memory_format=expected, device="meta"
+                    ).stride()
+                    assert result.stride() == strides, (dtype, mask is not None, records)

@@ -269,11 +269,24 @@ def operations(calls: list[Callable[[], object]]) -> set[str]:
     return {event.name for event in profile.function_events} | called
 
 
+@pytest.mark.usefixtures("either_backend")
+def test_a_wrong_index_changes_no_tensor() -> None:
+    """Neither what the caller has, nor is anything returned."""
+    requests = [each for each in REQUESTS["max_unpooling"] if each.wrong.startswith("an index")]
+    assert len(requests) > 3
+    for request in requests:
+        tensors = [each for each in request.call.keywords.values() if isinstance(each, Tensor)]
+        before = [tensor.clone() for tensor in tensors]
+        assert refusals.refusal(request).kind == "ValueError"
+        assert all(map(torch.equal, tensors, before))
+
+
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter computes outside of PyTorch"
 )
 def test_no_wrong_input_reaches_a_kernel() -> None:
-    """Nothing that pools runs, by what PyTorch's profiler and the compiled library see."""
+    """Nothing that pools runs, by what PyTorch's profiler and the compiled library see. The values
+    of indices alone are checked while unpooling works, and nothing is returned then."""
     right = operations(refusals.right_requests())
     working = {name for name in right if WORKING.match(name)}
     assert len(working) > 5
