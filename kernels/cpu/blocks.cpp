@@ -3,19 +3,32 @@
 #include "blocks.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "strides.h"
 
 namespace dmlpool {
 
+// Rows of workspace that are pooled along W together have at most this many values of 4 bytes or
+// more, and at most four times as many bytes.
+constexpr int64_t WORKSPACE_VALUES = 1024;
+
+int64_t block_outputs(const Axis &axis, int64_t least) {
+    const int64_t wanted = std::max(least, 2 * axis.extent() / axis.stride);
+    return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / wanted));
+}
+
+int64_t rows_at_once(const Axis &w, int64_t outputs_w, int64_t channels, int64_t value) {
+    const int64_t row = parts_of(w.span(outputs_w), w.stride) * w.stride * channels;
+    return std::max<int64_t>(1, 4 * WORKSPACE_VALUES / (row * std::min<int64_t>(4, value)));
+}
+
 Block BlockPooling::block_at(int64_t plane, int64_t channel_part, int64_t od, int64_t tile_h,
                              int64_t tile_w) const {
     Block b;
     b.plane = plane;
-    b.channel = std::min(channel_part * channels, p.channels - channels);
-    b.new_channels = std::min(channels, p.channels - channel_part * channels);
+    b.channel = channel_part * channels;
     b.od = od;
     b.oh = tile_h * plan.outputs_h;
     b.ow = tile_w * plan.outputs_w;
@@ -34,7 +47,7 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     const int64_t staged = size + vector;
     const bool has_scratch = (channels == 1 && w.stride > 1) || windows.spacing > 1;
     const int64_t scratch = has_scratch ? size : 0;
-    const int64_t sums_of_rows = plan.doubles_w && !op.is_idempotent ? size : 0;
+    const int64_t sums_of_rows = doubles_w && !op.is_idempotent ? size : 0;
     const int64_t sums = op.is_idempotent ? 0 : box_size;
     const int64_t taps = std::max(w.window, box_size > 0 ? h.window : 0);
     Workspace m;
@@ -45,13 +58,15 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.moved = m.of_h + taps;
     const int64_t values = 2 * staged + scratch + sums_of_rows + box_size + sums;
     m.memory.resize(values * value + ALIGNMENT);
-    const uintptr_t address = reinterpret_cast<uintptr_t>(m.memory.data());
-    m.staged = m.memory.data() + (-address & (ALIGNMENT - 1));
-    m.produced = m.staged + staged * value;
-    m.scratch = m.produced + staged * value;
-    m.sums_of_rows = m.scratch + scratch * value;
-    m.box = m.sums_of_rows + sums_of_rows * value;
-    m.sums = m.box + box_size * value;
+    char *next = m.memory.data();
+    next += -reinterpret_cast<uintptr_t>(next) & (ALIGNMENT - 1);
+    const auto take = [&](int64_t count) { return std::exchange(next, next + count * value); };
+    m.staged = take(staged);
+    m.produced = take(staged);
+    m.scratch = take(scratch);
+    m.sums_of_rows = take(sums_of_rows);
+    m.box = take(box_size);
+    m.sums = take(sums);
     return m;
 }
 
@@ -101,104 +116,92 @@ void BlockPooling::fill_margins(const Block &b, int64_t rows, const Workspace &m
             1);
 }
 
-BlockPooling::Target BlockPooling::target_of(const Block &b, int64_t r, int64_t rows,
-                                             const Workspace &m) const {
-    Target t;
-    t.row = b.oh + r;
-    t.rows = rows;
-    t.out_pitch = p.output_row() * finish.result_size;
-    const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + t.row;
-    t.out =
-        output + output_row * t.out_pitch + (b.ow * p.channels + b.channel) * finish.result_size;
-    t.is_whole = has_all_channels && b.outputs_w == w.outputs && row_length == w.outputs;
-    t.is_stored = (finish.is_direct || divisor != 0) && has_all_channels;
-    t.to = t.is_stored ? t.out : m.produced;
-    t.to_pitch = t.is_stored ? p.output_row() : row_length * channels;
-    // Rows that lie one after the other are computed as one.
-    t.all = (rows - 1) * row_length + b.outputs_w;
-    const bool are_one = !t.is_stored || t.is_whole;
-    t.runs = are_one ? 1 : rows;
-    t.outputs = are_one ? t.all : b.outputs_w;
-    return t;
-}
-
 void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const char *from,
                                 const Workspace &m) const {
-    const Target t = target_of(b, r, rows, m);
+    const int64_t out_pitch = p.output_row() * finish.result_size;
+    const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + b.oh + r;
+    char *const out =
+        output + output_row * out_pitch + (b.ow * p.channels + b.channel) * finish.result_size;
+    // Values are results, and are written where results go.
+    const bool are_results = (finish.is_direct || divisor != 0) && has_all_channels;
+    // Rows of values are as long and as far apart as rows of results.
+    const bool are_whole = has_all_channels && b.outputs_w == w.outputs && row_length == w.outputs;
+    const bool are_one = !are_results || are_whole;
+    const Target t = {are_results ? out : m.produced,
+                      are_results ? p.output_row() : row_length * channels, are_one ? 1 : rows,
+                      are_one ? (rows - 1) * row_length + b.outputs_w : b.outputs_w,
+                      are_results ? divisor : 0};
     const bool is_short =
         w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
     if (channels == 1 && is_short && w.dilation == 1 && !without(SHORT_WINDOWS))
         for (int64_t k = 0; k < t.runs; ++k)
             op.combine_short(from + k * pitch * value, w.window, w.stride, t.outputs,
-                             t.to + k * t.to_pitch * value);
-    else if (plan.reduces_w) {
+                             t.to + k * t.pitch * value);
+    else if (channels == 1 && w.stride >= STRIDE_WITHOUT_VECTORS && !doubles_w &&
+             !without(REDUCED_ALONG_W)) {
         const Run whole = {0, w.window, 0, t.outputs, w.stride};
         for (int64_t k = 0; k < t.runs; ++k)
             op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, t.outputs, w.dilation,
-                              t.to + k * t.to_pitch * value,
+                              t.to + k * t.pitch * value,
                               from == m.staged ? m.produced : end_of_input);
     } else
-        combine_taps(b, from, t, m);
-    if (!t.is_stored)
-        finish_rows(b, t);
+        combine_taps(from, (rows - 1) * pitch + w.span(b.outputs_w) * channels, t, m);
+    if (are_results)
+        return;
+    const int64_t count = b.outputs_w * channels;
+    if (are_whole && finish.is_uniform)
+        return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
+    const int64_t parts = has_all_channels ? 1 : b.outputs_w;
+    for (int64_t k = 0; k < rows; ++k)
+        for (int64_t x = 0; x < parts; ++x)
+            finish(b.plane, b.od, b.oh + r + k, (b.ow + x) * p.channels + b.channel, count / parts,
+                   t.to + (k * t.pitch + x * channels) * value,
+                   out + k * out_pitch + x * p.channels * finish.result_size);
 }
 
-void BlockPooling::combine_taps(const Block &b, const char *from, const Target &t,
+void BlockPooling::combine_taps(const char *from, int64_t values, const Target &t,
                                 const Workspace &m) const {
-    const int64_t values = (t.rows - 1) * pitch + w.span(b.outputs_w) * channels;
     // Rows that are doubled lie in the workspace.
-    const int64_t parts = plan.doubles_w ? double_windows(m.staged, m.sums_of_rows, channels,
-                                                          values, w, op.units[2], m.parts)
-                                         : find_taps(from, channels, w, op.units[2], m.parts);
-    const double by = t.is_stored ? divisor : 0;
+    const int64_t parts = doubles_w ? double_windows(m.staged, m.sums_of_rows, channels, values, w,
+                                                     op.units[2], m.parts)
+                                    : find_taps(from, channels, w, op.units[2], m.parts);
     if (w.stride == 1)
-        op.combine(true, m.parts, parts, t.outputs * channels, t.to,
-                   {t.runs, pitch * value, t.to_pitch, by});
-    else if (channels > 1)
-        for (int64_t k = 0; k < t.runs; ++k) {
-            for (int64_t tap = 0; tap < parts; ++tap)
-                m.moved[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
-            op.combine(true, m.moved, parts, channels, t.to + k * t.to_pitch * value,
-                       {t.outputs, w.stride * channels * value, channels, by});
-        }
-    else {
-        take_strides(from, parts, t.all, m);
-        op.combine(true, m.parts, parts, t.outputs, t.to, {t.runs, row_length * value, t.to_pitch});
+        return op.combine(true, m.parts, parts, t.outputs * channels, t.to,
+                          {t.runs, pitch * value, t.pitch, t.divisor});
+    if (channels == 1) {
+        take_strides(from, parts, (t.runs - 1) * row_length + t.outputs, m);
+        return op.combine(true, m.parts, parts, t.outputs, t.to,
+                          {t.runs, row_length * value, t.pitch});
+    }
+    for (int64_t k = 0; k < t.runs; ++k) {
+        for (int64_t tap = 0; tap < parts; ++tap)
+            m.moved[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
+        op.combine(true, m.moved, parts, channels, t.to + k * t.pitch * value,
+                   {t.outputs, w.stride * channels * value, channels, t.divisor});
     }
 }
 
-void BlockPooling::take_strides(const char *from, int64_t parts, int64_t all,
+void BlockPooling::take_strides(const char *from, int64_t parts, int64_t outputs,
                                 const Workspace &m) const {
-    if (plan.doubles_w) {
+    if (doubles_w) {
         for (int64_t k = 0; k < parts; ++k) {
-            char *const each = m.scratch + k * all * value;
-            take_each(value, w.stride, m.parts[k].from, all, each);
+            char *const each = m.scratch + k * outputs * value;
+            take_each(value, w.stride, m.parts[k].from, outputs, each);
             m.parts[k].from = each;
         }
         return;
     }
-    const int64_t length = all + strides_to_last;
-    for (int64_t phase = 0; phase < w.stride; phase += phase_step)
-        take_each(value, w.stride, from + phase * value, phase <= beside_last ? length : length - 1,
+    // The distance from the first to the last tap of a window: whole strides, and the remainder.
+    const int64_t strides = (w.extent() - 1) / w.stride;
+    const int64_t remainder = (w.extent() - 1) % w.stride;
+    const int64_t length = outputs + strides;
+    for (int64_t phase = 0; phase < w.stride; phase += std::gcd(w.stride, w.dilation))
+        take_each(value, w.stride, from + phase * value, phase <= remainder ? length : length - 1,
                   m.scratch + phase * length * value);
-    for (int64_t t = 0, phase = 0, output = 0; t < w.window; ++t) {
-        m.parts[t].from = m.scratch + (phase * length + output) * value;
-        for (phase += w.dilation; phase >= w.stride; phase -= w.stride)
-            ++output;
+    for (int64_t t = 0; t < w.window; ++t) {
+        const int64_t at = t * w.dilation;
+        m.parts[t].from = m.scratch + (at % w.stride * length + at / w.stride) * value;
     }
-}
-
-void BlockPooling::finish_rows(const Block &b, const Target &t) const {
-    const int64_t n = b.outputs_w * channels;
-    if (t.is_whole && finish.is_uniform)
-        return finish(b.plane, b.od, t.row, 0, t.rows * n, t.to, t.out);
-    const int64_t known = has_all_channels ? 0 : channels - b.new_channels;
-    for (int64_t k = 0; k < t.rows; ++k)
-        for (int64_t x = 0; x < (has_all_channels ? 1 : b.outputs_w); ++x)
-            finish(b.plane, b.od, t.row + k, (b.ow + x) * p.channels + b.channel + known,
-                   has_all_channels ? n : b.new_channels,
-                   t.to + (k * t.to_pitch + x * channels + known) * value,
-                   t.out + k * t.out_pitch + (x * p.channels + known) * finish.result_size);
 }
 
 }  // namespace dmlpool

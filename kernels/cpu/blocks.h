@@ -16,12 +16,23 @@
 
 namespace dmlpool {
 
-// Rows of outputs, or some of their columns and channels. All blocks have the same number of
-// channels, so the last one may begin with channels of the block before.
+// How a problem is cut into blocks. All blocks have the same number of channels.
+struct BlockPlan {
+    int64_t channels;
+    int64_t outputs_h;
+    int64_t outputs_w;
+};
+
+// The outputs of a block along an axis. There are at least `least`, and enough for neighbouring
+// blocks to share little of what they read.
+int64_t block_outputs(const Axis &axis, int64_t least);
+// The rows of workspace that stay in the first-level cache with what is made of them.
+int64_t rows_at_once(const Axis &w, int64_t outputs_w, int64_t channels, int64_t value);
+
+// Rows of outputs, or some of their columns and channels.
 struct Block {
     int64_t plane;
     int64_t channel;
-    int64_t new_channels;  // the number of channels, at the end, that no block before has
     int64_t od;
     int64_t oh;
     int64_t ow;
@@ -67,14 +78,13 @@ struct BlockPooling {
     const Axis w = windows.spaced_w();
     const int64_t channels = plan.channels;
     const bool has_all_channels = channels == p.channels;
+    const int64_t tiles_h = parts_of(h.outputs, plan.outputs_h);
     const int64_t tiles_w = parts_of(w.outputs, plan.outputs_w);
+    // Whether windows along W are combined from windows of 1, 2, 4, ... taps.
+    const bool doubles_w = is_wide(op.is_idempotent, p.channels, w);
     // The number of strides that a row of workspace has room for, and the values of such a row.
     const int64_t row_length = parts_of(w.span(plan.outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;
-    // The distance from the first to the last tap of a window: whole strides, and the rest.
-    const int64_t strides_to_last = (w.extent() - 1) / w.stride;
-    const int64_t beside_last = (w.extent() - 1) % w.stride;
-    const int64_t phase_step = std::gcd(w.stride, w.dilation);
     // The most rows that a window reads along D and H.
     const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
     // Sums of several channels are divided in the loop that adds their taps.
@@ -106,29 +116,22 @@ struct BlockPooling {
                       const Workspace &m) const;
 
   private:
-    // Where the values and the results of some rows of outputs are written.
+    // Where values of outputs are written: `runs` rows of `outputs` values of all channels. Rows
+    // that lie one after the other are one run.
     struct Target {
-        int64_t row;  // the first row
-        int64_t rows;
-        char *out;  // the results of the first row
-        int64_t out_pitch;
-        char *to;  // the values of the first row
-        int64_t to_pitch;
-        bool is_stored;   // values are results, and are written where results go
-        bool is_whole;    // rows of values are as long and as far apart as rows of results
-        int64_t all;      // outputs from the first to the last one of all rows, as if one row
-        int64_t runs;     // 1 if all rows are computed as one, else `rows`
-        int64_t outputs;  // of such a run
+        char *to;
+        int64_t pitch;  // values from one row to the next
+        int64_t runs;
+        int64_t outputs;
+        double divisor;  // of sums that become results at once, else 0
     };
-    Target target_of(const Block &b, int64_t r, int64_t rows, const Workspace &m) const;
-    // Combines the taps of each window, or the doubled windows that make it.
-    void combine_taps(const Block &b, const char *from, const Target &t, const Workspace &m) const;
+    // Combines the taps of each window, or the doubled windows that make it. `values` are those of
+    // all rows of workspace.
+    void combine_taps(const char *from, int64_t values, const Target &t, const Workspace &m) const;
     // Copies values that lie a stride apart into contiguous rows of `scratch`, and lets `parts`
     // list taps there. A row of workspace becomes one row for each remainder of positions by the
     // stride, or one row for each part where windows are doubled along W.
-    void take_strides(const char *from, int64_t parts, int64_t all, const Workspace &m) const;
-    // Turns values into results.
-    void finish_rows(const Block &b, const Target &t) const;
+    void take_strides(const char *from, int64_t parts, int64_t outputs, const Workspace &m) const;
 };
 
 }  // namespace dmlpool

@@ -14,17 +14,42 @@
 namespace dmlpool {
 namespace {
 
+// The least number of outputs of a box: along W divided by the channels, along H of one channel.
+constexpr int64_t BOX_OUTPUTS_W = 2048;
+constexpr int64_t BOX_OUTPUTS_H = 64;
+// A box holds half of the channels, or half of these and so on, if all do not fit into half of a
+// second-level cache, but at least BOX_CHANNELS. So few large planes are boxes enough for all
+// threads.
+constexpr int64_t BOX_BYTES = 1 << 19;
+constexpr int64_t BOX_CHANNELS = 64;
+
 struct BoxPooling : BlockPooling {
+    const bool doubles_h = is_wide(op.is_idempotent, p.channels, h);
+    // The rows of workspace that are pooled along W at once.
+    const int64_t most = std::min(plan.outputs_h, rows_at_once(w, plan.outputs_w, channels, value));
+
+    static BlockPlan plan_of(const RowOperations &op, const Problem &p) {
+        const Axis &h = p.h();
+        const Axis &w = p.w();
+        BlockPlan plan;
+        plan.outputs_w = block_outputs(w, std::max<int64_t>(1, BOX_OUTPUTS_W / p.channels));
+        plan.outputs_h = block_outputs(h, p.channels > 1 ? 1 : BOX_OUTPUTS_H);
+        const int64_t positions = h.span(plan.outputs_h) * std::min(w.size, w.span(plan.outputs_w));
+        plan.channels = p.channels;
+        while (plan.channels % 2 == 0 && plan.channels >= 2 * BOX_CHANNELS &&
+               plan.channels * positions * op.value_size > BOX_BYTES)
+            plan.channels /= 2;
+        return plan;
+    }
     void pool() const {
         const int64_t positions = h.span(plan.outputs_h) * std::min(w.size, w.span(plan.outputs_w));
         const int64_t box_size = positions * channels;
-        const int64_t tiles_h = parts_of(h.outputs, plan.outputs_h);
-        const int64_t channel_parts = parts_of(p.channels, channels);
+        const int64_t channel_parts = p.channels / channels;
         const double cost = (4. + double(d.window)) * double(box_size);
         parallel(
             p.planes * d.outputs * tiles_h * tiles_w * channel_parts, cost,
             [=](int64_t begin, int64_t end) {
-                const Workspace m = workspace(plan.rows, box_size);
+                const Workspace m = workspace(most, box_size);
                 // Outputs along D come before tiles along H, as boxes share input along D.
                 Digits<5> digits(begin, {channel_parts, tiles_w, d.outputs, tiles_h, p.planes});
                 for (int64_t number = begin; number < end; ++number, ++digits)
@@ -36,12 +61,11 @@ struct BoxPooling : BlockPooling {
         const int64_t length = b.columns * channels;
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
-        const int64_t parts =
-            plan.doubles_h
-                ? double_windows(m.box, m.sums, length, height * length, h, op.units[1], m.of_h)
-                : find_taps(m.box, length, h, op.units[1], m.of_h);
+        const int64_t parts = doubles_h ? double_windows(m.box, m.sums, length, height * length, h,
+                                                         op.units[1], m.of_h)
+                                        : find_taps(m.box, length, h, op.units[1], m.of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
-            rows = std::min(plan.rows, b.outputs_h - r);
+            rows = std::min(most, b.outputs_h - r);
             for (int64_t k = 0; k < parts; ++k)
                 m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
             op.combine(true, m.moved, parts, length,
@@ -80,7 +104,8 @@ struct BoxPooling : BlockPooling {
 }  // namespace
 
 void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                const Windows &windows, const BlockPlan &plan) {
+                const Windows &windows) {
+    const BlockPlan plan = BoxPooling::plan_of(op, windows.p);
     BoxPooling{{op, finish, input, output, windows, plan}}.pool();
 }
 

@@ -392,13 +392,13 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     if (strategy == AUTOMATIC)
         strategy = choose(request);
     if (strategy == PLANES)
-        pool_planes(op, finish, input, output, windows.p, plan_planes(request));
+        pool_planes(op, finish, input, output, windows.p);
     else if (strategy == WINDOWS)
         pool_windows(op, finish, input, output, windows);
     else if (strategy == ROWS)
-        pool_rows(op, finish, input, output, windows, plan_rows(request));
+        pool_rows(op, finish, input, output, windows);
     else
-        pool_boxes(op, finish, input, output, windows, plan_boxes(request));
+        pool_boxes(op, finish, input, output, windows);
 }
 
 }  // namespace dmlpool

@@ -60,42 +60,7 @@ void force(Strategy strategy);
 // The number of calls that the forced strategy has computed since the last `force`.
 int64_t calls_forced();
 
-// How a strategy cuts a problem into pieces of work.
-
-struct PlanePlan {
-    int64_t part;       // positions of a part of a plane, which becomes one value per channel
-    int64_t positions;  // positions that are combined as one row
-    int64_t at_once;    // planes that are finished at once
-    bool reads_first;   // rows are read in order before they are combined
-};
-PlanePlan plan_planes(const Request &request);
-
-// The planes of one channel that one call reduces, or a multiple of it.
-constexpr int64_t PLANES_A_CALL = 64;
-
-// Blocks of outputs, of ROWS and of BOXES.
-struct BlockPlan {
-    int64_t channels;
-    int64_t outputs_h;
-    int64_t outputs_w;
-    int64_t rows;    // of workspace that are pooled along W at once
-    bool doubles_h;  // combines windows of 1, 2, 4, ... taps along H, each from two smaller ones
-    bool doubles_w;  // the same along W
-    bool reduces_w;  // each window reads its own elements along W, without vectors over windows
-    bool reads_first = false;  // what a block reads is read in order before it is combined
-};
-BlockPlan plan_rows(const Request &request);
-BlockPlan plan_boxes(const Request &request);
-
-struct WindowPlan {
-    int64_t outputs_w;    // of a tile
-    bool shares_columns;  // combines the rows of a tile first, whose columns windows share
-    bool reads_first;     // what a row of outputs reads is read in order before it is combined
-};
-WindowPlan plan_windows(const Windows &windows, const WindowOperations &op);
-
-// Windows of at least SHARED_ROWS rows share columns with their neighbours if they have few
-// channels.
+// Windows of at least this many rows may combine rows first, which windows share.
 constexpr int64_t SHARED_ROWS = 8;
 // Windows of one channel whose elements are converted are reduced one by one from this many taps
 // on, and rows of at most TURNED_WIDTH elements are turned rather than joined.

@@ -219,31 +219,6 @@ struct Winner {
     static int64_t number(P winner) {
         return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;
     }
-    // The winner of contiguous elements. Each lane keeps its greatest key and the number of the
-    // vector that it found it in.
-    P winner(const char *from, int64_t count) const {
-        constexpr int64_t n = LANES<S>;
-        using V = Vector<S, n>;
-        const S *const row = reinterpret_cast<const S *>(from);
-        const Winner op = *this;
-        P result = identity();
-        int64_t at = 0;
-        while (count - at >= n) {  // HIGHEST vectors at a time, so that S holds their numbers
-            const int64_t first = at;
-            V best = V{} + LOWEST<S>;
-            V vector = {};
-            for (S number = 0; count - at >= n && number < HIGHEST<S>; at += n, ++number) {
-                const V challenger = op.template key<n>(read<V>(row + at));
-                vector = challenger > best ? V{} + number : vector;
-                best = challenger > best ? challenger : best;
-            }
-            for (int64_t i = 0; i < n; ++i)
-                result = of(result, of_key(best[i], first + int64_t(vector[i]) * n + i));
-        }
-        for (; at < count; ++at)
-            result = of(result, op.template load<1>(row + at, at).part[0]);
-        return result;
-    }
 };
 
 }  // namespace

@@ -194,6 +194,17 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
         }
 }
 
+// Whether what a row of outputs reads is read in order first: inputs that come from memory, unless
+// windows leave out rows. Windows of channels that share rows read them once for several rows of
+// outputs, so that it pays from three quarters of that size on.
+inline bool reads_first(const Windows &windows, int64_t element) {
+    const Axis &h = windows.p.h();
+    const int64_t bytes = windows.p.input_bytes(element);
+    const bool shares_rows = windows.p.channels > 1 && h.window > h.stride;
+    return is_large(shares_rows ? bytes + bytes / 3 : bytes) && !without(READ_FIRST) &&
+           (h.window == 0 || h.extent() >= h.stride);
+}
+
 enum Strategy : int64_t;
 
 // Makes all results of a problem by the given strategy. If it is AUTOMATIC, the strategy is the one
@@ -201,16 +212,14 @@ enum Strategy : int64_t;
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows, Strategy strategy = Strategy());
 
-// The strategies, each in its file; choose.h has their plans.
-struct PlanePlan;
-struct BlockPlan;
+// The strategies, each in its file.
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p, const PlanePlan &plan);
+                 const Problem &p);
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, const BlockPlan &plan);
+               const Windows &windows);
 void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                const Windows &windows, const BlockPlan &plan);
-// It asks for its plan itself, because it also works for operations that are not RowOperations.
+                const Windows &windows);
+// It also works for operations that are not RowOperations.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
                   const Windows &windows);
 

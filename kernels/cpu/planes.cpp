@@ -7,12 +7,24 @@
 #include <cstring>
 #include <vector>
 
-#include "choose.h"
 #include "operations.h"
 #include "parallel.h"
+#include "vectors.h"
 
 namespace dmlpool {
 namespace {
+
+// Planes of more elements are combined in parts. Parts depend on a plane's size alone, so that the
+// bits of results do not depend on the number of threads.
+constexpr int64_t PART_ELEMENTS = 1 << 18;
+// Positions shorter than a vector are combined several at a time, as rows of at most ROW_ELEMENTS
+// elements.
+constexpr int64_t ROW_ELEMENTS = 2048;
+// Bytes of values that become results together, and the fewest planes: one call folds so many.
+constexpr int64_t FINISHED_BYTES = 65536;
+constexpr int64_t FINISHED_PLANES = 64;
+// Longer positions are not read in order before they are combined.
+constexpr int64_t READ_BYTES = 2048;
 
 struct PlanePooling {
     const RowOperations &op;
@@ -20,18 +32,24 @@ struct PlanePooling {
     const char *const input;
     char *const output;
     const Problem &p;
-    const PlanePlan plan;
 
     const int64_t channels = p.channels;
     const int64_t size = p.plane() / channels;
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const int64_t part = plan.part;
+    const int64_t part = std::max<int64_t>(1, PART_ELEMENTS / channels);
     const int64_t parts = parts_of(size, part);
-    const int64_t row_positions = plan.positions;
+    // The positions that are combined as one row.
+    const int64_t row_positions =
+        pitch >= BYTES
+            ? 1
+            : std::max<int64_t>(
+                  1, std::min({int64_t(64), ROW_ELEMENTS / channels, std::min(part, size) / 4}));
+    const bool reads_first =
+        pitch <= READ_BYTES && !without(READ_FIRST) && is_large(p.input_bytes(op.element_size));
+    const int64_t at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     const char *const end_of_input = input + p.input_bytes(op.element_size);
-    const int64_t at_once = plan.at_once;
 
     void pool() const {
         const double cost = double(std::min(part, size) * channels);
@@ -93,7 +111,7 @@ struct PlanePooling {
     void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
                  char *to) const {
         if (!are_values && length * op.value_size >= 64 && !without(SUCCESSIVE_ROWS))  // a vector
-            return op.combine_successive(from, count, length, plan.reads_first, to);
+            return op.combine_successive(from, count, length, reads_first, to);
         std::vector<Row> rows(count);
         for (int64_t k = 0; k < count; ++k)
             rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
@@ -104,8 +122,8 @@ struct PlanePooling {
 }  // namespace
 
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p, const PlanePlan &plan) {
-    PlanePooling{op, finish, input, output, p, plan}.pool();
+                 const Problem &p) {
+    PlanePooling{op, finish, input, output, p}.pool();
 }
 
 }  // namespace dmlpool

@@ -30,7 +30,6 @@ namespace {
 //     of(first, second)         combines two values
 //     renumbered(values, k)     adds k to the numbers of their taps
 //     load<n>(elements, k)      n elements as values, of tap k
-//     winner(elements, count)   the value of a row whose tap k is element k, where `has_numbers`
 //     divide_block(block, by, 1 / by), divide_all(sums, count, by)   where `can_divide`
 template <class Op>
 struct Rows final : RowOperations {
@@ -42,6 +41,8 @@ struct Rows final : RowOperations {
     // The most rows that one loop combines. Windows of more taps are doubled (`is_wide`).
     template <bool are_values>
     static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::rows_at_once;
+    // The windows of few elements that are folded together.
+    static constexpr int64_t FEW = std::min<int64_t>(LANES<L>, 32 / sizeof(L));
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -104,32 +105,16 @@ struct Rows final : RowOperations {
         (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(
             row, origin, windows, outputs, step, static_cast<L *>(produced), end);
     }
+    // A plane's result must not depend on how many planes the call has: so its size alone decides
+    // how it is reduced.
     void reduce_planes(const char *from, int64_t size, int64_t planes, void *produced,
                        const char *end) const override {
-        constexpr int64_t n = LANES<L>;
-        L *out = static_cast<L *>(produced);
-        int64_t done = 0;
-        if constexpr (n > 1 && n <= 16 && !Op::has_numbers) {
-            // A plane's result must not depend on how many planes the call has: so the branch is
-            // chosen by size alone.
-            constexpr int64_t few = std::min<int64_t>(n, 32 / sizeof(L));
-            if (size < std::max<int64_t>(n, 8) && !std::is_integral_v<L>)
-                return reduce_each<are_plain, few>(from, size, size, planes, out, end);
-            for (; size >= n && planes - done >= n && !without(FOLDED_PLANES); done += n) {
-                Vector<L, n> vectors[n];
-                for (int64_t k = 0; k < n; ++k)
-                    vectors[k] =
-                        combined_vector<are_plain, n>(from + (done + k) * size * sizeof(T), size);
-                write(folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; }), out + done);
-            }
-        }
-        // Integers have the same sum in any order: `reduce` takes several planes at once.
-        const int64_t at_a_time = std::is_integral_v<L> && !Op::has_numbers ? planes - done : 1;
-        for (; done < planes; done += at_a_time) {
-            const Run whole = {0, size, 0, at_a_time, at_a_time > 1 ? size : 0};
-            reduce<are_plain>({from + done * size * int64_t(sizeof(T)), 0}, 0, &whole, at_a_time, 1,
-                              out + done, end);
-        }
+        L *const out = static_cast<L *>(produced);
+        if constexpr (LANES<L> > 1)
+            if (size < LANES<L>)
+                return reduce_few<are_plain>(from, size, size, planes, out, end);
+        const Run whole = {0, size, 0, planes, size};
+        reduce<are_plain>({from, 0}, 0, &whole, planes, 1, out, end);
     }
 
   private:
@@ -290,23 +275,21 @@ struct Rows final : RowOperations {
             return folded(Op::of(halves[0], halves[1]));
         }
     }
-    // Reduces windows of `count` contiguous elements. Each window begins `step` after the one
-    // before. n windows at a time are read as vectors and folded together. The last n may overlap
-    // those before. Nothing is read from `end` on.
-    template <bool are_values, int64_t n>
-    __attribute__((noinline)) void reduce_each(const char *from, int64_t count, int64_t step,
-                                               int64_t outputs, L *out, const char *end) const {
+    // Reduces windows of fewer contiguous elements than LANES. Each begins `step` after the one
+    // before. n windows at a time are read as one or two vectors and folded together. The last n
+    // may overlap those before. Nothing is read from `end` on.
+    template <bool are_values>
+    __attribute__((noinline)) void reduce_few(const char *from, int64_t count, int64_t step,
+                                              int64_t outputs, L *out, const char *end) const {
+        constexpr int64_t n = FEW;
         using V = Vector<L, n>;
         const V identity = V{} + Op::identity();
         Vector<IntegerOf<L>, n> lane;
         for (int64_t i = 0; i < n; ++i)
             lane[i] = IntegerOf<L>(i);
-        const IntegerOf<L> inside = IntegerOf<L>(std::min(count, n));
-        const IntegerOf<L> known = IntegerOf<L>((n - count % n) % n);
-        const auto is_inside = lane < inside;
-        const auto is_last = lane >= known;
+        const auto is_inside = lane < IntegerOf<L>(std::min(count, n));
+        const auto is_new = lane >= IntegerOf<L>(2 * n - count);  // in the second vector
         const Op by = op;
-        const int64_t pitch = step * SIZE<are_values>;
         const auto vector = [&](const char *begin, int64_t at) {
             V produced;
             if constexpr (are_values)
@@ -318,56 +301,69 @@ struct Rows final : RowOperations {
                 produced = difference<L, n>(produced, lane + IntegerOf<L>(at));
             return produced;
         };
+        const auto window = [&](const char *begin) __attribute__((always_inline)) {
+            const V first = vector(begin, 0);
+            V produced = is_inside ? first : identity;
+            if (count > n) {
+                const V second = vector(begin, count - n);
+                produced = Op::of(produced, is_new ? second : identity);
+            }
+            return produced;
+        };
+        const int64_t pitch = step * SIZE<are_values>;
         for (int64_t done = 0; done < outputs; done += n) {
             const int64_t o = std::max<int64_t>(0, std::min(done, outputs - n));
             const char *const first = from + o * pitch;
             V results;
-            const bool is_short = count <= 2 * n && outputs >= n &&
-                                  first + (n - 1) * pitch + n * SIZE<are_values> <= end;
-            if (is_short && count <= n)
-                results = folded_each<Op, n, n>(0, [&](int64_t k) {
-                    const V produced = vector(first + k * pitch, 0);
-                    return is_inside ? produced : identity;
-                });
-            else if (is_short)
-                results = folded_each<Op, n, n>(0, [&](int64_t k) {
-                    const V remainder = vector(first + k * pitch, count - n);
-                    return Op::of(
-                        vector(first + k * pitch, 0),
-                        Op::is_idempotent ? remainder : V(is_last ? remainder : identity));
-                });
+            if (outputs >= n &&
+                first + (n - 1) * pitch + std::max(count, n) * SIZE<are_values> <= end)
+                results =
+                    folded_each<Op, n, n>(0, [&](int64_t k) { return window(first + k * pitch); });
             else {
                 V vectors[n];
                 for (int64_t k = 0; k < n; ++k) {
-                    const char *begin = first + std::min(k, outputs - 1) * pitch;
-                    char copy[n * SIZE<are_values>];
-                    if (begin + std::max(count, n) * SIZE<are_values> > end)
-                        begin =
-                            static_cast<char *>(std::memcpy(copy, begin, count * SIZE<are_values>));
-                    V produced = vector(begin, 0);
-                    produced = is_inside ? produced : identity;
-                    for (int64_t at = n; at < count; at += n) {
-                        const V next = vector(begin, std::min(at, count - n));
-                        produced =
-                            Op::of(produced, at + n <= count ? next : V(is_last ? next : identity));
-                    }
-                    vectors[k] = produced;
+                    char copy[2 * n * SIZE<are_values>];
+                    std::memcpy(copy, first + std::min(k, outputs - 1) * pitch,
+                                count * SIZE<are_values>);
+                    vectors[k] = window(copy);
                 }
                 results = folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; });
             }
-            if (outputs >= n)
-                write(results, out + o);
-            else
-                std::memcpy(out, &results, outputs * sizeof(L));
+            std::memcpy(out + o, &results, std::min(n, outputs) * sizeof(L));
         }
     }
-    // Combines at most eight elements or values that lie `step` apart and whose numbers lie `unit`
-    // apart. `combined_strided` does the same for any number of them.
+    // Reduces windows of LANES contiguous elements or more. Each becomes a vector, and n vectors
+    // are folded together.
     template <bool are_values>
-    L combined_eight(const Row &row, int64_t count, int64_t step, int64_t unit) const {
+    __attribute__((noinline)) void reduce_many(const char *from, int64_t count, int64_t step,
+                                               int64_t outputs, L *out) const {
+        constexpr int64_t n = LANES<L>;
+        const auto vector = [=](int64_t o) __attribute__((always_inline)) {
+            return combined_vector<are_values, n>(from + o * step * SIZE<are_values>, count);
+        };
+        int64_t o = 0;
+        if constexpr (n <= 16)
+            for (; outputs - o >= n && !without(FOLDED_PLANES); o += n) {
+                Vector<L, n> vectors[n];
+                for (int64_t k = 0; k < n; ++k)
+                    vectors[k] = vector(o + k);
+                write(folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; }), out + o);
+            }
+        for (; o < outputs; ++o)
+            out[o] = folded(vector(o));
+    }
+    // Combines elements or values one by one, which lie `step` apart, as a tree.
+    template <bool are_values>
+    L reduce_apart(const Row &row, int64_t count, int64_t step) const {
+        const auto tap = [&](int64_t t) {
+            return Row{row.from + t * step * SIZE<are_values>, row.number + t * units[2]};
+        };
+        if (count > 8)
+            return Op::of(reduce_apart<are_values>(row, count / 2, step),
+                          reduce_apart<are_values>(tap(count / 2), count - count / 2, step));
         const auto value = [&](int64_t t) {
-            const Row tap = {row.from + t * step * SIZE<are_values>, row.number + t * unit};
-            return tree<are_values, 1, 0, 1>(op, &tap, 0).part[0];
+            const Row one = tap(t);
+            return tree<are_values, 1, 0, 1>(op, &one, 0).part[0];
         };
         L even = count & 1 ? value(count - 1) : Op::identity();
         L odd = Op::identity();
@@ -377,33 +373,12 @@ struct Rows final : RowOperations {
         }
         return Op::of(even, odd);
     }
-    template <bool are_values>
-    L combined_strided(const Row &row, int64_t count, int64_t step, int64_t unit) const {
-        if (count <= 8)
-            return combined_eight<are_values>(row, count, step, unit);
-        const int64_t half = count / 2;
-        const Row remainder = {row.from + half * step * SIZE<are_values>, row.number + half * unit};
-        return Op::of(combined_strided<are_values>(row, half, step, unit),
-                      combined_strided<are_values>(remainder, count - half, step, unit));
-    }
-    // Combines contiguous elements as a tree.
-    template <bool are_values, int64_t n = LANES<L>>
-    __attribute__((always_inline)) L combined_run(const char *from, int64_t count) const {
-        constexpr int64_t fewer = 16 / sizeof(L);
-        if constexpr (n > fewer)
-            if (count < n)
-                return combined_run<are_values, fewer>(from, count);
-        if (count < n)
-            return combined_strided<are_values>({from, 0}, count, 1, 1);
-        return folded(combined_vector<are_values, n>(from, count));
-    }
     // Combines the vectors of n elements or more as a tree: kept[level] is the sum of 8 << level
     // vectors that waits for as many more. The lanes of the result are to be combined.
     template <bool are_values, int64_t n>
     __attribute__((always_inline)) Vector<L, n> combined_vector(const char *from,
                                                                 int64_t count) const {
         using V = Vector<L, n>;
-        using Integer = IntegerOf<L>;
         int64_t at = 0;
         int64_t eights = 0;
         const auto take = [&](auto vectors) {
@@ -418,22 +393,17 @@ struct Rows final : RowOperations {
         };
         V kept[60];
         V result = V{} + Op::identity();
-        [[maybe_unused]] Vector<Integer, n> lane;
-        if constexpr (n > 1) {
-            for (int64_t i = 0; i < n; ++i)
-                lane[i] = Integer(i);
+        Vector<IntegerOf<L>, n> lane;
+        for (int64_t i = 0; i < n; ++i)
+            lane[i] = IntegerOf<L>(i);
+        if (count % n) {  // the last ones
             at = count - n;
-            if (count % n) {  // the last ones
-                const Integer known = Integer(n - count % n);
-                result = lane < known ? result : take(Count<1>());
-            }
+            const V last = take(Count<1>());
+            result = lane < IntegerOf<L>(n - count % n) ? result : last;
             at = 0;
         }
         if (count >= 4 * n) {
             for (; count - at >= 8 * n; ++eights) {
-                if constexpr (n * SIZE<are_values> == 64)
-                    for (int64_t v = 0; v < 8; ++v)  // a second word of each cache line
-                        touch(from + (at + v * n) * SIZE<are_values> + 32);
                 V eight = take(Count<8>());
                 int level = 0;
                 for (; eights >> level & 1; ++level)
@@ -450,7 +420,7 @@ struct Rows final : RowOperations {
             result = Op::of(result, take(Count<2>()));
         if (count - at >= n)
             result = Op::of(result, take(Count<1>()));
-        if constexpr (Op::has_numbers && n > 1)
+        if constexpr (Op::has_numbers)
             result -= lane;
         return result;
     }
@@ -458,39 +428,24 @@ struct Rows final : RowOperations {
     template <bool are_values>
     void reduce(const Row &row, int64_t origin, const Run *windows, int64_t outputs, int64_t step,
                 L *out, const char *end) const {
-        constexpr int64_t n = LANES<L> == 1 ? 1 : std::min<int64_t>(LANES<L>, 32 / sizeof(L));
+        constexpr int64_t n = LANES<L>;
         for (int64_t o = 0; o < outputs; o += windows->outputs, ++windows) {
             const Run &run = *windows;
-            const Row first = {row.from + (run.begin - origin) * SIZE<are_values>, 0};
-            const auto renumbered = [&](L result) {
-                return run.count > 0 ? Op::renumbered(result, row.number + run.tap * units[2])
-                                     : result;
-            };
-            if constexpr (n > 1)
-                if (step == 1 && run.step > 0 && run.count > 0 && run.count < 8 * n &&
-                    2 * run.outputs >= n) {
-                    reduce_each<are_values, n>(first.from, run.count, run.step, run.outputs,
-                                               out + o, end);
-                    for (int64_t k = o; Op::has_numbers && k < o + run.outputs; ++k)
-                        out[k] = renumbered(out[k]);
-                    continue;
-                }
+            const char *const from = row.from + (run.begin - origin) * SIZE<are_values>;
             const int64_t different = run.step > 0 ? run.outputs : 1;
-            for (int64_t k = 0; k < different; ++k) {
-                const Row one = {first.from + k * run.step * SIZE<are_values>, 0};
-                L result;
-                if (run.count < 8)
-                    result = combined_eight<are_values>(one, run.count, step, units[2]);
-                else if (step > 1)
-                    result = combined_strided<are_values>(one, run.count, step, units[2]);
-                else if constexpr (Op::has_numbers && !are_values)
-                    result = op.winner(one.from, run.count);
-                else
-                    result = combined_run<are_values>(one.from, run.count);
-                out[o + k] = renumbered(result);
-            }
-            if (different < run.outputs)
-                std::fill_n(out + o, run.outputs, L(out[o]));
+            const bool is_apart =
+                n == 1 || step > 1 || run.count == 0 || (run.count < n && 2 * different < FEW);
+            for (int64_t k = 0; k < different && is_apart; ++k)
+                out[o + k] = reduce_apart<are_values>({from + k * run.step * SIZE<are_values>, 0},
+                                                      run.count, step);
+            if constexpr (n > 1)
+                if (!is_apart && run.count < n)
+                    reduce_few<are_values>(from, run.count, run.step, different, out + o, end);
+                else if (!is_apart)
+                    reduce_many<are_values>(from, run.count, run.step, different, out + o);
+            for (int64_t k = o; Op::has_numbers && run.count > 0 && k < o + different; ++k)
+                out[k] = Op::renumbered(out[k], row.number + run.tap * units[2]);
+            std::fill_n(out + o + different, run.outputs - different, L(out[o]));
         }
     }
 };

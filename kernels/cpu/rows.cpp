@@ -19,13 +19,35 @@
 namespace dmlpool {
 namespace {
 
+// A tile of a long row stays in the first-level cache with what it reads and writes. Rows of
+// several channels have TILE_BYTES_OF_CHANNELS.
+constexpr int64_t TILE_BYTES = 4096;
+constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
+// What a row of outputs reads is read in order first if it stays in a second-level cache.
+constexpr int64_t READ_BYTES = 1 << 19;
+// Large inputs of one channel whose rows have at least this many bytes are prefetched two rows of
+// windows ahead. Shorter rows follow each other so closely that the processor does it.
+constexpr int64_t AHEAD_ROW = 384;
+
 struct RowPooling : BlockPooling {
-    // Large inputs of one channel whose rows have at least this many bytes are prefetched two rows
-    // of windows ahead. Shorter rows follow each other so closely that the processor does it.
-    static constexpr int64_t AHEAD_ROW = 384;
+    const bool reads = most_rows * plan.outputs_w * w.stride * channels * element <= READ_BYTES &&
+                       reads_first(windows, element);
     const bool is_whole = plan.outputs_w == w.outputs;
-    const bool is_ahead = plan.reads_first && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
-    const bool reads_block = plan.reads_first && (channels > 1 || !is_whole);
+    const bool is_ahead = reads && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
+    const bool reads_block = reads && (channels > 1 || !is_whole);
+
+    static BlockPlan plan_of(const RowOperations &op, const Windows &windows) {
+        const int64_t channels = windows.p.channels;
+        const Axis w = windows.spaced_w();
+        const int64_t bytes = channels == 1       ? TILE_BYTES
+                              : op.value_size > 4 ? TILE_BYTES_OF_CHANNELS / 2
+                                                  : TILE_BYTES_OF_CHANNELS;
+        const int64_t least = std::max<int64_t>(1, bytes / op.value_size / channels / w.stride);
+        // Windows of a tile share most of what they read.
+        const int64_t outputs_w = block_outputs(w, std::max(least, 4 * w.extent() / w.stride));
+        const int64_t rows = rows_at_once(w, outputs_w, channels, op.value_size);
+        return {channels, std::min(rows, windows.p.h().outputs), outputs_w};
+    }
 
     // Whether the rows that windows read are found once for all windows that lie inside the input
     // along H. All of these read the same number of rows, a stride below those of the window
@@ -37,13 +59,11 @@ struct RowPooling : BlockPooling {
     const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
 
     void pool() const {
-        const int64_t tiles_h = parts_of(h.outputs, plan.outputs_h);
-        const int64_t rows = std::min(plan.outputs_h, h.outputs);
         const double elements = double(most_rows) * double(plan.outputs_w * w.stride) +
                                 double(plan.outputs_w * w.window);
-        const double cost = double(rows) * (ROW_COST + double(channels) * elements);
+        const double cost = double(plan.outputs_h) * (ROW_COST + double(channels) * elements);
         parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
-            const Workspace m = workspace(rows, 0);
+            const Workspace m = workspace(plan.outputs_h, 0);
             // In the order of memory.
             Digits<4> digits(begin, {tiles_w, tiles_h, d.outputs, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
@@ -91,7 +111,7 @@ struct RowPooling : BlockPooling {
             }
             // A row that needs no padding and no combining is pooled where it lies in the input.
             if (op.is_plain && found == 1 && b.outputs_h == 1 &&
-                inside == w.span(b.outputs_w) * channels && !plan.doubles_w)
+                inside == w.span(b.outputs_w) * channels && !doubles_w)
                 return latest;
             const char *const last_row = latest + (repeated - 1) * h.stride * row_bytes;
             const int64_t length = last_row + vectors * element <= end_of_input ? vectors : inside;
@@ -118,7 +138,8 @@ struct RowPooling : BlockPooling {
 }  // namespace
 
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, const BlockPlan &plan) {
+               const Windows &windows) {
+    const BlockPlan plan = RowPooling::plan_of(op, windows);
     RowPooling{{op, finish, input, output, windows, plan}}.pool();
 }
 

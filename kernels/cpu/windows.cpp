@@ -17,23 +17,28 @@
 namespace dmlpool {
 namespace {
 
+// What a tile reads, which stays in a cache: bytes of values of one channel, or elements of all
+// rows of several channels.
+constexpr int64_t TILE_READS = 65536;
+// The bytes that are read in order before they are combined: few, so that the processor does both
+// at the same time.
+constexpr int64_t READ_BYTES = 4096;
+// Bytes of values of several channels that become results together.
+constexpr int64_t FINISHED_BYTES = 4096;
+// Windows of at least SHARED_ROWS rows share columns if a position between two of them has less
+// than SHARED_CHANNELS channels.
+constexpr int64_t SHARED_CHANNELS = 64;
+
 // One channel: the rows that a row of outputs reads are combined into one, and each window reduces
 // its part of it. Several channels: each window combines all its elements, or, if windows have many
 // rows and few channels, its columns of one combined row.
 struct WindowPooling {
-    // The bytes that are read in order before they are combined: few, so that the processor does
-    // both at the same time.
-    static constexpr int64_t READ_BYTES = 4096;
-    // Bytes of values of several channels that become results together.
-    static constexpr int64_t FINISHED_AT_ONCE = 4096;
-
     const WindowOperations &op;
     const Finish &finish;
     const char *const input;
     char *const output;
     const Windows &windows;
 
-    const WindowPlan plan = plan_windows(windows, op);
     const Problem &p = windows.p;
     const Axis d = p.d();
     const Axis h = p.h();
@@ -44,11 +49,18 @@ struct WindowPooling {
     const char *const end_of_input = input + p.input_bytes(op.element_size);
     const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
     const int64_t most_taps = std::max<int64_t>(1, windows.most(2));
-    const int64_t tile = plan.outputs_w;
-    const int64_t tiles = parts_of(w.outputs, tile);
-    const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
+    const bool shares_columns = !without(SHARED_COLUMNS) && op.is_separable &&
+                                most_rows >= SHARED_ROWS &&
+                                channels * w.stride < SHARED_CHANNELS * w.extent();
+    const bool reads = channels > 1 && !shares_columns && reads_first(windows, op.element_size);
     // Rows that windows share with those above are read once, others window by window.
-    const bool reads_taps = plan.reads_first && h.window <= h.stride;
+    const bool reads_taps = reads && h.window <= h.stride;
+    const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
+    const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
+                                             std::min(w.outputs, TILE_OUTPUTS));
+    const int64_t tiles = parts_of(w.outputs, tile);
+    const int64_t row_bytes = p.output_row() * finish.result_size;
+    const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
     // Values have the size of results, and are written where the results go.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
     // Outputs [first, stop) of a row.
@@ -74,56 +86,50 @@ struct WindowPooling {
     struct Memory {
         std::vector<Row> rows;
         std::vector<Row> taps;
+        Span height = {0, 0, 0};  // what the tile reads along H
+        int64_t first = -1;       // the first output of the tile that has these runs
         std::vector<Run> runs;
-        Span height = {0, 0, 0};                          // what the tile reads along H
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
     };
 
-    // The runs of a row, if a tile is a row.
-    std::vector<Run> runs_of_row;
-
-    void pool() {
-        if (tiles == 1)
-            find_runs(windows, are_numbered, 0, w.outputs, runs_of_row);
+    void pool() const {
         const double row_cost =
             double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
         const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
         parallel(p.planes * d.outputs * h.outputs * tiles, cost,
-                 [this](int64_t begin, int64_t end) { pool_tiles(begin, end); });
-    }
-    void pool_tiles(int64_t begin, int64_t end) const {
-        Memory m;
-        m.rows.resize(most_rows);
-        m.runs = runs_of_row;
-        if (channels > 1)
-            m.taps.resize(plan.shares_columns ? most_taps : most_rows * most_taps);
-        m.produced.resize(is_in_place ? 0 : tile * pitch);
-        const int64_t row_bytes = p.output_row() * finish.result_size;
-        Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            Tile t = {digits[3], digits[2], digits[1], digits[0] * tile, 0, nullptr};
-            t.stop = std::min(t.first + tile, w.outputs);
-            const int64_t row = (t.plane * d.outputs + t.od) * h.outputs + t.oh;
-            t.out = output + (row * w.outputs + t.first) * channels * finish.result_size;
-            const Span above = m.height;
-            m.height = windows.at(1, t.oh);
-            // The row before may read the same.
-            const bool may_copy =
-                !are_numbered && tiles == 1 && finish.is_uniform && number > begin && t.oh > 0;
-            if (may_copy && m.height.reads(above))
-                std::memcpy(t.out, t.out - row_bytes, row_bytes);
-            else
-                pool_tile(t, m);
-        }
+                 [this](int64_t begin, int64_t end) {
+                     Memory m;
+                     m.rows.resize(most_rows);
+                     if (channels > 1)
+                         m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
+                     m.produced.resize(is_in_place ? 0 : tile * pitch);
+                     Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
+                     for (int64_t number = begin; number < end; ++number, ++digits) {
+                         const int64_t first = digits[0] * tile;
+                         const int64_t at = number / tiles * w.outputs + first;
+                         char *const out = output + at * channels * finish.result_size;
+                         const Span above = m.height;
+                         m.height = windows.at(1, digits[1]);
+                         // The row before may read the same.
+                         if (tiles == 1 && number > begin && digits[1] > 0 && !are_numbered &&
+                             finish.is_uniform && m.height.reads(above))
+                             std::memcpy(out, out - row_bytes, row_bytes);
+                         else
+                             pool_tile({digits[3], digits[2], digits[1], first,
+                                        std::min(first + tile, w.outputs), out},
+                                       m);
+                     }
+                 });
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const Read read = read_rows(t, m);
-        const int64_t outputs = t.stop - t.first;
-        if (tiles > 1)
+        if (m.first != t.first)
             find_runs(windows, are_numbered, t.first, t.stop, m.runs);
+        m.first = t.first;
         if (channels > 1)
             return combine_windows(t, read, m);
+        const int64_t outputs = t.stop - t.first;
         char *const results = is_in_place ? t.out : m.produced.data();
         op.reduce_windows(read.are_shared, read.rows[0], read.low, m.runs.data(), outputs,
                           w.dilation, results, read.end);
@@ -134,14 +140,14 @@ struct WindowPooling {
     Read read_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
         const Range reach = windows.reach(2, t.first, t.stop - t.first);
-        if (plan.reads_first && !reads_taps)
-            read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
-                          reach.begin * channels, (reach.end - reach.begin) * channels);
-        const int64_t count =
-            find_rows(op, p, input, t.plane, windows.at(0, t.od), m.height, 0, rows);
-        if (channels == 1 ? count == 1 : !plan.shares_columns)
-            return {rows, count, 0, false, position, end_of_input};
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
+        if (reads && !reads_taps)
+            read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
+                          reach.begin * channels, length * channels);
+        const int64_t count =
+            find_rows(op, p, input, t.plane, windows.at(0, t.od), windows.at(1, t.oh), 0, rows);
+        if (channels == 1 ? count == 1 : !shares_columns)
+            return {rows, count, 0, false, position, end_of_input};
         if (int64_t(m.staged.size()) < length * pitch)
             m.staged.resize(length * pitch);
         for (int64_t r = 0; r < count && length > 0; ++r)
@@ -151,13 +157,12 @@ struct WindowPooling {
         rows[0] = {m.staged.data(), 0};
         return {rows, 1, reach.begin, true, pitch, m.staged.data() + m.staged.size()};
     }
-    // Several channels: combines the taps of the outputs of a tile. Windows that lie a
-    // step apart are combined by one call. Values become results before they leave the first-level
-    // cache.
+    // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
+    // are combined by one call. Values become results before they leave the first-level cache.
     void combine_windows(const Tile &t, const Read &read, Memory &m) const {
         char *const out = t.out;
         char *const results = is_in_place ? out : m.produced.data();
-        const int64_t at_once = std::max<int64_t>(1, FINISHED_AT_ONCE / pitch);
+        const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
         const int64_t result_pitch = channels * finish.result_size;
         // Sums that are divided in the loop that adds them are results.
         const double divisor = is_in_place ? finish.divisor : 0;
@@ -184,7 +189,7 @@ struct WindowPooling {
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
                 const int64_t count = find_taps(read, span, m.taps.data());
                 if (reads_taps && read.count > 0)
-                    read_first(read.count, count / read.count, n * run.step, n == 1, m);
+                    read_taps(read.count, count / read.count, n * run.step, n == 1, m);
                 op.combine_window(read.are_shared, m.taps.data(), count, channels,
                                   results + k * pitch, out + k * result_pitch,
                                   {n, run.step * read.step, channels, divisor});
@@ -196,8 +201,8 @@ struct WindowPooling {
     }
     // Reads what successive windows, the first with `taps` taps of each of `rows` rows, read. The
     // loop that combines the taps of a single window reads the last one in that order itself.
-    void read_first(int64_t rows, int64_t taps, int64_t steps, bool is_single,
-                    const Memory &m) const {
+    void read_taps(int64_t rows, int64_t taps, int64_t steps, bool is_single,
+                   const Memory &m) const {
         const int64_t positions = std::max((taps - 1) * w.dilation + 1, steps);
         for (int64_t r = 0; r < rows && taps > 0; ++r)
             read_in_order(m.taps[r * taps].from,
