@@ -37,9 +37,7 @@ def pooled(x: torch.Tensor, layer: dmlpool.nn.MaxPool2d) -> None:
 FIRST_WRONG, LAST_WRONG = 7, 13
 
 
-@pytest.mark.filterwarnings(
-    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel and",
-)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and")
 def test_the_program_runs(fresh_compiler: None) -> None:
     """assert_type says nothing at run time; that the calls are right does."""
     pytest.importorskip("onnxscript", reason="the program asks for ONNX translations")

@@ -91,11 +91,10 @@ def test_a_layer_stays_the_object_that_it_was(device: torch.device) -> None:
     assert type(pool) is layers.MaxPool2d
     assert (pool.training, pool.note, pool.return_indices) == (False, "mine", True)
     assert report.replaced == {"pool": "MaxPool2d", "again.inside": "MaxPool2d"}
-    values, indices = model(image(device))
+    found = model(image(device))
     assert calls == ["before", "after"]
     expected = torch.nn.MaxPool2d((3, 2), 2, padding=(1, 0), return_indices=True)(image(device))
-    assert torch.equal(values, expected[0])
-    assert torch.equal(indices, expected[1])
+    assert all(map(torch.equal, found, expected))
 
 
 def test_a_copy_leaves_the_model_alone() -> None:
@@ -391,9 +390,7 @@ def test_measuring_changes_no_statistics() -> None:
     state = {name: entry.clone() for name, entry in model.state_dict().items()}
     report = convert(model, example_inputs=(torch.rand(1, 2, 8, 8),))
     assert all(torch.equal(entry, state[name]) for name, entry in model.state_dict().items())
-    ours, theirs = report.times["1"]
-    assert ours > 0
-    assert theirs > 0
+    assert min(report.times["1"]) > 0
 
 
 @pytest.mark.parametrize("load", [None, "9 processes"])

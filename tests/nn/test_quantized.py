@@ -221,9 +221,10 @@ def test_scales_stay_exact_in_a_model_of_half_precision() -> None:
 def test_from_a_float_layer(name: str) -> None:
     """torch.nn's, and this package's with all that it takes beyond."""
     layer, input = getattr(layers, name), integers(name)
-    theirs = getattr(torch.nn, name)(3, 2, 1, count_include_pad=1)
+    theirs = getattr(torch.nn, name)(3, 2, 1, count_include_pad=0)
     ours = layer.from_float(theirs, input_scale=0.5)
-    samples.assert_same(ours(input), layer(3, 2, 1, input_scale=0.5)(input))
+    expected = layer(3, 2, 1, count_include_pad=False, input_scale=0.5)
+    samples.assert_same(ours(input), expected(input))
     window, numbers = (3, 2, "same", True, False), PARAMETERS["per channel"]
     again = layer.from_float(getattr(float_layers, name)(*window, dilation=2), **numbers)
     samples.assert_same(again(input), layer(*window, dilation=2, **numbers)(input))

@@ -67,11 +67,8 @@ def test_it_nests_and_ends_after_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), reverted(model):
         fail()
     assert type(model[1]) is layers.MaxPool2d
-    with (
-        pytest.raises(TypeError, match=r"^model must be a torch\.nn\.Module, got int$"),
-        reverted(3),
-    ):
-        pass
+    with pytest.raises(TypeError, match=r"^model must be a torch\.nn\.Module, got int$"):
+        reverted(3).__enter__()
 
 
 @pytest.mark.parametrize(

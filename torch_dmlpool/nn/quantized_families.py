@@ -82,29 +82,25 @@ class QuantizedPool(Pool):
         types = (input.dtype,) if is_quantized else operands.QUANTIZED_TYPES
         operands.check_dense("input", input, types)
         batched, added = dimensions.with_batch(f"avg_pool{self._rank}d", self._rank, input)
+        output = self.output_scale, self.output_zero_point
         try:
-            pooled = self._pooled(batched, is_quantized)
+            window, counted = self._window(batched)
+            if is_quantized:  # it has a scale and a zero point of its own
+                plain_types = quantized.check_quantized(batched)
+                pooled = quantized.average(
+                    batched, plain_types, window, counted, *output, self.output_dtype
+                )
+            else:
+                own = self.input_scale, self.input_zero_point
+                inherited = [
+                    mine if each is None else each for mine, each in zip(own, output, strict=True)
+                ]
+                pooled = quantized.average_of_integers(
+                    batched, (*own, *inherited), window, counted, self.output_dtype or input.dtype
+                )
         except NoOutputError as error:
             raise error.naming("kernel_size") from None
         return pooled if added is None else dimensions.without(pooled, added)
-
-    def _pooled(self, batched: Tensor, is_quantized: bool) -> Tensor:
-        """Averages of a batched input; a quantized tensor is pooled with its own input scale and
-        zero point.
-        """
-        window, counted = self._window(batched)
-        output = self.output_scale, self.output_zero_point
-        if is_quantized:
-            plain_types = quantized.check_quantized(batched)
-            return quantized.average(
-                batched, plain_types, window, counted, *output, self.output_dtype
-            )
-        own = self.input_scale, self.input_zero_point
-        inherited = [
-            mine if theirs is None else theirs for mine, theirs in zip(own, output, strict=True)
-        ]
-        dtype = self.output_dtype or batched.dtype
-        return quantized.average_of_integers(batched, (*own, *inherited), window, counted, dtype)
 
     def _checked(self, name: str, parameter: Any) -> Tensor:
         """A checked parameter as a vector of one entry or of one for each channel: a scale in
