@@ -110,8 +110,8 @@ def summary(measured: Sequence[Measured], again: Sequence[Measured]) -> dict[str
     return found
 
 
-def markdown(results: dict[str, Any], lists: bool = True) -> str:
-    """A table with a line for each way to make the calls, and the rows that are behind."""
+def markdown(results: dict[str, Any]) -> str:
+    """A table with a line for each way to make the calls."""
     lines = []
     for each in results["summaries"]:
         mode, layout, batch, threads = each["column"].replace("batch=", "").split()
@@ -128,15 +128,17 @@ def markdown(results: dict[str, Any], lists: bool = True) -> str:
     where = common.sentence(known)
     if known["sample"] > 1:
         where += f"; one call of the table in {known['sample']}"
-    parts = [common.table(head, lines, 2), f"*{where}.*"]
-    behind = [
+    return f"{common.table(head, lines, 2)}\n\n*{where}.*"
+
+
+def behind(results: dict[str, Any]) -> str:
+    """A table of the rows that are behind."""
+    lines = [
         (name, f"{aten * 1e6:.0f} µs", f"{ours * 1e6:.0f} µs", f"{ratio:.2f}x")
         for each in results["summaries"]
         for ratio, name, aten, ours in each["behind"]
     ]
-    if behind and lists:
-        parts.append(common.table([f"rows below {BEHIND}", "ATen", "ours", ""], behind))
-    return "\n\n".join(parts)
+    return common.table([f"rows below {BEHIND}", "ATen", "ours", ""], lines)
 
 
 def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
@@ -220,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name} is measured", flush=True)
     known = common.conditions(sample=options.sample, row_seconds=seconds)
     results = {"conditions": {**known, "threads": None}, "summaries": summaries}
-    print(f"\n{markdown(results)}")
+    print(f"\n{markdown(results)}\n\n{behind(results)}")
     for reason in wrong:
         print(f"WRONG RESULT: {reason}")
     is_whole = not (options.words or options.threads or options.sample > 1)

@@ -1,5 +1,5 @@
-"""From measurements to docs/benchmarks.md, its pictures and the README's table of networks:
-``python -m benchmarks report``. With ``--rows GROUP`` it prints the rows of a group instead.
+"""From measurements to docs/benchmarks.md, the page of rows, pictures and the README's table of
+networks: ``python -m benchmarks report``. With ``--rows GROUP`` it prints a group's rows instead.
 
 Everything is made of the files in benchmarks/results.
 """
@@ -38,7 +38,8 @@ MAIN = [
     for mode in ("forward", "forward + backward")
 ]
 
-PAGE = Template(Path(__file__).with_name("page.md").read_text(encoding="utf-8"))
+PAGES = {"page.md": "docs/benchmarks.md", "rows.md": "docs/contributing/rows.md"}
+"""Templates in this folder, and the pages that are made of them."""
 BY_BANDWIDTH = 4.6 / 3.0
 """How many times as fast as an H100 an H200 copies."""
 
@@ -140,14 +141,14 @@ def size(amount: int) -> str:
     return f"{amount / 1e3:.1f} kB" if amount < 1e6 else f"{amount / 1e6:.1f} MB"
 
 
-def page() -> str:
-    """The whole of docs/benchmarks.md."""
+def pages() -> dict[str, str]:
+    """The whole text of each page."""
     (known, results), (beside_known, beside) = map(measured, (CPU, GPU_BESIDE))
     groups = []
     for number, group in enumerate(SHOWN):
         unshown = [one for one in results if not set(one.row.groups) & set(SHOWN[:number])]
         groups.append(f"### {group}: {GROUPS[group]}\n\n{rows_of(unshown, group)}")
-    return PAGE.substitute(
+    parts = dict(
         findings=means(results, MAIN),
         behind=behind(results),
         where=common.sentence(known),
@@ -159,8 +160,14 @@ def page() -> str:
         beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
         beside_where=common.sentence(beside_known),
         calls=calls.markdown(common.load(CALLS)),
-        calls_avx2=calls.markdown(common.load(CALLS_AVX2), lists=False),
+        calls_behind=calls.behind(common.load(CALLS)),
+        calls_avx2=calls.markdown(common.load(CALLS_AVX2)),
     )
+    templates = {page: Path(__file__).with_name(name) for name, page in PAGES.items()}
+    return {
+        page: Template(path.read_text(encoding="utf-8")).substitute(parts)
+        for page, path in templates.items()
+    }
 
 
 def of_gpu(results: dict[str, Any]) -> dict[str, str]:
@@ -169,7 +176,6 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     rows = {row["row"]: row for row in results["rows"] if "failed" not in row}
     ends = [f"`{s['name']}` {'failed' if s['exit_status'] else 'passed'}" for s in results["steps"]]
     tables = [gpu_problems(rows), gpu_calls(rows), gpu_networks(results["models"])]
-    tables.append(gpu_windows(rows))
     _, peers = measured(GPU_PEERS)
     tables += [rows_of(peers, "peers")] * bool(peers)
     return {
@@ -184,6 +190,7 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
         "gpu_earlier": str(sum("run" in row for row in rows.values())),
         "gpu_faster": f"{BY_BANDWIDTH:.2f}",
         "gpu_tables": "\n\n".join(tables),
+        "windows": gpu_windows(rows),
     }
 
 
@@ -311,9 +318,10 @@ def main(arguments: Sequence[str]) -> int:
         print(rows_of(results, options.rows))
         return 0
     draw(results, IMAGES)
-    readme, docs = common.ROOT / "README.md", common.ROOT / "docs" / "benchmarks.md"
+    readme = common.ROOT / "README.md"
     text = with_models(readme.read_text(encoding="utf-8"), networks())
     readme.write_text(text, encoding="utf-8")
-    docs.write_text(page(), encoding="utf-8")
-    print(f"Written: {docs}, {readme} and {len(PICTURES)} pictures")
+    for page, written in pages().items():
+        (common.ROOT / page).write_text(written, encoding="utf-8")
+    print(f"Written: {readme}, {', '.join(PAGES.values())} and {len(PICTURES)} pictures")
     return 0

@@ -246,7 +246,8 @@ def test_what_ran_on_a_gpu_is_said_in_one_place() -> None:
     """README.md's status, which other pages include, and the pages of what was measured."""
     pattern = r"H[12]00|[Nn]othing (?:was run|ran|runs) on a GPU|\d+ tests passed"
     measured = {"README.md", "docs/gpu.md", "docs/benchmarks.md", "docs/contributing/kernels.md"}
-    measured |= {"docs/contributing/design.md", "docs/platforms.md"}
+    measured |= {f"docs/contributing/{page}.md" for page in ("design", "rows")}
+    measured |= {"docs/platforms.md"}
     assert not [page for page in {*PAGES} - measured if re.search(pattern, PAGES[page])]
     included = [page for page, text in PAGES.items() if '--8<-- "README.md:status"' in text]
     assert included == ["docs/correctness.md", "docs/index.md"]
