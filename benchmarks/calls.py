@@ -1,6 +1,6 @@
 """The pooling calls of real models beside ATen's: ``python -m benchmarks calls``.
 
-calls.json has every second of the different pooling calls that a forward pass of 104 public models
+rows.txt has every second of the different pooling calls that a forward pass of 104 public models
 makes. Each is measured forward and in training, contiguous and channels_last, with the model's own
 batch and with eight times as many samples. PyTorch's function and this package's of the same name
 take turns. A call that comes out behind is measured a second time, for longer, and listed if it is
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
     found: list[Row] = []
-    calls = common.calls_of_models()
+    calls = common.select("models")
     for count, batch, mode, last in itertools.product(threads, BATCHES, MODES, (False, True)):
         column = []
         for call in calls:

@@ -28,8 +28,6 @@ from torch_dmlpool.window import Window
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-CALLS = Path(__file__).with_name("calls.json")
-"""Pooling calls of public models."""
 SMALL_SECONDS = 50e-6
 """Where ATen takes less, a row is about the cost of a call: it has a difference, not a ratio."""
 
@@ -55,9 +53,10 @@ GROUPS = {
     "extremes": "windows that tile an image, long rows, one window over everything",
     "masks": "pools under a mask, half of it True",
     "large": "windows of 2 to 31 over tensors that no cache of a GPU holds",
+    "models": "what public models call, for `calls` and `make gpu`",
     "peers": "what `make gpu` measures beside torch.compile and cuDNN, KernelBench's problems too",
 }
-FOR_GPUS = {"large", "peers"}  # in no other list
+APART = {"large", "models", "peers"}  # in no other list
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
     "max 8/1 padding 4 dilation 3 64x192x65536": (10.7, 2.85),
@@ -225,22 +224,6 @@ def _table() -> tuple[Workload, ...]:
 WORKLOADS = _table()
 
 
-def calls_of_models() -> list[Workload]:
-    """The table of calls.json: forward, contiguous."""
-    found = []
-    for call in load(CALLS)["calls"]:
-        family = {"max": "max", "avg": "average"}.get(call["operator"][:3], "adaptive average")
-        sizes, outputs = tuple(call["shape"]), tuple(call.get("output_size", ()))
-        # About what a window of an adaptive pool has.
-        window = [-(-size // count) for size, count in zip(sizes[2:], outputs, strict=False)]
-        usual = {"kernel_size": window, "stride": window, "padding": (0,) * (len(sizes) - 2)}
-        given = [tuple(call.get(name, usual[name])) for name in usual]
-        given.append(tuple(call.get("dilation", (1,) * (len(sizes) - 2))))
-        counted = call.get("ceil_mode", False), call.get("count_include_pad", True)
-        found.append(Workload(family, sizes, *given, *counted, outputs=outputs))
-    return found
-
-
 def select(wanted: str) -> list[Workload]:
     """The rows that a comma-separated list names: ``all``, groups, or text of a name.
 
@@ -249,7 +232,7 @@ def select(wanted: str) -> list[Workload]:
     """
     found: set[Workload] = set()
     for text in (entry.strip().casefold() for entry in wanted.split(",")):
-        usual = [row for row in WORKLOADS if not FOR_GPUS.issuperset(row.groups)]
+        usual = [row for row in WORKLOADS if not APART.issuperset(row.groups)]
         named = [row for row in usual if text in row.name.casefold()]
         grouped = [row for row in WORKLOADS if text in row.groups]
         rows = usual if text == "all" else grouped or (named if text else [])

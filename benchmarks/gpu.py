@@ -190,7 +190,7 @@ def _request(
 
 def of_models(batch: int = 32) -> list[Request]:
     """The calls of public models."""
-    calls = common.calls_of_models()
+    calls = common.select("models")
     return [request_of(replace(row, sizes=(batch, *row.sizes[1:]))) for row in calls]
 
 
