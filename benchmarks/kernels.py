@@ -8,12 +8,11 @@ needs the version of the GPU's machine, and its Triton.
 
 The seconds that a launch should take on an H200 are
 
-    T = 3.9 us + sqrt(memory^2 + max(issue, ALU, L1, latency)^2)
+    T = 3.9 us + sqrt(memory^2 + max(issue, ALU, L1)^2)
 
 Memory is the bytes of the operands and results at the speed of a copy. The others are those of a
-multiprocessor: four instructions issued each clock, of which two go to the ALU; clocks of L1 for
-each access of a warp; and the clocks of a warp alone, whose loads take 700 ns, times the rounds of
-programs that registers leave room for. A warp's access takes as many clocks of L1 as a quarter of
+multiprocessor: four instructions issued each clock, of which two go to the ALU, and clocks of L1
+for each access of a warp. A warp's access takes as many clocks of L1 as a quarter of
 its lines of 128 bytes, and as the words that it reads of one of 32 banks, whichever is more. How
 its lanes lie in memory follows from what a lane owns; where Triton chooses the layout they are
 neighbours, as a test of all kernels proves.
@@ -230,22 +229,18 @@ def relocate(folder: Path) -> None:
 START = 3.9e-6  # seconds of the shortest launch
 NEXT = 1.5e-6  # seconds from the end of a launch to the next one
 CLOCK, COPIED = 1.9e9, 4.6e12  # clocks of a second, and bytes that a copy reads and writes in it
-PROCESSORS, REGISTERS, SHARED_BYTES, MOST_WARPS, MOST_PROGRAMS = 132, 65_536, 227 * 1024, 64, 32
-# clocks until the result of a load, of shared memory and of arithmetic can be read
-FROM_MEMORY, NEARBY, RESULT = 1300.0, 30.0, 5.0
+PROCESSORS = 132
 ALU = re.compile(  # what goes there
     "FMNMX3?|IADD3|LOP3|[IFH]SETP2?|[FI]?SEL|SHF|PRMT|V?H?[IV]?I?MNMX[23]?|LEA|PLOP3|VABSDIFF|IABS"
     "|HMNMX2|P2R|R2P|VIADD|VIADDMNMX|FSET|FCHK|HSET2|VHMNMX"
 )
 LINE = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)\s*(.*?);")
-LABEL = re.compile(r"^(\.L_x_\d+):")
+LABEL, TARGET = re.compile(r"^(\.L_x_\d+):"), re.compile(r"\.L_x_\d+")
 
 
 class Instruction(NamedTuple):
     opcode: str
     guarded: bool
-    results: tuple[int, ...]
-    sources: tuple[int, ...]
     target: str  # of a branch
 
     @property
@@ -262,8 +257,6 @@ class Code(NamedTuple):
 
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]
-    registers: int
-    shared: int
 
     @property
     def spills(self) -> int:
@@ -272,30 +265,25 @@ class Code(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """A launch: how many programs of how many warps, of which a multiprocessor holds ``resident``,
-    the bytes of its tensors, and of one warp the instructions, those of the ALU, the clocks of L1,
-    and the clocks from its start to its end.
+    """A launch: how many programs of how many warps, the bytes of its tensors, and of one warp the
+    instructions, those of the ALU and the clocks of L1.
     """
 
     programs: int
     warps: int
-    resident: int
     moved: int
     instructions: int
     alu: int
     l1: float
-    clocks: float
 
     def seconds(self) -> dict[str, float]:
         """By what could bound it."""
-        busy = self.programs / PROCESSORS
-        of_warps = busy * self.warps / CLOCK
+        of_warps = self.programs / PROCESSORS * self.warps / CLOCK
         return {
             "memory": self.moved / COPIED,
             "issue": self.instructions * of_warps / 4,
             "ALU": self.alu * of_warps / 2,
             "L1": self.l1 * of_warps,
-            "latency": self.clocks / CLOCK * max(1.0, busy / self.resident),
         }
 
 
@@ -317,43 +305,24 @@ def clocks_of(addresses: Iterable[int]) -> float:
 
 
 def machine_code(cubin: bytes) -> Code:
-    """Disassembled with the tools that Triton brings."""
+    """Disassembled with the tool that Triton brings."""
     import triton
 
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text, usage = (
-            subprocess.run(
-                [tools / tool, option, file.name], capture_output=True, text=True, check=True
-            ).stdout
-            for tool, option in (("nvdisasm", "-c"), ("cuobjdump", "-res-usage"))
-        )
+        text = subprocess.check_output([tool, "-c", file.name], text=True)
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     for line in text.splitlines():
         if label := LABEL.match(line):
             labels[label[1]] = len(instructions)
         elif found := LINE.match(line):
-            instructions.append(_instruction(*found.groups()))
-    used = re.search(r"REG:(\d+) STACK:\d+ SHARED:(\d+)", usage)
-    assert used is not None, usage
-    return Code(tuple(instructions), labels, int(used[1]), int(used[2]))
-
-
-def _instruction(guard: str | None, opcode: str, operands: str) -> Instruction:
-    target = re.search(r"\.L_x_\d+", operands)
-    parts = operands.split(",")
-    stores = opcode.startswith(("STG", "STS", "STL", "BRA", "BAR", "EXIT", "NOP", "RED"))
-    result, sources = ("", parts) if stores else (parts[0], parts[1:])
-    words = 4 if ".128" in opcode else 2 if ".64" in opcode or ".WIDE" in opcode else 1
-    first = re.findall(r"\bR(\d+)\b", result)
-    read = [int(number) for part in sources for number in re.findall(r"\bR(\d+)\b", part)]
-    if opcode.startswith(("STG", "STS")) and read:
-        read += range(read[-1] + 1, read[-1] + words)
-    results = tuple(range(int(first[0]), int(first[0]) + words)) if first else ()
-    return Instruction(opcode, guard is not None, results, tuple(read), target[0] if target else "")
+            target = TARGET.search(found[3])
+            guarded = found[1] is not None
+            instructions.append(Instruction(found[2], guarded, target[0] if target else ""))
+    return Code(tuple(instructions), labels)
 
 
 Clocks = Callable[[Instruction], float]
@@ -368,33 +337,24 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
         "sliding.share": lambda: 8 * how.sizes[1],
         "gathering.gather": lambda: 8 * -(-how.sizes[3] // 4),
     }.get(how.kernel, lambda: 1)()
-    per_warp = math.ceil(max(code.registers, 24) / 8) * 8 * 32
-    resident = min(REGISTERS // (per_warp * warps), MOST_WARPS // warps, MOST_PROGRAMS)
-    if code.shared:
-        resident = min(resident, SHARED_BYTES // (code.shared + 1024))
     warp = one_warp(code, loads, l1_clocks(how, element))
-    return Counts(how.programs, warps, resident, moved, *warp)
+    return Counts(how.programs, warps, moved, *warp)
 
 
-def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float, float]:
-    """Instructions, those of the ALU, clocks of L1 and clocks of a warp. Instructions run in order;
-    loops turn as often as they make ``loads`` together; other branches are not taken.
+def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float]:
+    """Instructions, those of the ALU, and clocks of L1. Loops turn as often as they make ``loads``
+    together; other branches are not taken.
     """
-    ready: dict[int, float] = {}
     turns: dict[int, int] = {}
-    clock, at, instructions, alu, wavefronts = 0.0, 0, 0, 0, 0.0
+    at, instructions, alu, clocks = 0, 0, 0, 0.0
     while at < len(code.instructions) and instructions < 200_000:
         each = code.instructions[at]
         if each.base == "EXIT" and not each.guarded:
             break
         instructions += 1
         alu += ALU.fullmatch(each.base) is not None
-        clock = max([clock + 2.0, *(ready.get(register, 0.0) for register in each.sources)])
         if each.base in ("LDG", "STG", "LDS", "STS"):
-            wavefronts += l1(each)
-        latency = {"LDG": FROM_MEMORY, "LDS": NEARBY, "LDL": NEARBY, "ATOMG": FROM_MEMORY}
-        ready.update(dict.fromkeys(each.results, clock + latency.get(each.base, RESULT)))
-        clock += 20.0 if each.base == "BAR" else 0.0
+            clocks += l1(each)
         at += 1
         target = code.labels.get(each.target, at)
         if each.base == "BRA" and target == at - 1:
@@ -406,7 +366,7 @@ def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float, float
                 at = target
             else:
                 turns[at] = 0
-    return instructions, alu, wavefronts, clock
+    return instructions, alu, clocks
 
 
 def l1_clocks(how: Any, element: int) -> Clocks:
