@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.interface import Backend, Recorded
+from torch_dmlpool.backends.interface import Backend, Recorded, Windows
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -29,8 +29,7 @@ from torch_dmlpool.backends.library import (
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.plans import (
     QUANTIZED_TENSORS,
-    Plan,
-    Windows,
+    CpuPlan,
     planned,
     quantization,
     strides_of,
@@ -38,7 +37,9 @@ from torch_dmlpool.backends.plans import (
 from torch_dmlpool.window import Window
 
 
-def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, *more: int | None) -> Tensor:
+def _filled(
+    output: Tensor, function: Any, plan: CpuPlan, source: Tensor, *more: int | None
+) -> Tensor:
     """Call a function of the library and return ``output``, which it fills. It gets the plan's
     problem, ``source`` and, after the output, ``more`` addresses.
     """
@@ -53,7 +54,7 @@ def _filled(output: Tensor, function: Any, plan: Plan, source: Tensor, *more: in
 
 
 def _filled_from_numbers(
-    output: Tensor, function: Any, plan: Plan, source: Tensor, numbers: Tensor
+    output: Tensor, function: Any, plan: CpuPlan, source: Tensor, numbers: Tensor
 ) -> Tensor:
     """The ``output`` of a function of the library that gets ``numbers`` (taps or positions) before
     it. The plan was made for the numbers, so that it is checked that the source fits them.
@@ -84,7 +85,7 @@ class _Known:
     __slots__ = ("back", "dtype", "function", "like", "plan")
 
     def __init__(
-        self, request: tuple[Any, ...], plan: Plan, function: Any, *of_gradient: Any
+        self, request: tuple[Any, ...], plan: CpuPlan, function: Any, *of_gradient: Any
     ) -> None:
         shape, strides, self.dtype, window, counted, *_ = request
         self.like = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
@@ -97,21 +98,17 @@ class _Known:
         back, dtype = self.back, self.dtype
         if back.is_empty or not _lies_as(arriving, back, dtype):
             return None
-        if choice is None:
-            made = _new(back.sizes, back.strides, dtype)
-            code = self.function(back.problem, arriving.data_ptr(), made.data_ptr())
-        elif _lies_as(choice, back, back.number_dtype):
-            made = _new(back.sizes, back.strides, dtype)
-            addresses = arriving.data_ptr(), choice.data_ptr(), made.data_ptr()
-            code = self.function(back.problem, *addresses)
-        else:
+        if choice is not None and not _lies_as(choice, back, back.number_dtype):
             return None
+        gradient = _new(back.sizes, back.strides, dtype)
+        taps = () if choice is None else (choice.data_ptr(),)
+        code = self.function(back.problem, arriving.data_ptr(), *taps, gradient.data_ptr())
         if code:
             raise error_of(self.function, code)
-        return made
+        return gradient
 
 
-def _lies_as(tensor: Tensor, plan: Plan, dtype: torch.dtype) -> bool:
+def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
     """Whether ``tensor`` has the sizes, strides and data type of the results of a plan."""
     return (
         tensor.stride() == plan.output_strides
@@ -161,7 +158,7 @@ def _with_winners(
     window: Windows,
     winner_dtype: torch.dtype | None,
     numbering: int,
-    plan: Plan | None = None,
+    plan: CpuPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their winners. ``plan`` is the call's plan, if it was looked up
     already.
@@ -194,9 +191,8 @@ def max_pooling_indices(
     per_plane: bool,
 ) -> Tensor:
     numbered = index_dtype, POSITIONS if per_plane else INDICES
-    plan = planned(
-        taps.shape, taps.stride(), taps.dtype, window, None, tuple(spatial_sizes), numbered
-    )
+    sizes = tuple(spatial_sizes)
+    plan = planned(taps.shape, taps.stride(), taps.dtype, window, None, sizes, numbered)
     indices = _new(plan.output_sizes, plan.output_strides, index_dtype)
     return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
 
@@ -210,11 +206,8 @@ def max_pooling_grad_from_taps(
 ) -> Tensor:
     """The gradient of the input: each window's gradient is added to its winner's."""
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    dtype, rest = (
-        input_gradient.dtype,
-        (None, tuple(spatial_sizes), (taps.dtype, TAPS), memory_format),
-    )
-    plan = planned(taps.shape, taps.stride(), dtype, window, *rest)
+    dtype, sizes, numbered = input_gradient.dtype, tuple(spatial_sizes), (taps.dtype, TAPS)
+    plan = planned(taps.shape, taps.stride(), dtype, window, None, sizes, numbered, memory_format)
     gradient = _new(plan.sizes, plan.strides, dtype)
     return _filled_from_numbers(
         gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps
@@ -275,16 +268,10 @@ def scatter_positions(
     positions may be equal, makes no difference here.
     """
     memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
-    shape, strides, dtype, numbered = (
-        positions.shape,
-        positions.stride(),
-        input.dtype,
-        (positions.dtype, POSITIONS),
-    )
-    plan = planned(
-        shape, strides, dtype, shape[2:], None, tuple(spatial_sizes), numbered, memory_format
-    )
-    scattered = _new(plan.sizes, plan.strides, dtype)
+    shape, strides, sizes = positions.shape, positions.stride(), tuple(spatial_sizes)
+    numbered = positions.dtype, POSITIONS
+    plan = planned(shape, strides, input.dtype, shape[2:], None, sizes, numbered, memory_format)
+    scattered = _new(plan.sizes, plan.strides, input.dtype)
     return _filled_from_numbers(
         scattered, library.dmlpool_scatter_positions, plan, input, positions
     )
@@ -318,10 +305,8 @@ def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: Windows, *counted: Any
 ) -> Tensor:
     """The gradient of an input of ``spatial_sizes``, in the memory format of ``input_gradient``."""
-    dtype = input_gradient.dtype
-    plan = planned(
-        input_gradient.shape, input_gradient.stride(), dtype, window, counted, tuple(spatial_sizes)
-    )
+    shape, dtype, sizes = input_gradient.shape, input_gradient.dtype, tuple(spatial_sizes)
+    plan = planned(shape, input_gradient.stride(), dtype, window, counted, sizes)
     gradient = _new(plan.sizes, plan.strides, dtype)
     return _filled(gradient, library.dmlpool_average_pooling_grad, plan, input_gradient)
 
@@ -342,9 +327,9 @@ def quantized_linear_average_pooling(
         output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     else:
         output = empty(plan.output_sizes, plan.memory_format)
-    given, _kept = quantization(input.shape[1], output_dtype, *parameters)
+    struct, _kept = quantization(input.shape[1], output_dtype, *parameters)
     pool = library.dmlpool_quantized_average_pooling
-    return _filled(output, pool, plan, input, ctypes.addressof(given))
+    return _filled(output, pool, plan, input, ctypes.addressof(struct))
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:

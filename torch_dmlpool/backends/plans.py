@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
+from torch_dmlpool.backends.interface import Windows
 from torch_dmlpool.backends.library import TAPS, Axis, Counting, Problem, Quantization
 from torch_dmlpool.window import Window
 
-Windows = Window | tuple[int, ...]
-"""A sliding window, or the output sizes of bins."""
 DATA_TYPES = {
     dtype: number
     for number, dtype in enumerate(
@@ -48,7 +47,7 @@ DATA_TYPES.update(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CpuPlan:
     """A call to the library: the address of its struct, and how the tensors lie.
 
     A call reads some ten of these attributes, each in a quarter of a named tuple's time.
@@ -78,7 +77,7 @@ def planned(
     spatial_sizes: tuple[int, ...] | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
     memory_format: torch.memory_format | None = None,
-) -> Plan:
+) -> CpuPlan:
     """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
 
     Forward operators give a tensor that windows read. Gradients and functions of taps or positions
@@ -91,8 +90,8 @@ def planned(
       window's taps), and which of these three they are.
     - ``memory_format``: that of the results; None for the one that PyTorch suggests.
     """
-    given = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    memory_format = memory_format or operands.suggested_memory_format(given)
+    tensor = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
+    memory_format = memory_format or operands.suggested_memory_format(tensor)
     is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
@@ -117,10 +116,10 @@ def planned(
         numbering,
     )
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
-    return Plan(
+    return CpuPlan(
         ctypes.addressof(problem),
         memory_format,
-        given.is_contiguous(memory_format=memory_format),
+        tensor.is_contiguous(memory_format=memory_format),
         0 in sizes + output_sizes,
         number_dtype,
         wider,
@@ -148,10 +147,10 @@ def _check_arriving(
             f"have shape {shape}"
         )
     if numbered is not None:
-        given = numbered[0] if numbered[1] == TAPS else dtype
-        if given is not operands.tap_dtype(window.taps):
+        found = numbered[0] if numbered[1] == TAPS else dtype
+        if found is not operands.tap_dtype(window.taps):
             wanted = operands.name_of(operands.tap_dtype(window.taps))
-            raise RuntimeError(f"taps must have data type {wanted}, got {operands.name_of(given)}")
+            raise RuntimeError(f"taps must have data type {wanted}, got {operands.name_of(found)}")
 
 
 _Axis = tuple[int, int, int, int, int, int]
@@ -180,10 +179,10 @@ def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
     Bins have no stride: the kernels compute where each begins from the two sizes. The step between
     bins of maxima, rounded down, only tells ``choose.cpp`` how far apart they lie; averages say 1.
     """
-    step, rest = divmod(size, max(1, count))
+    step, remainder = divmod(size, max(1, count))
     if not are_averaged:
         return size, count, 0, max(1, step), 0, 1
-    return (size, count, 0, 1, 0, 1) if rest else (size, count, step, step, 0, 1)
+    return (size, count, 0, 1, 0, 1) if remainder else (size, count, step, step, 0, 1)
 
 
 def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
@@ -216,13 +215,12 @@ def quantization(
 
     ``parameters``: the input's scale and zero point, and then the output's.
     """
-    build = _remembered if operands.are_numbers(parameters) else _quantization
-    return build(channels, output_dtype, *parameters)
+    if operands.are_numbers(parameters):
+        return _remembered(channels, output_dtype, *parameters)
+    return _quantization(channels, output_dtype, *parameters)
 
 
-def _quantization(
-    channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
-) -> tuple[Any, Any]:
+def _quantization(channels: int, output_dtype: torch.dtype, *parameters: Any) -> tuple[Any, Any]:
     kinds = ((torch.float32, ctypes.c_float), (torch.int32, ctypes.c_int32))
     vectors = [_vector(parameters[at], *kinds[at % 2]) for at in (0, 2, 1, 3)]
     pointers, counts, kept = zip(*vectors, strict=True)

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from torch_dmlpool.backends.interface import Windows
 from torch_dmlpool.window import Axis, Window
 
 Tensors: TypeAlias = tuple[Tensor, ...]
-Windows: TypeAlias = Window | Sequence[int]
-"""A window, or how many adaptive bins there are along each spatial dimension."""
 NOWHERE = 2**63 - 1
 """The position of padding, which is greater than all others."""
 
@@ -36,7 +35,7 @@ class Reduction(NamedTuple):
 
 SUM = Reduction(
     (0,),
-    lambda some, others: (some[0] + others[0],),
+    lambda one, other: (one[0] + other[0],),
     lambda tensors, dim: (tensors[0].sum(dim, keepdim=True, dtype=tensors[0].dtype),),
 )
 
@@ -49,7 +48,7 @@ def maximum(dtype: torch.dtype) -> Reduction:
     """The greatest value or NaN."""
     return Reduction(
         (lowest(dtype),),
-        lambda some, others: (torch.maximum(some[0], others[0]),),
+        lambda one, other: (torch.maximum(one[0], other[0]),),
         lambda tensors, dim: (tensors[0].amax(dim, keepdim=True),),
     )
 
@@ -57,9 +56,9 @@ def maximum(dtype: torch.dtype) -> Reduction:
 def first_maximum(dtype: torch.dtype) -> Reduction:
     """The greatest integer with its position; of several equal ones the lowest position."""
 
-    def combine(some: Tensors, others: Tensors) -> Tensors:
-        wins = (others[0] > some[0]) | ((others[0] == some[0]) & (others[1] < some[1]))
-        return torch.where(wins, others[0], some[0]), torch.where(wins, others[1], some[1])
+    def combine(one: Tensors, other: Tensors) -> Tensors:
+        wins = (other[0] > one[0]) | ((other[0] == one[0]) & (other[1] < one[1]))
+        return torch.where(wins, other[0], one[0]), torch.where(wins, other[1], one[1])
 
     def whole(tensors: Tensors, dim: int) -> Tensors:
         greatest = tensors[0].amax(dim, keepdim=True)

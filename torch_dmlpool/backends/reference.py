@@ -14,8 +14,8 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reductions, slices
-from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.backends.reductions import Windows, are_ints, is_known, numbers
+from torch_dmlpool.backends.interface import Backend, Windows
+from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
 from torch_dmlpool.window import Axis, Window
 
 
@@ -235,22 +235,22 @@ def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    taps, step, rest = torch.zeros_like(positions), 1, positions
+    taps, step, left = torch.zeros_like(positions), 1, positions
     for axis, size, first in _axes(window, sizes, positions):
-        taps = taps + (rest % size - first).div(axis.dilation, rounding_mode="trunc") * step
-        rest, step = rest.div(size, rounding_mode="trunc"), step * axis.window
+        taps = taps + (left % size - first).div(axis.dilation, rounding_mode="trunc") * step
+        left, step = left.div(size, rounding_mode="trunc"), step * axis.window
     return taps.where(positions >= 0, 0).to(operands.tap_dtype(window.taps))
 
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    rest, step = taps.to(torch.int64), 1
-    positions, inside = torch.zeros_like(rest), (rest >= 0) & (rest < window.taps)
+    left, step = taps.to(torch.int64), 1
+    positions, inside = torch.zeros_like(left), (left >= 0) & (left < window.taps)
     for axis, size, first in _axes(window, sizes, taps):
-        position = rest % axis.window * axis.dilation + first
+        position = left % axis.window * axis.dilation + first
         inside = inside & (position >= 0) & (position < size)
         positions = positions + position * step
-        rest, step = rest.div(axis.window, rounding_mode="trunc"), step * size
+        left, step = left.div(axis.window, rounding_mode="trunc"), step * size
     return positions.where(inside, -1)
 
 

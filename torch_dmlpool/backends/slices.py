@@ -20,7 +20,8 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reductions
-from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, Windows, are_ints, covers
+from torch_dmlpool.backends.interface import Windows
+from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, are_ints, covers
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_WINDOW = 32
@@ -30,8 +31,6 @@ as fast: 31/1 on 8x64x64x64 takes the same time either way (Zen 4, one thread)."
 MANY = 128
 """Sums of at least as many elements first add eight at a time in float32, then in float64: 256 sums
 of 4,096 elements take 140 us, and in float64 alone 320 us (Zen 4, one thread)."""
-HUGE = 2**15
-"""Sums of at least as many elements first add 16 at a time in float32."""
 
 
 def tile(part: Axis | int, size: int) -> int:
@@ -182,18 +181,16 @@ def sum_of(tensor: Tensor, dim: int) -> Tensor:
     if tensor.numel() == count:
         tensor = tensor.expand(2, *tensor.shape[1:])
         return sum_of(tensor, dim)[:1]
-    rest = count
-    total = None
+    tail, total = tensor, None
     if count >= MANY:
-        # ``rows`` elements are added in float32 by rows - 1 additions. A tree over all elements has
-        # at least as many levels.
-        rows = 16 if count >= HUGE else 8
-        part, rest = divmod(count, rows)
-        whole = tensor.narrow(dim, 0, count - rest) if rest else tensor
-        added = whole.unflatten(dim, (rows, part)).sum(dim)
+        # Eight elements are added in float32 by seven additions. A tree over all elements has at
+        # least as many levels.
+        part, left = divmod(count, 8)
+        tail = tensor.narrow(dim, count - left, left)
+        added = tensor.narrow(dim, 0, count - left).unflatten(dim, (8, part)).sum(dim)
         total = added.sum(dim, keepdim=True, dtype=torch.float64)
-    if rest:
-        last = tensor.narrow(dim, count - rest, rest).sum(dim, keepdim=True, dtype=torch.float64)
+    if tail.shape[dim] > 0:
+        last = tail.sum(dim, keepdim=True, dtype=torch.float64)
         total = last if total is None else total + last
     return total.to(torch.float32)  # type: ignore[union-attr]
 

@@ -23,8 +23,7 @@ from torch_dmlpool.backends.fallbacks import (
     or_reference,
 )
 from torch_dmlpool.backends.gpu_plans import Known, Plan, new, planned
-from torch_dmlpool.backends.interface import Backend, Recorded
-from torch_dmlpool.backends.reductions import Windows
+from torch_dmlpool.backends.interface import Backend, Recorded, Windows
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
