@@ -6,7 +6,6 @@ otherwise.
 """
 
 import argparse
-import importlib.metadata
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -83,11 +82,9 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "torch_dmlpool", dmlpool.__version__
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield "torch", torch.__version__
-    try:
-        # The version is asked for without an import, which would load a compiler.
-        yield "triton", importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        yield "triton", "not installed: GPUs run plain PyTorch operations"
+    triton = conditions.version_of("triton")
+    is_missing = triton == "not installed"
+    yield "triton", triton + ": GPUs run plain PyTorch operations" * is_missing
     yield "CPU kernels", cpu.missing or Path(cpu.library._name).stem.removeprefix("cpu_")
 
 

@@ -94,20 +94,20 @@ def _decomposed(
         for size in argument.shape[2:]
     ]
     sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
-    before, given = operator.window_at, arguments
+    before, input = operator.window_at, arguments[0]
     if before is not None:
-        window = Window.directml(given[0].dim() - 2, *given[before : before + 6])
-        arguments = (*given[:before], window, *given[before + 6 :])
+        window = Window.directml(input.dim() - 2, *arguments[before : before + 6])
+        arguments = (*arguments[:before], window, *arguments[before + 6 :])
     # ATen rejects empty planes, and integers in most of its pools.
-    known = [size for size in given[0].shape[1:] if type(size) is int]
-    if atens is not None and given[0].is_floating_point() and 0 not in known:
+    known = [size for size in input.shape[1:] if type(size) is int]
+    if atens is not None and input.is_floating_point() and 0 not in known:
         results = atens(*arguments)
         if results is not None:
             return results
     if operator.name not in dynamic and not are_ints(*sizes):
         return NotImplemented
     if before is not None:
-        _check_dynamic(window, given[0].shape[2:])
+        _check_dynamic(window, input.shape[2:])
     return operator.computed_by(reference.BACKEND)(*arguments)
 
 
@@ -182,16 +182,9 @@ def _averages(
 
 
 def _winners(input: Tensor, window: Window) -> Any:
-    """Maxima and their positions in planes, where every window has an element."""
-    for axis, size in zip(window.axes, input.shape[2:], strict=True):
-        may_be_empty = axis.dilation != 1 and axis.start_padding > 0
-        if may_be_empty and (type(size) is not int or axis.empty_windows(size)):
-            return None
-    return _all_maxima(input, window)
-
-
-def _all_maxima(input: Tensor, window: Window) -> Any:
-    """The same with -inf for a window without an element, whose position is any."""
+    """Maxima and their positions in planes. A window without an element has -inf and any
+    position.
+    """
     arguments = window.as_pytorch()
     if arguments is None:
         return None
@@ -201,18 +194,15 @@ def _all_maxima(input: Tensor, window: Window) -> Any:
 
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
-    found = _all_maxima(input, window)
+    found = _winners(input, window)
     return None if found is None else found[0]
 
 
-def _maxima_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
-    found = _winners(input, window)
-    if found is None:
-        return None
-    return found[0], reference.taps_of(found[1], input.shape[2:], window)
-
-
 def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
+    for axis, size in zip(window.axes, input.shape[2:], strict=True):
+        may_be_empty = axis.dilation != 1 and axis.start_padding > 0
+        if may_be_empty and (type(size) is not int or axis.empty_windows(size)):
+            return None
     found = _winners(input, window)
     if found is None:
         return None
@@ -239,7 +229,6 @@ def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:
 _ATENS: dict[str, Callable[..., Any]] = {
     "average_pooling": _averages,
     "max_pooling": _maxima,
-    "max_pooling_with_taps": _maxima_with_taps,
     "max_pooling_with_indices": _maxima_with_indices,
     "adaptive_average_pooling": _bin_averages,
     "adaptive_max_pooling": _bin_maxima,

@@ -94,7 +94,8 @@ def _gpu(device: torch.device) -> dict[str, str]:
 
 
 def version_of(package: str) -> str:
+    """The version of a package, which is not imported: that would load a compiler."""
     try:
-        return importlib.metadata.version(package)  # an import would load a compiler
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"

@@ -64,14 +64,7 @@ RULES = {
 """A rule for each operator, by its name in the namespace ``dmlpool``. Operators without a window
 have no halo: shards of D, H and W are gathered for them."""
 
-WINDOW_ARGUMENTS = (
-    "window_size",
-    "strides",
-    "start_padding",
-    "end_padding",
-    "dilations",
-    "ceil_mode",
-)
+WINDOW_ARGUMENTS = [word.split()[1] for word in registration.WINDOW_SCHEMA.split(", ")]
 
 
 def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -207,21 +200,10 @@ class _Request:
                     "the two one"
                 )
             mesh_dimensions[placement.dim] = mesh_dimension
-        axes, sizes, to_input = (
-            self.window.axes,
-            self.sizes["input"],
-            self.rule.results == ("input",),
-        )
+        axes, sizes, to_input = self.window.axes, self.sizes["input"], self.rule.results[0]
         return [
-            ShardedAxis(
-                dimension,
-                axes[dimension - 2],
-                sizes[dimension],
-                self.mesh,
-                mesh_dimension,
-                to_input,
-            )
-            for dimension, mesh_dimension in sorted(mesh_dimensions.items())
+            ShardedAxis(at, axes[at - 2], sizes[at], self.mesh, mesh_dimension, to_input == "input")
+            for at, mesh_dimension in sorted(mesh_dimensions.items())
         ]
 
     def _owned(self, side: Side) -> list[range]:
@@ -329,10 +311,10 @@ class _Request:
         held = [*self._owned("output")[:2], *map(range, sizes[2:])]
         for axis in axes:
             held[axis.dimension] = axis.portion.elements
-        rest, whole, step = positions, torch.zeros_like(positions), 1
+        left, whole, step = positions, torch.zeros_like(positions), 1
         for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
-            whole += (rest % len(part) + part.start) * step
-            rest, step = rest // len(part), step * size
+            whole += (left % len(part) + part.start) * step
+            left, step = left // len(part), step * size
         if not per_plane:
             samples, channels = (slice(part.start, part.stop) for part in held[:2])
             whole += first_indices(positions, sizes)[samples, channels]
