@@ -2,7 +2,7 @@
 
 An :class:`Edge` is one axis. Cases of rank 2 and 3 are edges side by side: each edge in turn with
 itself, or with plain axes of other sizes on either side, so that swapped axes show. test_cases.py
-proves that each edge is what its name says.
+proves of an edge what its numbers do not say.
 """
 
 from __future__ import annotations

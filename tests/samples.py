@@ -253,7 +253,12 @@ UNIT_ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
 
 
 def _assert_within(
-    result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, roundings: int, terms: int
+    result: Tensor,
+    exact: np.ndarray,
+    magnitudes: np.ndarray,
+    roundings: int,
+    terms: int,
+    sides: int = 1,
 ) -> None:
     accumulated = UNIT_ROUNDOFF[torch.float64 if result.dtype == torch.float64 else torch.float32]
     # What the oracle's own sum may be off by: a long double is a double on Windows and ARM Macs.
@@ -265,7 +270,7 @@ def _assert_within(
         smallest = float(torch.finfo(result.dtype).smallest_normal) * UNIT_ROUNDOFF[result.dtype]
         bound = bound + np.maximum(UNIT_ROUNDOFF[result.dtype] * (np.abs(exact) + bound), smallest)
     assert tuple(result.shape) == exact.shape
-    error = np.abs(to_numpy(result).astype(np.longdouble) - exact)
+    error = np.abs(to_numpy(result).astype(np.longdouble) - exact) / sides
     worst = np.argmax(error - bound) if error.size else 0
     assert (error <= bound).all(), (
         f"error {error.flat[worst]:.3g} where the bound is {bound.flat[worst]:.3g}"
@@ -276,6 +281,14 @@ def assert_average(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, ta
     """Rule E6: |error| ≤ (2 + ⌈log₂ taps⌉) · 2⁻²⁴ · Σ|x| / |divisor| before the one rounding (2⁻⁵³
     for float64)."""
     _assert_within(result, exact, magnitudes, 2 + math.ceil(math.log2(taps)), taps)
+
+
+def assert_near(result: Tensor, right: Tensor, magnitudes: Tensor, roundings: int) -> None:
+    """Two sums of the same terms in other orders: each is within so many roundings of the exact
+    one."""
+    assert result.dtype == right.dtype
+    exact, added = (to_numpy(each).astype(np.longdouble) for each in (right, magnitudes.abs()))
+    _assert_within(result, exact, added, roundings, 0, sides=2)
 
 
 def assert_gradient(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, terms: int) -> None:

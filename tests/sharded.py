@@ -360,16 +360,9 @@ class Comparison:
     def close(self, result: DTensor, whole: Tensor, magnitudes: Tensor, roundings: int) -> bool:
         assert tuple(result.placements) == tuple(self.placements)
         assert result.shape == whole.shape
-        own = [own_part(each, self.mesh, self.placements).double() for each in (whole, magnitudes)]
-        local, (expected, magnitude) = result.to_local(), own
-        summed = torch.float64 if whole.dtype == torch.float64 else torch.float32
-        # Both sides may err by the bound of E6; half precision rounds once more.
-        bound = 2 * roundings * samples.UNIT_ROUNDOFF[summed] * magnitude
-        if whole.itemsize == 2:
-            bound = bound + 2 * samples.UNIT_ROUNDOFF[whole.dtype] * (expected.abs() + bound) + 1e-7
-        assert local.shape == expected.shape
-        assert ((local.double() - expected).abs() <= bound).all()
-        return not torch.equal(local.double(), expected)
+        own = [own_part(each, self.mesh, self.placements) for each in (whole, magnitudes)]
+        samples.assert_near(result.to_local(), *own, roundings)
+        return not torch.equal(result.to_local(), own[0])
 
 
 def compare(

@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import torch_dmlpool
-from torch_dmlpool.backends import cpu, reference
-from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops import registration
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
@@ -164,32 +161,6 @@ LOOKED_UP = {
     ("hook", "'calls'"),  # chains of Triton's hooks have them
     ("importlib.import_module(f'torch_dmlpool.kernels.{module}')", "name"),  # Triton's kernels
 }
-
-
-def test_every_operator_is_computed_by_an_entry_of_the_table() -> None:
-    """Each asks for the one of its name, and every entry is asked for. Some are methods, which are
-    made of the others."""
-    entries = Backend(*Backend._fields)
-    methods = {name for name in vars(Backend) if re.match("(max|adaptive)_", name)}
-    asked = {
-        operator.name: getattr(entry := operator.computed_by(entries), "__name__", entry)
-        for operator in registration.OPERATORS.values()
-        if not operator.is_composite
-    }
-    beside = {"name", "quantized_tensors", "takes_bools", "masked", "masked_average_pooling"}
-    beside.add("max_unpooling")
-    recorded = {
-        f"recorded_{operator.name.removesuffix('_with_taps')}": operator.recorded.__get__(entries)
-        for operator in registration.OPERATORS.values()
-        if operator.recorded is not None
-    }
-    assert {*asked.values(), *recorded.values()} == {*Backend._fields, *methods} - beside
-    assert list(recorded) == list(recorded.values())
-    assert all(name.removesuffix("_of_numbers") == entry for name, entry in asked.items())
-    for backend in (cpu.BACKEND, reference.BACKEND):
-        for entry in asked.values():
-            # one function may serve windows and bins
-            assert entry.endswith(getattr(backend, entry).__name__)
 
 
 def test_no_assert_stands_for_a_refusal() -> None:
