@@ -18,7 +18,7 @@ from torch_dmlpool.window import Window
 
 
 @dataclass(slots=True)
-class Plan:
+class GpuPlan:
     """How an operator's results lie in memory, and the launches that make them."""
 
     memory_format: torch.memory_format
@@ -41,8 +41,8 @@ def planned(
     aligned: bool,
     target_sizes: tuple[int, ...] | None,
     channels_last: bool | None,
-    *rest: Any,
-) -> Plan:
+    *options: Any,
+) -> GpuPlan:
     """The plan of a call: ``function`` in kernels/launches.py makes its launches.
 
     ``function`` takes a ``launch.Request``, made of the other arguments, and then the arguments
@@ -61,27 +61,21 @@ def planned(
     results = operands.empty((*shape[:2], *target_sizes), source, memory_format)
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
-        given = (
-            window,
-            tuple(shape),
-            strides,
-            target_sizes,
-            kinds[0].itemsize,
-            aligned,
-            channels_last,
-            *rest,
+        sides = tuple(shape), strides, target_sizes
+        request = kernel_named("launch", "Request")(
+            window, *sides, kinds[0].itemsize, aligned, channels_last, *options
         )
-        launches = kernel_named("launches", function)(
-            kernel_named("launch", "Request")(*given), *own
-        )
+        launches = kernel_named("launches", function)(request, *own)
         if launches is None:
             raise NoKernelError
     kernel = launches[0].kernel if launches else ""
     is_dense = source.is_contiguous(memory_format=memory_format)
-    return Plan(memory_format, is_dense, tuple(results.shape), results.stride(), launches, kernel)
+    return GpuPlan(
+        memory_format, is_dense, tuple(results.shape), results.stride(), launches, kernel
+    )
 
 
-def new(like: Tensor, plan: Plan, dtype: torch.dtype) -> Tensor:
+def new(like: Tensor, plan: GpuPlan, dtype: torch.dtype) -> Tensor:
     """An uninitialised result of a plan, on the device of ``like``."""
     device = like.get_device()
     if device < 0 or device != current_gpu():
@@ -101,19 +95,19 @@ class Known:
     def __init__(
         self,
         input: Tensor,
-        plan: Plan | None = None,
+        plan: GpuPlan | None = None,
         fill: Any = None,
         function: str = "",
         own: tuple[Any, ...] = (),
         window: Window | None = None,
-        *rest: Any,
+        *options: Any,
         taps: torch.dtype | None = None,
     ) -> None:
         self.like = torch.empty_strided(
             input.shape, input.stride(), dtype=input.dtype, device="meta"
         )
         self.dtype, self.plan, self.taps, self.fill = input.dtype, plan, taps, fill
-        self.back: Plan | None = None
+        self.back: GpuPlan | None = None
         if plan is None or not plan.launches:
             return
         kinds = (self.dtype,) if taps is None else (self.dtype, (self.dtype, True), (taps, True))
@@ -121,7 +115,7 @@ class Known:
         last = plan.memory_format is not torch.contiguous_format
         back = function, own, window, shape, plan.strides, kinds, True, sizes
         with contextlib.suppress(NoKernelError):
-            self.back = planned(*back, None if taps is None else last, True, *rest)
+            self.back = planned(*back, None if taps is None else last, True, *options)
 
     def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
         """The gradient; None where the operands do not lie in memory as the output does."""
@@ -132,10 +126,10 @@ class Known:
             self._lies_as(choice, taps) and choice.get_device() == arriving.get_device()  # type: ignore[union-attr]
         ):
             return None
-        given = (arriving,) if choice is None else (arriving, choice)
+        sources = (arriving,) if choice is None else (arriving, choice)
         gradient = new(arriving, back, self.dtype)
         try:
-            self.fill(back, *given, gradient)
+            self.fill(back, *sources, gradient)
         except KernelError:  # the operator warns
             return None
         return gradient

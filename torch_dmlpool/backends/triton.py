@@ -18,11 +18,8 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import compiled, kernel_named
-from torch_dmlpool.backends.fallbacks import (
-    MissingKernel,
-    or_reference,
-)
-from torch_dmlpool.backends.gpu_plans import Known, Plan, new, planned
+from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
+from torch_dmlpool.backends.gpu_plans import GpuPlan, Known, new, planned
 from torch_dmlpool.backends.interface import Backend, Recorded, Windows
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
@@ -136,18 +133,18 @@ def _in_turn(
     sources: tuple[Tensor, ...],
     results: tuple[Tensor, ...],
     between: tuple[torch.dtype, ...],
-    rest: tuple[Any, ...] = (),
+    numbers: tuple[Any, ...] = (),
 ) -> None:
     """Launch one after the other, from ``sources`` to ``results``. Each but the last writes
-    workspaces of the types ``between``, which the next reads. All get the arguments ``rest``.
+    workspaces of the types ``between``, which the next reads. All get ``numbers``.
     """
     for step in launches[:-1]:
         workspaces = tuple([sources[0].new_empty(step.results, dtype=dtype) for dtype in between])
         # A kernel that makes no numbers gets other memory in their place and does not touch it.
         workspaces += workspaces[:1] * (len(sources) - len(between))
-        launch(step, *sources, *workspaces, *rest)
+        launch(step, *sources, *workspaces, *numbers)
         sources = workspaces
-    launch(launches[-1], *sources, *results, *rest)
+    launch(launches[-1], *sources, *results, *numbers)
 
 
 @or_reference(reference.max_pooling)
@@ -168,8 +165,8 @@ _tap_dtype = lru_cache(lambda window: operands.tap_dtype(window.taps))
 def _by_reference(function: Any) -> Any:
     """What a function that records a gradient returns where the reference computes."""
 
-    def recorded(input: Tensor, *rest: Any) -> Recorded:
-        results = function(input, *rest)
+    def recorded(input: Tensor, *arguments: Any) -> Recorded:
+        results = function(input, *arguments)
         values, taps = (results, None) if isinstance(results, Tensor) else results
         return values, taps, Known(input)
 
@@ -209,7 +206,7 @@ def _maxima(
     window: Window | None,
     code_dtype: torch.dtype | None,
     sizes: tuple[int, ...] | None = None,
-) -> tuple[Tensor, Tensor, Plan]:
+) -> tuple[Tensor, Tensor, GpuPlan]:
     """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``; their
     plan. If ``code_dtype`` is None the second result is the values again.
     """
@@ -312,7 +309,7 @@ def max_pooling_grad_from_taps(
     return gradient
 
 
-def _launch_max_gradient(plan: Plan, source: Tensor, taps: Tensor, gradient: Tensor) -> None:
+def _launch_max_gradient(plan: GpuPlan, source: Tensor, taps: Tensor, gradient: Tensor) -> None:
     if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
         launch(plan.launches[0], source, taps, gradient)
     elif plan.launches:
@@ -370,19 +367,19 @@ def _averages(
     *counted: Any,
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
-) -> tuple[Tensor, Plan]:
+) -> tuple[Tensor, GpuPlan]:
     """Averages, or with the spatial ``input_sizes`` their gradient, over a window or bins, and
     their plan. With a ``dtype`` they are quantized by ``parameters``.
     """
     window, outputs = (windows, None) if isinstance(windows, Window) else (None, tuple(windows))
-    given: tuple[Any, ...] = parameters
+    entries: tuple[Any, ...] = parameters
     kinds: tuple[Any, ...] = (source.dtype,)
     if dtype is not None:
-        given = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
+        entries = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
         kinds = source.dtype, dtype, *map(kind_of, parameters)
     plan = planned(
         "average_launches",
-        (given,),
+        (entries,),
         window,
         source.shape,
         source.stride(),
@@ -399,12 +396,12 @@ def _averages(
     return target, plan
 
 
-def _launch_average_gradient(plan: Plan, source: Tensor, target: Tensor) -> None:
+def _launch_average_gradient(plan: GpuPlan, source: Tensor, target: Tensor) -> None:
     _launch_averages(plan, source, target, (0, 0, 0, 0))
 
 
 def _launch_averages(
-    plan: Plan, source: Tensor, target: Tensor, parameters: tuple[Any, ...]
+    plan: GpuPlan, source: Tensor, target: Tensor, parameters: tuple[Any, ...]
 ) -> None:
     if plan.kernel == "average_pooling.sum_tile":
         launch(plan.launches[0], source, target, *parameters)
