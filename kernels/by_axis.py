@@ -137,7 +137,7 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
     axis = along.axis
     groups = launch.divided(along.targets, shared[0])
     lanes = along.outer * along.inner * groups
-    turns = launch.divided(axis.window - (shared[0] - 1) * axis.stride, 8)
+    turns = launch.divided(min(axis.window - (shared[0] - 1) * axis.stride, along.source), 8)
     sizes = (
         *(lanes, turns, step.divisor, launch.divider(groups), launch.divider(along.inner)),
         (along.source, along.targets, axis.window, axis.stride, axis.start, axis.end),

@@ -99,11 +99,11 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, SIDE):
 
 @triton.jit
 def core(source, first, turns, end, axis, live, OP, TYPE, SIDE):
-    """Positions ``first`` to ``end`` combined, eight in each turn. Sums are compensated."""
+    """Positions ``first`` to ``end`` of a line combined, eight in each turn; sums compensated."""
     FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
     value = tl.full(live.shape, FILL, TYPE)
     error = value
-    best = tl.maximum(first, 0)
+    best = first
     for _ in range(turns):
         parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE, SIDE)
         group = until(parts, 0, 1, 8, OP)[8 - 1]
@@ -190,7 +190,7 @@ def share(
         after = after + (until(ends, g * EDGE, 1, EDGE, OP)[EDGE - 1],)
     before = until(before, G - 2, -1, G - 1, OP)
     after = until(after, 0, 1, G - 1, OP)
-    middle = core(source, opening, turns, last, line, live, OP, TYPE, SIDE)
+    middle = core(source, tl.maximum(opening, 0), turns, last, line, live, OP, TYPE, SIDE)
     results = ()
     winners = ()
     for g in tl.static_range(G):

@@ -194,6 +194,14 @@ def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(
         )
 
 
+def test_a_window_longer_than_the_line_takes_no_more_turns() -> None:
+    """Nothing is read of its padding."""
+    far = 2**30
+    asked = request(Window.directml(1, far, 1, far - 1, 1), (1, 1, 16))
+    for (made,) in (launches.average_launches(asked), launches.max_launches(asked, True)):
+        assert (made.kernel, made.sizes[1]) == ("sliding.share", 2)
+
+
 def test_division_by_a_number_at_run_time_is_exact() -> None:
     """Below 2³¹, by every number: a multiplication, an addition and a shift."""
     numbers = [*range(1, 300), 1023, 1024, 1025, 10**6, 2**30 - 1, 2**30, 2**31 - 1]
