@@ -20,6 +20,7 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from benchmarks import common, kernels
 from torch_dmlpool import backends
+from torch_dmlpool._private import empty_strided_cpu
 from torch_dmlpool.timing import Call
 from torch_dmlpool.window import Window
 
@@ -93,9 +94,12 @@ def on_triton(seconds: float) -> str:
     """The table of the host's time of calls to the Triton backend."""
     import triton
 
+    from torch_dmlpool.backends import gpu_plans
     from torch_dmlpool.backends import triton as backend
 
     triton.runtime.driver.set_active(Driver())
+    made: Any = lambda _, plan, dtype: empty_strided_cpu(plan.sizes, plan.strides, dtype)  # noqa: E731
+    backend.new = gpu_plans.new = made  # the twin of what allocates on a GPU
     backend.launch = lambda how, *arguments: backend._run(how, arguments, 0)
     backends.serving = lambda _: backend.BACKEND
     input, uncounted = torch.zeros(2, 8, 32, 32), (False, None)
@@ -108,7 +112,14 @@ def on_triton(seconds: float) -> str:
         "gradient of max, 3/2": lambda: of_max(output, taps, (32, 32), stem, False),
         "gradient of average, 3/2": lambda: of_average(output, (32, 32), stem, *uncounted),
         "layer AvgPool2d, 3/2": functools.partial(dmlpool.nn.AvgPool2d(3, 2, 1), input),
+        "layer AdaptiveAvgPool2d, 1": functools.partial(dmlpool.nn.AdaptiveAvgPool2d(1), input),
     }
+    trained, arriving = torch.zeros(SIZES).requires_grad_(), torch.zeros(1, 8, 2, 2)
+    for who, module in (("", dmlpool.nn.functional), (", ATen on the CPU", torch.nn.functional)):
+        public: Any = module.max_pool2d
+        calls[f"max with its gradient, 2/2{who}"] = lambda public=public: torch.autograd.grad(
+            public(trained, 2), trained, arriving
+        )
     whole, long = Window.directml(2, 32), Window.directml(2, 31, 1, 15, 15)
     for name, window in {"3/2": stem, "whole": whole, "31/1": long}.items():
         pool = functools.partial(backend.average_pooling, input, window, *uncounted)
