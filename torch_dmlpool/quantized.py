@@ -17,11 +17,11 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
 from torch_dmlpool.keywords import operator
+from torch_dmlpool.ops.dispatching import is_readable
 from torch_dmlpool.ops.quantized_average_pooling import (
     of_quantized_tensor,
     quantized_linear_average_pooling,
 )
-from torch_dmlpool.ops.registration import is_readable
 from torch_dmlpool.window import ArgumentError, Window
 
 CHANNEL_AXIS = 1

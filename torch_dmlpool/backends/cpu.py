@@ -93,7 +93,7 @@ class _Known:
         output = plan.output_sizes, plan.output_strides, self.dtype
         self.back = planned(*output, window, counted, shape[2:], *of_gradient)
 
-    def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
+    def gradient(self, arriving: Tensor, choice: Tensor | None = None) -> Tensor | None:
         """The gradient; None where the operands do not lie in memory as the output does."""
         back, dtype = self.back, self.dtype
         if back.is_empty or not _lies_as(arriving, back, dtype):
@@ -132,7 +132,7 @@ def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
     """Maxima and what their gradient needs."""
     known = _known_maxima(input.shape, input.stride(), input.dtype, window)
     values, taps = _with_winners(input, window, None, TAPS, plan=known.plan)
-    return values, taps, known
+    return values, (taps,), known
 
 
 @functools.lru_cache(maxsize=4096)
@@ -289,7 +289,7 @@ def recorded_average_pooling(input: Tensor, window: Windows, *counted: Any) -> R
     known = _known_averages(input.shape, input.stride(), input.dtype, window, counted)
     plan = known.plan
     output = _new(plan.output_sizes, plan.output_strides, known.dtype)
-    return _filled(output, library.dmlpool_average_pooling, plan, input), None, known
+    return _filled(output, library.dmlpool_average_pooling, plan, input), (), known
 
 
 @functools.lru_cache(maxsize=4096)

@@ -117,7 +117,7 @@ class Known:
         with contextlib.suppress(NoKernelError):
             self.back = planned(*back, None if taps is None else last, True, *options)
 
-    def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
+    def gradient(self, arriving: Tensor, choice: Tensor | None = None) -> Tensor | None:
         """The gradient; None where the operands do not lie in memory as the output does."""
         back, taps = self.back, self.taps
         if back is None or not self._lies_as(arriving, self.dtype):

@@ -20,11 +20,11 @@ class Known(Protocol):
 
     like: Tensor  # a meta tensor with the sizes, strides and data type of the input
 
-    def gradient(self, arriving: Tensor, choice: Tensor | None) -> Tensor | None:
+    def gradient(self, arriving: Tensor, choice: Tensor | None = None) -> Tensor | None:
         """The gradient; None if these tensors do not have the output's sizes and strides."""
 
 
-Recorded = tuple[Tensor, Tensor | None, Known]
+Recorded = tuple[Tensor, Sequence[Tensor], Known]
 """The result of an operator whose input requires a gradient, the winners' taps if it is one of
 maxima, and what the gradient needs. A named tuple would take longer to make than this one."""
 

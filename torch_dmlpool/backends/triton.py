@@ -167,7 +167,7 @@ def _by_reference(function: Any) -> Any:
 
     def recorded(input: Tensor, *arguments: Any) -> Recorded:
         results = function(input, *arguments)
-        values, taps = (results, None) if isinstance(results, Tensor) else results
+        values, *taps = (results,) if isinstance(results, Tensor) else results
         return values, taps, Known(input)
 
     return recorded
@@ -182,7 +182,7 @@ def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
         plan.known = Known(
             input, plan, _launch_max_gradient, "grad_launches", (), window, taps=dtype
         )
-    return values, taps, plan.known
+    return values, (taps,), plan.known
 
 
 @or_reference(reference.max_pooling_with_indices)
@@ -332,7 +332,7 @@ def recorded_average_pooling(input: Tensor, windows: Windows, *counted: Any) -> 
         window = windows if isinstance(windows, Window) else None
         request = "average_launches", ((0, 0, 0, 0),), window, False, *counted
         plan.known = Known(input, plan, _launch_average_gradient, *request)
-    return averages, None, plan.known
+    return averages, (), plan.known
 
 
 def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:

@@ -15,7 +15,7 @@ from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import dimensions
 from torch_dmlpool.nn.families import Pool
 from torch_dmlpool.ops.adaptive_pooling import bins
-from torch_dmlpool.ops.registration import is_readable
+from torch_dmlpool.ops.dispatching import is_readable
 from torch_dmlpool.window import (
     ArgumentError,
     Integers,

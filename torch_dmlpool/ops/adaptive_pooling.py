@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
-from torch_dmlpool.ops.registration import Operator
+from torch_dmlpool.ops.registration import Linear, Operator, Winners
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
@@ -134,7 +134,7 @@ def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
     return [*input.shape[:2], *sizes]
 
 
-_bin_averages: Operator = Operator(
+_bin_averages: Linear = Linear(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
@@ -142,18 +142,21 @@ _bin_averages: Operator = Operator(
     recorded=Backend.recorded_adaptive_average_pooling,
     adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
 )
-_bin_averages_grad: Operator = Operator(
+_bin_averages_grad: Linear = Linear(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
     Backend.adaptive_average_pooling_grad,
     adjoint=lambda input_gradient, spatial_sizes: (_bin_averages, (input_gradient.shape[2:],)),
 )
-_bin_maxima: Operator = Operator(
+_bin_maxima = Winners(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check,
     Backend.adaptive_max_pooling,
     dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
-    tangent=lambda input, output_sizes: (max_unpooling.gather_positions, (True,)),
+    adjoint=lambda input, positions, _: max_unpooling.gather_positions.adjoint(
+        input, positions, True
+    ),
+    gather=lambda _: (max_unpooling.gather_positions, (True,)),
 )

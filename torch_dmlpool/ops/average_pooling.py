@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops.registration import Operator
+from torch_dmlpool.ops.registration import Linear
 from torch_dmlpool.window import Window
 
 
@@ -27,7 +27,7 @@ def _check_grad(
     return [*gradient.shape[:2], *sizes]
 
 
-average_pooling: Operator = Operator(
+average_pooling: Linear = Linear(
     "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> "
     "Tensor",
     [operands.FLOAT_TYPES],
@@ -36,7 +36,7 @@ average_pooling: Operator = Operator(
     recorded=Backend.recorded_average_pooling,
     adjoint=lambda input, *arguments: (average_pooling_grad, (input.shape[2:], *arguments)),
 )
-average_pooling_grad: Operator = Operator(
+average_pooling_grad: Linear = Linear(
     "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool "
     "include_padding, "
     "SymInt? divisor_override) -> Tensor",

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.ops import average_pooling, max_pooling, registration
+from torch_dmlpool.ops import average_pooling, max_pooling
+from torch_dmlpool.ops.derivatives import records_gradient
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
+from torch_dmlpool.ops.registration import Composite
 from torch_dmlpool.window import Window
 
 
@@ -25,8 +28,7 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
     # not 0 · ∞.
     zero = (
         sums == 0
-        if p != 1
-        and (registration.records_gradient(input) or not registration.may_skip_dispatcher(input))
+        if p != 1 and (records_gradient(input) or not may_skip_dispatcher(input))
         else None
     )
     sums = sums if zero is None else torch.where(zero, 1, sums)
@@ -39,10 +41,9 @@ def _check(input: Tensor, window: Window, p: float) -> list[int]:
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
-lp_pooling = registration.Operator(
+lp_pooling = Composite(
     "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
     [operands.FLOAT_TYPES],
     _check,
-    differentiable=_norms,
-    is_composite=True,
+    compose=_norms,
 )

@@ -15,46 +15,38 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
-from torch_dmlpool._private import surviving
+from torch_dmlpool._private import profiler
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import (
     adaptive_pooling,
     average_pooling,
     lp_pooling,
     max_pooling,
     max_unpooling,
-    registration,
 )
+from torch_dmlpool.ops.derivatives import (
+    Recording,
+    beside,
+    derivative,
+    may_be_differentiated,
+    recording,
+    records_gradient,
+)
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 from torch_dmlpool.ops.min_pooling import as_bools, as_pooled
-from torch_dmlpool.ops.registration import Operator
+from torch_dmlpool.ops.registration import Composite
 from torch_dmlpool.window import Window
 
 
 def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
-    if not registration.may_skip_dispatcher(input, mask):
+    if not may_skip_dispatcher(input, mask):
         return reference.masked(input, mask, fills_lowest)
-    if registration.records_gradient(input):
-        return _Kept.apply(input, mask, fills_lowest)
-    return backends.serving(input.device.type).masked(input, mask, fills_lowest)
-
-
-@surviving
-class _Kept(torch.autograd.Function):
-    """``kept`` with a gradient in reverse mode: calls that use another mode go through the
-    dispatcher.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
-        registration.save(ctx, mask)
-        return backends.serving(input.device.type).masked(input, mask, fills_lowest)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (mask,) = registration.saved(ctx)
-        return kept(gradient, mask), None, None
+    fill = backends.serving(input.device.type).masked
+    if not records_gradient(input):
+        return fill(input, mask, fills_lowest)
+    record = lambda input: recording(fill(input, mask, fills_lowest), (mask,), kept)  # noqa: E731
+    return _apply(input, (record, (), None))  # type: ignore[no-any-return]
 
 
 def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
@@ -67,37 +59,33 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize == 2 else tensor
 
 
-@surviving
-class _Averages(torch.autograd.Function):
-    """Averages by one call of a backend, with a gradient in reverse mode alone, as ``_Kept`` has
-    it.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, mask: Tensor, window: Window, include_padding: bool
-    ) -> Tensor:
-        pool = masked_average_pooling.implementation(input)
-        averages, divisors = pool(input, mask, window, include_padding)
-        registration.save(ctx, mask, divisors)
-        ctx.request = input.shape[2:], window
-        return averages
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mask, divisors = registration.saved(ctx)
-        shares = _wide(gradient) / divisors.to(_wide(gradient).dtype)
-        added = average_pooling.average_pooling_grad(shares, *ctx.request, False, 1)
-        return kept(added.to(gradient.dtype), mask), None, None, None
-
-
 def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
     """Whether one call of a backend makes the averages. It takes ordinary tensors, and its divisors
     have 32 bits.
     """
-    if not registration.may_skip_dispatcher(input, mask) or window.taps >= 1 << 31:
+    if not may_skip_dispatcher(input, mask) or window.taps >= 1 << 31:
         return False
     return backends.serving(input.device.type).masked_average_pooling is not None
+
+
+def _averages_at_once(input: Tensor, mask: Tensor, window: Window, include_padding: bool) -> Tensor:
+    pool: Any = backends.serving(input.device.type).masked_average_pooling
+    if profiler._is_profiler_enabled:
+        pool = masked_average_pooling.shown(pool)
+    if not records_gradient(input):
+        return pool(input, mask, window, include_padding)[0]  # type: ignore[no-any-return]
+    sizes = input.shape[2:]
+
+    def gradient(arriving: Tensor, mask: Tensor, divisors: Tensor) -> Tensor:
+        shares = _wide(arriving) / divisors.to(_wide(arriving).dtype)
+        added = average_pooling.average_pooling_grad(shares, sizes, window, False, 1)
+        return kept(added.to(arriving.dtype), mask)
+
+    def record(input: Tensor) -> Recording:
+        averages, divisors = pool(input, mask, window, include_padding)
+        return recording(averages, (mask, divisors), gradient)
+
+    return _apply(input, (record, (), None))  # type: ignore[no-any-return]
 
 
 def _averages(
@@ -107,10 +95,7 @@ def _averages(
     if divisor is not None:
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
     if _are_made_at_once(input, mask, window):
-        if registration.records_gradient(input):
-            return _Averages.apply(input, mask, window, include_padding)
-        pool = masked_average_pooling.implementation(input)
-        return pool(input, mask, window, include_padding)[0]
+        return _averages_at_once(input, mask, window, include_padding)
     summed = _wide(kept(input, mask))
     sums = average_pooling.average_pooling(summed, window, False, 1)
     present = _over_planes(mask, input)
@@ -118,7 +103,7 @@ def _averages(
         # The taps in the padded box are counted, less those that the mask takes away.
         taken = average_pooling.average_pooling((~present).to(summed.dtype), window, False, 1)
         taps = reference.window_counts(window, input.shape[2:], summed)
-        counts = registration.beside(taps, summed) - taken
+        counts = beside(taps, summed) - taken
     else:
         counts = average_pooling.average_pooling(present.to(summed.dtype), window, False, 1)
     return (sums / counts.clamp(min=1)).to(input.dtype)
@@ -147,7 +132,7 @@ def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
 
 def _is_chosen_again(input: Tensor) -> bool:
     """Whether values must be gathered again from ``input``, because a derivative may be wanted."""
-    return input.is_floating_point() and registration.may_be_differentiated(input)
+    return input.is_floating_point() and may_be_differentiated(input)
 
 
 def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
@@ -159,31 +144,21 @@ def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     )
 
 
-@surviving
-class _Maxima(torch.autograd.Function):
-    """Maxima and the taps of their winners, with a gradient in reverse mode alone, as ``_Kept`` has
-    it.
-
-    The winner of a window without an element is masked, and so the mask removes its gradient.
+def _recorded_maxima(input: Tensor, mask: Tensor, window: Window) -> Recording:
+    """Maxima and the taps of their winners. The winner of a window without an element is masked,
+    and so the mask removes its gradient.
     """
+    pool = max_pooling.max_pooling_with_taps
+    values, taps = pool(kept(input, mask, True), window)
+    if _may_tie_with_nothing(input, values):
+        _, first_there = pool(as_pooled(_over_planes(mask, input)), window)
+        taps = torch.where(reference.is_lowest(values), first_there, taps)
+    request = input.shape[2:], window, operands.is_channels_last(input)
 
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        pool = max_pooling.max_pooling_with_taps
-        values, taps = pool(kept(input, mask, True), window)
-        if _may_tie_with_nothing(input, values):
-            _, first_there = pool(as_pooled(_over_planes(mask, input)), window)
-            taps = torch.where(reference.is_lowest(values), first_there, taps)
-        ctx.mark_non_differentiable(taps)
-        registration.save(ctx, mask, taps)
-        ctx.request = input.shape[2:], window, operands.is_channels_last(input)
-        return values, taps
+    def gradient(arriving: Tensor, mask: Tensor, taps: Tensor) -> Tensor:
+        return kept(max_pooling.max_pooling_grad_from_taps(arriving, taps, *request), mask)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        mask, taps = registration.saved(ctx)
-        added = max_pooling.max_pooling_grad_from_taps(gradient, taps, *ctx.request)
-        return kept(added, mask), None, None
+    return recording((values, taps), (mask, taps), gradient)
 
 
 def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
@@ -200,7 +175,7 @@ def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
 
 def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
-    if not registration.may_be_differentiated(input):
+    if not may_be_differentiated(input):
         return max_pooling.max_pooling(kept(input, mask, True), window)
     return _window_maxima(input, mask, window)[0]
 
@@ -209,9 +184,9 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
     """Maxima, the taps of their winners, and a function. It returns a mask of windows, which is
     True for windows that have an element.
     """
-    if registration.may_skip_dispatcher(input, mask) and registration.records_gradient(input):
+    if may_skip_dispatcher(input, mask) and records_gradient(input):
         there = as_pooled(_over_planes(mask, input))
-        values, taps = _Maxima.apply(input, mask, window)
+        values, taps = _apply(input, (_recorded_maxima, (mask, window), None))
         return values, taps, lambda: max_pooling.max_pooling(there, window) != 0
     winners = _winners(input, mask, lambda each: max_pooling.max_pooling_with_taps(each, window))
     values = _chosen(
@@ -239,25 +214,25 @@ def _with_every_dimension(input: Tensor, mask: Tensor, *rest: Any) -> tuple[Any,
     return input, operands.checked_mask(mask, input), *rest
 
 
-masked_average_pooling = Operator(
+_apply = derivative("masked")
+
+
+masked_average_pooling = Composite(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
     lambda input, mask, window, include_padding, divisor: operands.check_divisor(divisor),
-    Backend.masked_average_pooling,
     complete=_with_every_dimension,
-    differentiable=_averages,
-    is_composite=True,
+    compose=_averages,
 )
-masked_max_pooling = Operator(
+masked_max_pooling = Composite(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
     [operands.MAX_TYPES, (torch.bool,)],
     lambda *_: None,
     complete=_with_every_dimension,
-    differentiable=_maxima,
-    is_composite=True,
+    compose=_maxima,
 )
-masked_max_pooling_with_indices = Operator(
+masked_max_pooling_with_indices = Composite(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
     [operands.MAX_TYPES, (torch.bool,)],
@@ -265,8 +240,7 @@ masked_max_pooling_with_indices = Operator(
         dtype, input.shape, per_plane
     ),
     complete=_with_every_dimension,
-    differentiable=_maxima_with_indices,
-    is_composite=True,
+    compose=_maxima_with_indices,
 )
 
 

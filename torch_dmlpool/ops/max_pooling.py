@@ -15,8 +15,8 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops import registration
-from torch_dmlpool.ops.registration import Operator
+from torch_dmlpool.ops.derivatives import beside
+from torch_dmlpool.ops.registration import Composite, Linear, Operator, Values, Winners
 from torch_dmlpool.window import Window
 
 
@@ -87,7 +87,7 @@ def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
         spatial_sizes
     )
     first = first.view(samples, channels, *(1 for _ in spatial_sizes))
-    return registration.beside(first, like)
+    return beside(first, like)
 
 
 def numbered(
@@ -118,14 +118,12 @@ def _numbered_over_batches(
     return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped
 
 
-def _differentiable_with_indices(
-    input: Tensor, window: Window, *numbering: Any
-) -> tuple[Tensor, Tensor]:
+def _composed_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
     values, taps = max_pooling_with_taps(input, window)
     return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
 
 
-def _differentiable_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
     """Linear in the gradient, constant in the input."""
     _, taps = max_pooling_with_taps(input.detach(), window)
     return max_pooling_grad_from_taps(
@@ -133,23 +131,24 @@ def _differentiable_grad(input: Tensor, input_gradient: Tensor, window: Window) 
     )
 
 
-max_pooling_with_taps: Operator = Operator(
+max_pooling_with_taps: Winners = Winners(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check,
     Backend.max_pooling_with_taps,
-    recorded=Backend.recorded_max_pooling,
     dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
-    tangent=lambda input, window: (max_pooling_gather, (window,)),
+    adjoint=lambda input, taps, window: max_pooling_gather.adjoint(input, taps, window),
+    gather=lambda window: (max_pooling_gather, (window,)),
 )
-max_pooling: Operator = Operator(
+max_pooling = Values(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
     [operands.MAX_TYPES],
     _check,
     Backend.max_pooling,
-    recorded_by=max_pooling_with_taps,
+    winners=max_pooling_with_taps,
+    recorded=Backend.recorded_max_pooling,
 )
-max_pooling_with_indices: Operator = Operator(
+max_pooling_with_indices: Composite = Composite(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
     "(Tensor, Tensor)",
     [operands.MAX_TYPES],
@@ -157,7 +156,7 @@ max_pooling_with_indices: Operator = Operator(
     Backend.max_pooling_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=lambda *arguments: _numbered_over_batches(max_pooling_with_indices, *arguments),
-    differentiable=_differentiable_with_indices,
+    compose=_composed_with_indices,
 )
 max_pooling_indices: Operator = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
@@ -169,14 +168,14 @@ max_pooling_indices: Operator = Operator(
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=lambda *arguments: _numbered_over_batches(max_pooling_indices, *arguments),
 )
-max_pooling_grad: Operator = Operator(
+max_pooling_grad = Composite(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.FLOAT_TYPES],
     _check_grad,
     Backend.max_pooling_grad,
-    differentiable=_differentiable_grad,
+    compose=_composed_grad,
 )
-max_pooling_grad_from_taps: Operator = Operator(
+max_pooling_grad_from_taps: Linear = Linear(
     "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
     "WINDOW, "
     "bool channels_last) -> Tensor",
@@ -185,7 +184,7 @@ max_pooling_grad_from_taps: Operator = Operator(
     Backend.max_pooling_grad_from_taps,
     adjoint=lambda gradient, taps, sizes, window, channels_last: (max_pooling_gather, (window,)),
 )
-max_pooling_gather: Operator = Operator(
+max_pooling_gather: Linear = Linear(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_gather,

@@ -9,17 +9,16 @@ maxima (``bins``), which may coincide and then add up.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
-from torch_dmlpool._private import surviving
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.derivatives import Recording, derivative, recording, records_gradient
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 from torch_dmlpool.ops.max_pooling import first_indices
-from torch_dmlpool.ops.registration import Operator
+from torch_dmlpool.ops.registration import Composite, Linear, Operator
 from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 
 
@@ -29,45 +28,26 @@ def max_unpooling(
     """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
     checked already, but the values of the indices are not.
     """
-    if not registration.may_skip_dispatcher(input, indices):
+    if not may_skip_dispatcher(input, indices):
         return _max_unpooling(input, indices, spatial_sizes, per_plane)
-    if backends.serving(input.device.type).max_unpooling is None:
+    unpool = backends.serving(input.device.type).max_unpooling
+    if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
-    if registration.records_gradient(input):
-        return _Unpooled.apply(input, indices, spatial_sizes, per_plane)
-    return _at_once(input, indices, spatial_sizes, per_plane, False)[0]
+    signed = _signed(indices, math.prod((*input.shape[:2], *spatial_sizes)))
 
+    def unpooled(input: Tensor, is_trained: bool) -> Recording:
+        result, unique, is_wrong = unpool(input, signed, spatial_sizes, per_plane, is_trained)
+        if is_wrong:
+            positions = _positions(signed, spatial_sizes, per_plane)
+            _check_positions(positions, signed, math.prod(spatial_sizes))
+        if not is_trained:
+            return result, (), gather_positions, None
+        return recording(result, (unique,), lambda *given: gather_positions(*given, False))
 
-def _at_once(
-    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, is_trained: bool
-) -> tuple[Tensor, Tensor]:
-    """The same by one call of a backend, and the positions for the gradient if it is trained."""
-    unpool = backends.serving(input.device.type).max_unpooling
-    indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
-    unpooled, unique, is_wrong = unpool(input, indices, sizes, per_plane, is_trained)  # type: ignore[misc]
-    if is_wrong:
-        _check_positions(_positions(indices, sizes, per_plane), indices, math.prod(sizes))
-    return unpooled, unique
-
-
-@surviving
-class _Unpooled(torch.autograd.Function):
-    """``_at_once`` with a gradient in reverse mode: calls that use another mode go through the
-    dispatcher.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool
-    ) -> Tensor:
-        unpooled, unique = _at_once(input, indices, sizes, per_plane, True)
-        registration.save(ctx, unique)
-        return unpooled
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gather_positions(gradient, *registration.saved(ctx), False), None, None, None
+    if records_gradient(input):
+        return _apply(input, (unpooled, (True,), None))  # type: ignore[no-any-return]
+    return unpooled(input, False)[0]  # type: ignore[no-any-return]
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:
@@ -133,12 +113,12 @@ def _check_operator(
     check_spatial_sizes("the output", spatial_sizes, input.dim() - 2)
 
 
-_max_unpooling = Operator(
+_apply = derivative("max_unpooling")
+_max_unpooling = Composite(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
     [operands.MAX_TYPES, operands.INDEX_TYPES],
     _check_operator,
-    differentiable=_unpooled,
-    is_composite=True,
+    compose=_unpooled,
 )
 
 POSITION_TYPES = (torch.int32, torch.int64)
@@ -174,7 +154,7 @@ def _check_scatter(
     return [*input.shape[:2], *spatial_sizes]
 
 
-unique_positions: Operator = Operator(
+unique_positions = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     [POSITION_TYPES],
     _check_unique,
@@ -183,7 +163,7 @@ unique_positions: Operator = Operator(
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
 ones."""
-gather_positions: Operator = Operator(
+gather_positions: Linear = Linear(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
@@ -195,7 +175,7 @@ gather_positions: Operator = Operator(
     ),
 )
 """The element of ``input`` at each position, 0 where there is none."""
-scatter_positions: Operator = Operator(
+scatter_positions: Linear = Linear(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
     "channels_last) "
     "-> Tensor",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
-from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Signed types with the same bits, for the types that have few operators in PyTorch."""
@@ -21,9 +21,7 @@ def as_pooled(bools: Tensor) -> Tensor:
     """``bools`` as maxima take them: as they are where the kernels read bools, else as uint8. Any
     byte of a bool but 0 is True, so that a view would not do.
     """
-    are_taken = (
-        registration.may_skip_dispatcher(bools) and backends.serving(bools.device.type).takes_bools
-    )
+    are_taken = may_skip_dispatcher(bools) and backends.serving(bools.device.type).takes_bools
     return bools if are_taken else bools.to(torch.uint8)
 
 
@@ -51,11 +49,7 @@ def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
 
 def as_bools(values: Tensor) -> Tensor:
     """The inverse of :func:`as_pooled`."""
-    return (
-        values.view(torch.bool)
-        if registration.may_skip_dispatcher(values)
-        else values.to(torch.bool)
-    )
+    return values.view(torch.bool) if may_skip_dispatcher(values) else values.to(torch.bool)
 
 
 def _opposite(tensor: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from torch_dmlpool import backends, operands
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops import registration
+from torch_dmlpool.ops.derivatives import carries_derivative
+from torch_dmlpool.ops.dispatching import is_readable, may_skip_dispatcher
+from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
 
@@ -26,7 +28,7 @@ def quantized_linear_average_pooling(
     """
     operands.check_counted(window, include_padding)
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    if not registration.may_skip_dispatcher(input, *tensors):
+    if not may_skip_dispatcher(input, *tensors):
         numbers = tuple(
             parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
         )
@@ -57,7 +59,7 @@ def of_quantized_tensor(
     ``made`` is the integer type of the output and the function that allocates it from its sizes and
     memory format.
     """
-    if not registration.may_skip_dispatcher(input) or input.numel() == 0 or window.taps >= 2**23:
+    if not may_skip_dispatcher(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
     if input.dtype not in backends.serving(input.device.type).quantized_tensors:
         return None
@@ -80,7 +82,7 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
     for name, parameter in zip(operands.PARAMETERS, parameters, strict=True):
         if not isinstance(parameter, Tensor):
             continue
-        if gradients and registration.carries_derivative(parameter):
+        if gradients and carries_derivative(parameter):
             raise RuntimeError(
                 f"quantized_linear_average_pooling has no gradient, but {name} requires one: "
                 "detach it"
@@ -93,7 +95,7 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
 def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
     """Scales and zero points as vectors."""
     vectors, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
-    if registration.is_readable(input):
+    if is_readable(input):
         _check_tensors(vectors, gradients=False)
     return input, *vectors, *arguments[4:]
 
@@ -117,7 +119,7 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
     return pooled.unflatten(1, (batch, channels)), 1
 
 
-_pooling = registration.Operator(
+_pooling = Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
@@ -137,7 +139,7 @@ def _complete_numbers(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
     return input, *numbers, *arguments[4:]
 
 
-_pooling_of_numbers = registration.Operator(
+_pooling_of_numbers = Operator(
     "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",

@@ -10,7 +10,7 @@ still see it. ``backward`` and ``jvp`` call operators: every higher order comes 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -26,20 +26,20 @@ from torch_dmlpool._private import (
     forward_ad,
     outliving,
     profiler,
-    single_level_function,
 )
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops import revision
-from torch_dmlpool.ops.dispatching import is_readable as is_readable
-from torch_dmlpool.ops.dispatching import may_skip_dispatcher as may_skip_dispatcher
-from torch_dmlpool.ops.tangents import beside as beside
-from torch_dmlpool.ops.tangents import (
+from torch_dmlpool.ops.derivatives import (
+    Recording,
+    as_sharded,
     carries_derivative,
+    derivative,
+    recording,
     records_gradient,
     shards_of,
     with_ordinary_tangent,
 )
-from torch_dmlpool.ops.tangents import may_be_differentiated as may_be_differentiated
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
@@ -64,17 +64,17 @@ OPERATORS: dict[str, "Operator"] = outliving({}, "operators")
 @dataclass(eq=False)
 class Operator:
     """A registered operator, and the function that Python code calls: straight to the backend where
-    that is enough.
+    that is enough. The kinds below have derivatives.
 
     Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``.
-    Tensors come first.
+    Tensors come first. A gradient is wanted with respect to the first alone.
     """
 
     schema: str  # WINDOW in it stands for the six window arguments
     types: Sequence[tuple[torch.dtype, ...]]  # the data types that each tensor may have
     # rejects arguments that do not fit, and returns the sizes of the results
     check: Callable[..., Any]
-    # the field of a backend's table that computes it; a composite may name one for its own use
+    # the field of a backend's table that computes it
     entry: Any = None
     _: KW_ONLY
     # turns a call's arguments into those of ``check`` and the backend, such as scales into vectors
@@ -86,23 +86,9 @@ class Operator:
     layout_of: int = 0
     # the vmap rule; None to merge the mapped dimension into the samples
     vmap: Callable[..., Any] | None = None
-    # For an operator that is linear in its first tensor: the adjoint, and its arguments after the
-    # tensors.
-    adjoint: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    # For an operator that returns elements of its input and their numbers: the linear operator that
-    # gathers by such numbers, and its arguments after the tensors.
-    tangent: Callable[..., tuple["Operator", tuple[Any, ...]]] | None = None
-    # the field of a backend's table that returns a ``Recorded``
-    recorded: Any = None
-    # For an operator that returns elements alone: the operator that returns their numbers too. It
-    # is called in its place where a gradient is recorded.
-    recorded_by: "Operator | None" = None
-    # computes the results by other operators, where a derivative is wanted
-    differentiable: Callable[..., Any] | None = None
-    # whether ``differentiable`` computes it always: then it has no fake and no vmap rule of its own
-    is_composite: bool = False
     # raises an error where a derivative is wanted and the operator has none
     reject: Callable[..., None] | None = None
+    has_derivative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
@@ -116,31 +102,18 @@ class Operator:
         if is_new:
             _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
         self.overload: OpOverload = getattr(torch.ops.dmlpool, self.name).default
-        given = self.overload._schema.arguments[:-1]  # without the revision
-        names = [argument.name for argument in given]
+        accepted = self.overload._schema.arguments[:-1]  # without the revision
+        names = [argument.name for argument in accepted]
         # Where the schema has tensors, those that may be None among them. The first ``count`` are
         # pooled or hold numbers of winners, and ``tensors`` has their names.
-        self.tensor_places = [at for at, each in enumerate(given) if "Tensor" in str(each.type)]
+        self.tensor_places = [at for at, each in enumerate(accepted) if "Tensor" in str(each.type)]
         self.is_told_layout = names[-1] == "channels_last"
         self.count, self.tensors = len(self.types), names[: len(self.types)]
         self.window_at = names.index("window_size") if "window_size" in names else None
-        # The operator whose autograd function records a gradient of this one.
-        self.recorder = (
-            self if self.adjoint is not None or self.tangent is not None else self.recorded_by
-        )
-        # The entry that plans the gradient together with the pool, or None. It returns no winners,
-        # which whoever calls the recorder of maxima itself wants too.
-        knows = self.recorder is not None and (self.recorder is not self or self.tangent is None)
-        self.known = self.recorder.recorded if knows and self.recorder is not None else None
-        self.has_derivative = self.recorder is not None or self.differentiable is not None
+        # A composite has neither a fake nor a vmap rule: the operators that it is made of have.
+        self.is_composite = self.entry is None
         if is_new:
             self._register()
-        if self.recorder is self:
-            title = "".join(
-                part.capitalize() for part in self.name.removesuffix("_with_taps").split("_")
-            )
-            self.apply = single_level_function(title, Derivative).apply
-            self.apply_known = single_level_function(title, KnownDerivative).apply
 
     def _register(self) -> None:
         """Give PyTorch the operator's implementations."""
@@ -163,23 +136,17 @@ class Operator:
                 arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
             return self.dispatched(*arguments)
         if self.is_composite:
-            return self._differentiated(True, arguments)
-        # ``implementation`` is written out here, as one more Python function takes 0.1 us.
-        input = arguments[0]
-        backend = backends.serving("cpu" if input.is_cpu else input.device.type)
+            return self.differentiated(True, arguments)
         if self.has_derivative and is_grad_enabled():
             for tensor in tensors:
                 if tensor.requires_grad:
-                    recorder = self.recorder
-                    compute = None if self.known is None else self.known.__get__(backend)
-                    if recorder is None or compute is None:
-                        return self._differentiated(True, arguments)
-                    if profiler._is_profiler_enabled:
-                        compute = recorder._shown(compute)
-                    return recorder.apply_known(input, (compute, recorder, arguments[1:]))
+                    return self.differentiated(True, arguments)
+        # ``implementation`` is written out here, as one more Python function takes 0.1 us.
+        input = arguments[0]
+        backend = backends.serving("cpu" if input.is_cpu else input.device.type)
         function = self.entry.__get__(backend)
         if profiler._is_profiler_enabled:
-            function = self._shown(function)
+            function = self.shown(function)
         return function(*arguments)
 
     def implementation(self, tensor: Tensor) -> Any:
@@ -187,9 +154,9 @@ class Operator:
         # Asking for the device's name takes four times as long.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
         function = self.entry.__get__(backend)
-        return self._shown(function) if profiler._is_profiler_enabled else function
+        return self.shown(function) if profiler._is_profiler_enabled else function
 
-    def _shown(self, function: Any) -> Any:
+    def shown(self, function: Any) -> Any:
         """``function``, recorded by a running profiler, which would not see a call that skips the
         dispatcher.
         """
@@ -210,26 +177,9 @@ class Operator:
                     return compute(*arguments)
         return call(self.overload, *arguments)
 
-    def _differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
-        """The results by the autograd function of the recorder, or by ``differentiable`` where
-        there is no recorder.
-        """
-        recorder = self.recorder
-        if recorder is None:
-            assert self.differentiable is not None
-            results = self.differentiable(*arguments)
-            # What PyTorch's operators return may follow the layout of a mask.
-            return operands.laid_out_like(results, arguments[0]) if self.is_composite else results
-        input = arguments[0] if skips_dispatcher else with_ordinary_tangent(arguments[0])
-        arguments = (input, recorder, skips_dispatcher, recorder is not self, *arguments[1:])
-        if skips_dispatcher:
-            return recorder.apply(*arguments)
-        with enable_single_level_autograd_function():
-            return recorder.apply(*arguments)
-
-    def composed(self, *arguments: Any, **_: str) -> Any:
-        """The results by the other operators that this one is made of."""
-        return self._differentiated(False, self._checked(arguments)[0])
+    def differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
+        """The results where a derivative is wanted."""
+        raise NotImplementedError
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
@@ -271,8 +221,8 @@ class Operator:
         )
         memory_format = operands.named_memory_format(channels_last, len(sizes) - 2)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
-        made = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
-        return made if len(made) > 1 else made[0]
+        results = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
+        return results if len(results) > 1 else results[0]
 
     def _recorded(self, *arguments: Any, **_: str) -> Any:
         """The kernel of the key ``Autograd``, and of all keys of a composite operator: it applies
@@ -295,7 +245,7 @@ class Operator:
             # A graph being traced may have entered forward mode below Python's own count of levels.
             is_recorded = is_recorded or any(carries_derivative(tensor) for tensor in tensors)
         if is_recorded:
-            return self._differentiated(False, self._checked(arguments)[0])
+            return self.differentiated(False, self._checked(arguments)[0])
         if skips_dispatcher:  # Inductor's code: the dispatcher is not needed again
             return self._result(arguments)
         with below_autograd():
@@ -325,6 +275,124 @@ class Operator:
         ) * len(results)
 
 
+@dataclass(eq=False, kw_only=True)
+class Composite(Operator):
+    """An operator that other operators compute where a derivative is wanted, and without an
+    ``entry`` always.
+    """
+
+    compose: Callable[..., Any]
+    has_derivative = True
+
+    def differentiated(self, _: bool, arguments: tuple[Any, ...]) -> Any:
+        results = self.compose(*arguments)
+        # What PyTorch's operators return may follow the layout of a mask.
+        return operands.laid_out_like(results, arguments[0]) if self.is_composite else results
+
+    def composed(self, *arguments: Any, **_: str) -> Any:
+        """The results by the other operators, for arguments as the schema has them."""
+        return self.differentiated(False, self._checked(arguments)[0])
+
+
+@dataclass(eq=False, kw_only=True)
+class Linear(Operator):
+    """An operator that is linear in its first tensor, given the others."""
+
+    # the adjoint, and its arguments after the tensors
+    adjoint: Callable[..., tuple[Operator, tuple[Any, ...]]]
+    # the field of a backend's table that returns a ``Recorded``
+    recorded: Any = None
+    has_derivative = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.apply = derivative(self.name.removesuffix("_with_taps"))
+
+    def differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
+        return self.applied(skips_dispatcher, arguments, self.recorded)
+
+    def applied(
+        self,
+        skips_dispatcher: bool,
+        arguments: tuple[Any, ...],
+        recorded: Any,
+        returns_values_only: bool = False,
+    ) -> Any:
+        """The results of the autograd function: by ``recorded`` if the backend has that."""
+        input, rest = arguments[0], arguments[1:]
+        if skips_dispatcher and recorded is not None:
+            compute = recorded.__get__(
+                backends.serving("cpu" if input.is_cpu else input.device.type)
+            )
+            if compute is not None:
+                compute = self.shown(compute) if profiler._is_profiler_enabled else compute
+                return self.apply(input, (compute, rest, self))
+        call = self._record, (skips_dispatcher, returns_values_only, rest), None
+        if skips_dispatcher:
+            return self.apply(input, call)
+        with enable_single_level_autograd_function():
+            return self.apply(with_ordinary_tangent(input), call)
+
+    def _record(
+        self, input: Tensor, skips_dispatcher: bool, returns_values_only: bool, rest: Any
+    ) -> Recording:
+        """The results inside the autograd function, where autograd has switched itself off. Their
+        derivatives are operators.
+        """
+        chosen, further = rest[: self.count - 1], rest[self.count - 1 :]
+        if skips_dispatcher or may_skip_dispatcher(input, *chosen):
+            output = self.implementation(input)(input, *rest)
+        else:
+            with below_autograd():
+                output = self(input, *rest)
+        if type(output) is tuple:
+            chosen = output[1:]
+            output = output[0] if returns_values_only else output
+        adjoint, back = self.adjoint(input, *chosen, *further)
+        shards = None if skips_dispatcher else shards_of(input)
+
+        def gradient(arriving: Tensor, *saved: Tensor) -> Any:
+            return adjoint(as_sharded(arriving, shards), *saved, *back)
+
+        def tangent(direction: Tensor, *saved: Tensor) -> Any:
+            return self.along(direction, saved, further)
+
+        return recording(output, chosen, gradient, None if skips_dispatcher else tangent)
+
+    def along(self, direction: Tensor, saved: tuple[Tensor, ...], rest: tuple[Any, ...]) -> Any:
+        """The tangent of the first result in a direction."""
+        return self(direction, *saved, *rest)
+
+
+@dataclass(eq=False, kw_only=True)
+class Winners(Linear):
+    """An operator that returns elements of its input and their numbers. It is linear given these,
+    and ``adjoint`` takes them as a tensor.
+    """
+
+    # the linear operator that gathers elements by their numbers, and its arguments after them
+    gather: Callable[..., tuple[Operator, tuple[Any, ...]]]
+
+    def along(self, direction: Tensor, saved: tuple[Tensor, ...], rest: tuple[Any, ...]) -> Any:
+        gather, further = self.gather(*rest)
+        return gather(direction, *saved, *further)
+
+
+@dataclass(eq=False, kw_only=True)
+class Values(Operator):
+    """An operator that returns such elements alone. Where a derivative is wanted, ``winners``
+    returns their numbers too.
+    """
+
+    winners: Winners
+    # the field of a backend's table that returns a ``Recorded``
+    recorded: Any = None
+    has_derivative = True
+
+    def differentiated(self, skips_dispatcher: bool, arguments: tuple[Any, ...]) -> Any:
+        return self.winners.applied(skips_dispatcher, arguments, self.recorded, True)
+
+
 def call(overload: OpOverload, *arguments: Any) -> Any:
     """Call a registered operator. Where a graph for torch.compile is traced, the call gets the
     revision as well: a digest of this package's sources.
@@ -333,136 +401,6 @@ def call(overload: OpOverload, *arguments: Any) -> Any:
     if is_dynamo_compiling():
         return overload(*arguments)
     return overload(*arguments, **revision.arguments())
-
-
-class Derivative:
-    """The methods of each operator's autograd function, whose name the graph's nodes show.
-
-    ``backward`` calls the adjoint operator. ``jvp`` calls the linear operator: that is the operator
-    itself or, for maxima, the gather at the winners.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        operator: Operator,
-        skips_dispatcher: bool,
-        returns_values_only: bool,
-        *rest: Any,
-    ) -> Any:
-        # In here autograd has switched itself off.
-        if skips_dispatcher or may_skip_dispatcher(input, *rest[: operator.count - 1]):
-            output = operator.implementation(input)(input, *rest)
-        else:
-            with below_autograd():
-                output = operator(input, *rest)
-        if operator.tangent is None:
-            linear, chosen, linear_rest = (
-                operator,
-                rest[: operator.count - 1],
-                rest[operator.count - 1 :],
-            )
-        else:
-            linear, linear_rest = operator.tangent(input, *rest)
-            output, *chosen = output
-            if not returns_values_only:
-                output = output, *chosen
-                ctx.mark_non_differentiable(*chosen)
-        adjoint, adjoint_rest = linear.adjoint(input, *chosen, *linear_rest)  # type: ignore[misc]
-        if chosen:
-            save(ctx, *chosen)
-        ctx.set_materialize_grads(False)
-        shards = None if skips_dispatcher else shards_of(input)
-        ctx.backwards = adjoint, bool(chosen), adjoint_rest, shards, (None,) * (3 + len(rest))
-        if not skips_dispatcher:
-            ctx.save_for_forward(*chosen)
-            ctx.forwards = linear, linear_rest, type(output) is tuple
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        adjoint, has_choice, rest, shards, nothing = ctx.backwards
-        if gradient is not None:
-            if shards is not None:
-                # The gradient is sharded as the input is: a replicated one is cut without
-                # communication. Where the input is not sharded it stays as it is, which may be
-                # sharded or a sum over ranks that is still to be made.
-                placements = zip(shards, gradient.placements, strict=True)  # type: ignore[attr-defined]
-                wanted = [old if old.is_shard() else new for old, new in placements]
-                gradient = gradient.redistribute(placements=wanted)  # type: ignore[attr-defined]
-            # Asking for saved tensors takes half a microsecond even if there are none.
-            chosen = saved(ctx) if has_choice else ()
-            gradient = adjoint(gradient, *chosen, *rest)
-        return gradient, *nothing
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
-        linear, rest, has_choice = ctx.forwards
-        result = linear(tangent, *ctx.saved_tensors, *rest)
-        return (result, None) if has_choice else result
-
-
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype, tensor.device
-
-
-def save(ctx: Any, *tensors: Tensor) -> None:
-    """Save ``tensors`` for the gradient, and of what shape, data type and device they are."""
-    ctx.save_for_backward(*tensors)
-    ctx.kinds = [_kind(tensor) for tensor in tensors]
-
-
-def saved(ctx: Any) -> tuple[Tensor, ...]:
-    """The tensors that :func:`save` saved. A hook may return others in their place, which are
-    rejected unless they are of the same kind, as kernels do not check what they read.
-    """
-    tensors: tuple[Tensor, ...] = ctx.saved_tensors
-    if not may_skip_dispatcher():
-        return tensors
-    for tensor, kind in zip(tensors, ctx.kinds, strict=True):
-        if _kind(tensor) != kind and may_skip_dispatcher(tensor):
-            raise RuntimeError(
-                "a tensor that was saved for the gradient came back with another shape, data type "
-                f"or device: {_kind(tensor)} in place of {kind}"
-            )
-    return tensors
-
-
-class KnownDerivative:
-    """The same for one ordinary tensor, if the backend returns a ``Recorded``.
-
-    ``backward`` calls the backend. Where that returns None, it calls the adjoint operator.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, request: tuple[Any, ...]) -> Tensor:
-        compute, operator, rest = request
-        output, choice, known = compute(input, *rest)
-        if choice is not None:
-            ctx.save_for_backward(choice)
-        ctx.set_materialize_grads(False)
-        ctx.recorded = known, operator, rest
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        known, operator, rest = ctx.recorded
-        # to ask for saved tensors takes half a microsecond where there are none too
-        chosen = ctx.saved_tensors if operator.tangent is not None else ()
-        is_alone = not is_grad_enabled() and not profiler._is_profiler_enabled
-        if is_alone and may_skip_dispatcher(arriving, *chosen):
-            gradient = known.gradient(arriving, chosen[0] if chosen else None)
-            if gradient is not None:
-                return gradient, None
-        # Operators ask an input for no more than its sizes and layout.
-        linear = operator
-        if chosen:
-            linear, rest = operator.tangent(known.like, *rest)
-        adjoint, rest = linear.adjoint(known.like, *chosen, *rest)
-        return adjoint(arriving, *chosen, *rest), None
 
 
 @contextlib.contextmanager
