@@ -75,8 +75,7 @@ def quantized_average_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -186,20 +185,6 @@ def quantized_max_pooling(
     index_dtype: torch.dtype = ...,
     mask: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def quantized_max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: bool,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Pooled: ...
 
 
 @operator
@@ -247,8 +232,7 @@ def quantized_max_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

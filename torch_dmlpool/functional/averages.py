@@ -60,8 +60,7 @@ def average_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -120,8 +119,7 @@ def average_pooling_grad(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -172,8 +170,7 @@ def adaptive_average_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -231,8 +228,7 @@ def lp_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

@@ -46,20 +46,6 @@ def max_pooling(
     index_dtype: torch.dtype = ...,
     mask: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: bool,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Pooled: ...
 
 
 @operator
@@ -114,8 +100,7 @@ def max_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -178,8 +163,7 @@ def max_pooling_grad(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -216,15 +200,6 @@ def adaptive_max_pooling(
     index_dtype: torch.dtype = ...,
     mask: Tensor | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
-@overload
-def adaptive_max_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: bool,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Pooled: ...
 
 
 @operator
@@ -260,8 +235,7 @@ def adaptive_max_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
@@ -299,8 +273,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

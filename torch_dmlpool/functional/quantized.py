@@ -64,8 +64,7 @@ def quantized_linear_average_pooling(
 
     Raises:
         TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A number is out of range, sizes or devices do not match, or no window fits into
-            the input. It is a RuntimeError too, which PyTorch raises for most of these.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
