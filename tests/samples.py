@@ -56,6 +56,27 @@ def any_bytes(bools: Tensor) -> Tensor:
     return (bools.to(torch.uint8) * drawn).view(torch.bool)
 
 
+MASKS: dict[str, Callable[[Sequence[int]], Sequence[int]]] = {
+    "each element": lambda sizes: sizes,
+    "each sample": lambda sizes: (sizes[0], 1, *sizes[2:]),
+    "each channel": lambda sizes: (1, *sizes[1:]),
+    "one plane": lambda sizes: sizes[2:],
+    "one row": lambda sizes: (*(1 for _ in sizes[3:]), sizes[-1]),
+    "whole planes": lambda sizes: (*sizes[:2], *(1 for _ in sizes[2:])),
+    "one element": lambda sizes: [1] * len(sizes),
+}
+"""Shapes that broadcast to an input's: of as many dimensions, or of the spatial ones alone."""
+
+
+def mask_of(name: str, sizes: Sequence[int]) -> Tensor:
+    """Half of it True, and for each element no element of the first plane at all."""
+    shape = MASKS[name](sizes)
+    mask = torch.rand(*shape, generator=seeded(*shape, 5)) < 0.5
+    if name == "each element":
+        mask[0, 0] = False
+    return any_bytes(mask)
+
+
 def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """No two elements alike, and none nearer than numerical differentiation steps: max is smooth
     there."""

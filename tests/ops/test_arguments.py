@@ -98,15 +98,10 @@ MASK: Rows = {
     "float32": of_type(torch.float32),
     "more samples": resized(0),
     "more channels": resized(1),
-    "more rows": resized(2),
-    "more columns": resized(3),
-    "on another device": lambda tensor: tensor.to("meta"),
+    **SIZED,
+    "on another device": BESIDE["on another device"],
 }
-OTHER_THAN_MASK: Rows = {
-    "on another device": lambda tensor: tensor.to("meta"),
-    "more rows": resized(2),
-    "more columns": resized(3),
-}
+OTHER_THAN_MASK: Rows = {"on another device": BESIDE["on another device"], **SIZED}
 
 # Wrong numbers.
 
@@ -143,6 +138,7 @@ OTHER_SIZES: Rows = {
     "one column less": lambda sizes: [*sizes[:-1], sizes[-1] - 2],
 }
 """Wrong for spatial sizes that follow from the gradient's."""
+NO_INT: Rows = {"a fraction": 0.5, "a word": "3"}
 FLAG: Rows = {"a word": "yes", "a list": [True]}
 INDEX_TYPE: Rows = {"float32": torch.float32, "int8": torch.int8, "bool": torch.bool, "a word": "x"}
 WINDOW: dict[str, Rows] = {
@@ -155,138 +151,87 @@ WINDOW: dict[str, Rows] = {
 }
 DIVISOR: Rows = {"zero": 0, "a fraction": 2.5, "a word": "2", "past 64 bits": 2**63}
 
-WRONG: dict[str, dict[str, Rows]] = {
-    "average_pooling": {
-        "input": FLOAT,
-        **WINDOW,
-        "include_padding": FLAG,
-        "divisor_override": DIVISOR,
-    },
-    "average_pooling_grad": {
-        "input_gradient": {**FLOAT, **SIZED},
-        "spatial_sizes": {**SPATIAL, **OTHER_SIZES},
-        **WINDOW,
-        "include_padding": FLAG,
-        "divisor_override": DIVISOR,
-    },
-    "max_pooling": {"input": POOLED, **WINDOW},
-    "max_pooling_with_taps": {"input": POOLED, **WINDOW},
-    "max_pooling_with_indices": {
-        "input": POOLED,
-        **WINDOW,
-        "index_dtype": INDEX_TYPE,
-        "per_plane": FLAG,
-    },
-    "max_pooling_indices": {
-        "taps": {**TAPS, **SIZED},
-        "spatial_sizes": {**SPATIAL, **OTHER_SIZES},
-        **WINDOW,
-        "index_dtype": INDEX_TYPE,
-        "per_plane": FLAG,
-    },
+OUTPUT_TYPE: Rows = {"int32": torch.int32, "float32": torch.float32, "a word": "uint8"}
+ANYWHERE: dict[str, Rows] = {
+    **WINDOW,
+    **dict.fromkeys(("include_padding", "per_plane", "channels_last", "bins"), FLAG),
+    "divisor_override": DIVISOR,
+    "index_dtype": INDEX_TYPE,
+    "output_dtype": OUTPUT_TYPE,
+    "mask": MASK,
+    "spatial_sizes": SPATIAL,
+    "output_sizes": BINS,
+}
+"""What is wrong of an argument, whichever operator has it."""
+QUANTIZED: Rows = {**POOLED, "int16": of_type(torch.int16), "float32": of_type(torch.float32)}
+GIVEN_OUTPUT: Rows = {"spatial_sizes": {**SPATIAL, **OTHER_SIZES}}
+OF_OPERATORS: dict[str, dict[str, Rows]] = {
+    "average_pooling": {"input": FLOAT},
+    "average_pooling_grad": {"input_gradient": {**FLOAT, **SIZED}, **GIVEN_OUTPUT},
+    "max_pooling": {"input": POOLED},
+    "max_pooling_with_taps": {"input": POOLED},
+    "max_pooling_with_indices": {"input": POOLED},
+    "max_pooling_indices": {"taps": {**TAPS, **SIZED}, **GIVEN_OUTPUT},
     "max_pooling_grad": {
         "input": {**FLOAT, **BESIDE, **OTHER_FLOATS},
         "input_gradient": {**FLOAT, **BESIDE, **SIZED, **OTHER_FLOATS},
-        **WINDOW,
     },
     "max_pooling_grad_from_taps": {
         "input_gradient": {**FLOAT, **BESIDE, **SIZED},
         "taps": {**TAPS, **BESIDE, **SIZED},
-        "spatial_sizes": {**SPATIAL, **OTHER_SIZES},
-        **WINDOW,
-        "channels_last": FLAG,
+        **GIVEN_OUTPUT,
     },
-    "max_pooling_gather": {
-        "input": {**FLOAT, **BESIDE},
-        "taps": {**TAPS, **BESIDE, **SIZED},
-        **WINDOW,
-    },
+    "max_pooling_gather": {"input": {**FLOAT, **BESIDE}, "taps": {**TAPS, **BESIDE, **SIZED}},
     "lp_pooling": {
         "input": FLOAT,
-        **WINDOW,
         "p": {
-            "below 1": 0.5,
-            "zero": 0.0,
-            "negative": -1.0,
-            "not a number": math.nan,
-            "a word": "2",
+            **{"below 1": 0.5, "zero": 0.0, "negative": -1.0},
+            **{"not a number": math.nan, "a word": "2"},
         },
     },
-    "masked_average_pooling": {
-        "input": {**FLOAT, **OTHER_THAN_MASK},
-        "mask": MASK,
-        **WINDOW,
-        "include_padding": FLAG,
-        "divisor_override": DIVISOR,
-    },
-    "masked_max_pooling": {
-        "input": {**POOLED, **OTHER_THAN_MASK},
-        "mask": MASK,
-        **WINDOW,
-    },
-    "masked_max_pooling_with_indices": {
-        "input": {**POOLED, **OTHER_THAN_MASK},
-        "mask": MASK,
-        **WINDOW,
-        "index_dtype": INDEX_TYPE,
-        "per_plane": FLAG,
-    },
-    "adaptive_average_pooling": {"input": FLOAT, "output_sizes": BINS},
-    "adaptive_average_pooling_grad": {"input_gradient": FLOAT, "spatial_sizes": SPATIAL},
-    "adaptive_max_pooling": {"input": POOLED, "output_sizes": BINS},
+    "masked_average_pooling": {"input": {**FLOAT, **OTHER_THAN_MASK}},
+    "masked_max_pooling": {"input": {**POOLED, **OTHER_THAN_MASK}},
+    "masked_max_pooling_with_indices": {"input": {**POOLED, **OTHER_THAN_MASK}},
+    "adaptive_average_pooling": {"input": FLOAT},
+    "adaptive_average_pooling_grad": {"input_gradient": FLOAT},
+    "adaptive_max_pooling": {"input": POOLED},
     "max_unpooling": {
         "input": {**POOLED, **BESIDE, **SIZED},
         "indices": {**POSITIONS, **BESIDE, **SIZED},
-        "spatial_sizes": SPATIAL,
-        "per_plane": FLAG,
     },
-    "unique_positions": {"positions": POSITIONS, "spatial_sizes": SPATIAL},
-    "gather_positions": {
-        "input": {**POOLED, **BESIDE},
-        "positions": {**POSITIONS, **BESIDE},
-        "bins": FLAG,
-    },
+    "unique_positions": {"positions": POSITIONS},
+    "gather_positions": {"input": {**POOLED, **BESIDE}, "positions": {**POSITIONS, **BESIDE}},
     "scatter_positions": {
         "input": {**FLOAT, **BESIDE, **SIZED},
         "positions": {**POSITIONS, **BESIDE, **SIZED},
-        "spatial_sizes": SPATIAL,
-        "bins": FLAG,
-        "channels_last": FLAG,
     },
     "quantized_linear_average_pooling_of_numbers": {
-        "input": {
-            **POOLED,
-            "int16": of_type(torch.int16),
-            "float32": of_type(torch.float32),
-        },
+        "input": QUANTIZED,
         "input_scale": SCALE_NUMBER,
-        "input_zero_point": {
-            "past int8": 128,
-            "below int8": -129,
-            "a fraction": 0.5,
-            "a word": "3",
-        },
+        "input_zero_point": {**NO_INT, "past int8": 128, "below int8": -129},
         "output_scale": SCALE_NUMBER,
-        "output_zero_point": {"past uint8": 256, "negative": -1, "a fraction": 0.5, "a word": "3"},
-        **WINDOW,
-        "include_padding": FLAG,
-        "output_dtype": {"int32": torch.int32, "float32": torch.float32, "a word": "uint8"},
+        "output_zero_point": {**NO_INT, "past uint8": 256, "negative": -1},
     },
     "quantized_linear_average_pooling": {
-        "input": {
-            **POOLED,
-            "int16": of_type(torch.int16),
-            "float32": of_type(torch.float32),
-            "on another device": lambda tensor: tensor.to("meta"),
-        },
+        "input": {**QUANTIZED, "on another device": BESIDE["on another device"]},
         "input_scale": SCALE,
         "input_zero_point": {**ZERO_POINT, "uint8": of_type(torch.uint8)},
         "output_scale": SCALE,
         "output_zero_point": {**ZERO_POINT, "int8": of_type(torch.int8)},
-        **WINDOW,
-        "include_padding": FLAG,
-        "output_dtype": {"int32": torch.int32, "float32": torch.float32, "a word": "uint8"},
     },
+}
+
+
+def arguments_of(name: str) -> list[str]:
+    schema = getattr(operators, name).default._schema
+    return [each.name for each in schema.arguments if not each.kwarg_only]
+
+
+WRONG = {
+    name: {
+        argument: {**ANYWHERE, **OF_OPERATORS[name]}[argument] for argument in arguments_of(name)
+    }
+    for name in NAMES
 }
 """What is wrong of each argument of each operator."""
 
@@ -302,9 +247,8 @@ class Row(NamedTuple):
 
 def right(name: str) -> dict[str, Any]:
     """Right arguments by their names."""
-    operator, given = by_name(name)
-    names = [each.name for each in operator._schema.arguments if not each.kwarg_only]
-    arguments = dict(zip(names, given, strict=True))
+    _, given = by_name(name)
+    arguments = dict(zip(arguments_of(name), given, strict=True))
     if name == "quantized_linear_average_pooling":
         arguments["input_zero_point"] = torch.tensor([3], dtype=torch.int8)
     return arguments
@@ -324,8 +268,8 @@ def rows(name: str) -> Iterator[Row]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_argument_of_every_operator_has_rows(name: str) -> None:
-    schema = getattr(operators, name).default._schema
-    assert {each.name for each in schema.arguments if not each.kwarg_only} == set(WRONG[name])
+    """None is forgotten, and none is left over."""
+    assert {*OF_OPERATORS[name]} <= {*arguments_of(name)}
     assert all(len(wrong) >= 2 for wrong in WRONG[name].values())
 
 

@@ -1,7 +1,7 @@
-"""Min pooling, and maxima and minima of bools, against the oracle (N1, N2)."""
+"""Minima, and maxima of bools and under masks, against the oracle (N1, N2, K4)."""
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import cases
 import numpy as np
@@ -15,6 +15,11 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
 
 EVERY_TYPE = [*samples.FLOATS, *samples.INTEGERS, torch.bool]
+KINDS = {
+    "max": (dmlpool.max_pooling, dmlpool.adaptive_max_pooling, oracle.maximum),
+    "min": (dmlpool.min_pooling, dmlpool.adaptive_min_pooling, oracle.minimum),
+}
+MASKS = ["no mask", "each element", "one plane"]
 
 
 def image(case: cases.Case, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -23,37 +28,83 @@ def image(case: cases.Case, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return samples.ties(2, 3, *case.sizes, dtype=dtype, seed=seed)
 
 
+def masked(name: str, input: Tensor) -> tuple[Tensor | None, np.ndarray | None]:
+    """A mask, and what the oracle takes."""
+    if name == "no mask":
+        return None, None
+    mask = samples.mask_of(name, tuple(input.shape)).to(input.device)
+    return mask, samples.to_numpy(mask.expand(input.shape))
+
+
 def check(found: tuple[Tensor, Tensor], expected: oracle.Maximum) -> None:
     values, indices = found
     samples.assert_same(values, expected.values)
     samples.assert_same(indices, expected.indices)
 
 
-@cases.parametrized(cases.LINES + cases.FEW)
-def test_values_and_indices(case: cases.Case, device: torch.device) -> None:
-    """N2 over every geometry: the first of equal minima, and infinity for nothing."""
+@cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], case=cases.LINES + cases.FEW)
+def test_values_and_indices(kind: str, mask: str, case: cases.Case, device: torch.device) -> None:
+    """N2 and K4 over every geometry: the first of equal ones, and infinity and -1 for nothing."""
+    pool, _, rule = KINDS[kind]
     input = image(case, torch.float32).to(device)
-    expected = oracle.minimum(samples.to_numpy(input), case.pooling)
-    check(dmlpool.min_pooling(input, **case.arguments, return_indices=True), expected)
-    samples.assert_same(dmlpool.min_pooling(input, **case.arguments), expected.values)
+    given, whole = masked(mask, input)
+    request: dict[str, Any] = {**case.arguments, "mask": given}
+    expected = rule(samples.to_numpy(input), case.pooling, whole)
+    check(pool(input, **request, return_indices=True), expected)
+    samples.assert_same(pool(input, **request), expected.values)
 
 
-@cases.in_pairs(case=cases.FEW, dtype=EVERY_TYPE)
-def test_every_data_type(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    """N2: exact, the lowest and the highest value of every integer type included."""
+@cases.in_pairs(kind=list(KINDS), mask=MASKS, case=cases.FEW, dtype=EVERY_TYPE)
+def test_every_data_type(
+    kind: str, mask: str, case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """N1, N2 and K4: exact, the lowest and the highest value of every integer type included."""
+    pool, _, rule = KINDS[kind]
     input = image(case, dtype, seed=1).to(device)
-    expected = oracle.minimum(samples.to_numpy(input), case.pooling)
-    found = dmlpool.min_pooling(input, **case.arguments, return_indices=True)
+    given, whole = masked(mask, input)
+    expected = rule(samples.to_numpy(input), case.pooling, whole)
+    found = pool(input, **case.arguments, mask=given, return_indices=True)
     assert found[0].dtype is dtype
     check(found, expected)
+    if dtype is torch.bool:
+        assert int(found[0].view(torch.uint8).amax()) <= 1
 
 
-@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
-def test_special_values(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    """N2: the first NaN wins, zeros tie, infinity beats padding."""
-    input = -samples.special(2, 3, *case.sizes, dtype=dtype).to(device)
-    expected = oracle.minimum(samples.to_numpy(input), case.pooling)
-    check(dmlpool.min_pooling(input, **case.arguments, return_indices=True), expected)
+@cases.in_pairs(
+    kind=list(KINDS), mask=["no mask", "each sample"], case=cases.FEW, dtype=samples.FLOATS
+)
+def test_special_values_and_their_gradients(
+    kind: str, mask: str, case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """N2, K4 and K6: the first NaN wins, zeros tie, infinity beats padding, and wins with its own
+    index where nothing else is there. The gradient goes to one element of each window."""
+    pool, _, rule = KINDS[kind]
+    input = samples.special(2, 3, *case.sizes, dtype=dtype)
+    leaf = (input if kind == "max" else -input).to(device).requires_grad_()
+    given, whole = masked(mask, leaf)
+    expected = rule(samples.to_numpy(leaf), case.pooling, whole)
+    check(pool(leaf, **case.arguments, mask=given, return_indices=True), expected)
+    values = pool(leaf, **case.arguments, mask=given)
+    samples.assert_same(values, expected.values)
+    arriving = samples.ties(*values.shape, dtype=dtype).to(device)
+    (gradient,) = torch.autograd.grad(values, leaf, arriving)
+    counts, won = np.zeros(leaf.numel()), expected.indices >= 0
+    np.add.at(counts, expected.indices[won], samples.to_numpy(arriving)[won])
+    samples.assert_same(gradient.double(), counts.reshape(leaf.shape))
+
+
+@cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], case=cases.FEW, dtype=EVERY_TYPE)
+def test_bins(
+    kind: str, mask: str, case: cases.Case, dtype: torch.dtype, device: torch.device
+) -> None:
+    """N1, N2 and K4 of adaptive pooling: windows of one size, and of sizes that differ."""
+    _, pool, rule = KINDS[kind]
+    input = image(case, dtype).to(device)
+    given, whole = masked(mask, input)
+    for outputs in (tuple(size // 2 + 1 for size in case.sizes), (1,) * case.rank, case.sizes):
+        expected = rule(samples.to_numpy(input), oracle.Bins(outputs), whole)
+        check(pool(input, outputs, mask=given, return_indices=True), expected)
+        samples.assert_same(pool(input, outputs, mask=given), expected.values)
 
 
 @pytest.mark.parametrize("dtype", samples.INTEGERS, ids=samples.name_of)
@@ -78,47 +129,6 @@ def test_every_layout(layout: str, dtype: torch.dtype, device: torch.device) -> 
     assert found[0].stride() == wanted.stride()
 
 
-@cases.parametrized(cases.FEW)
-def test_the_gradient_goes_to_the_winners(case: cases.Case, device: torch.device) -> None:
-    """N2: one element of each window, overlaps added up."""
-    leaf = image(case, torch.float64).to(device).requires_grad_()
-    values = dmlpool.min_pooling(leaf, **case.arguments)
-    arriving = samples.normal(*values.shape, dtype=torch.float64).to(device)
-    (gradient,) = torch.autograd.grad(values, leaf, arriving)
-    indices = oracle.minimum(samples.to_numpy(leaf), case.pooling).indices
-    expected = np.zeros(leaf.numel())
-    np.add.at(expected, indices[indices >= 0], samples.to_numpy(arriving)[indices >= 0])
-    expected = torch.from_numpy(expected.reshape(leaf.shape)).to(device)
-    torch.testing.assert_close(gradient, expected)
-
-
-@cases.in_pairs(case=cases.FEW, dtype=EVERY_TYPE)
-def test_bins(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    """N1 and N2 of adaptive pooling."""
-    input, outputs = image(case, dtype).to(device), tuple(size // 2 + 1 for size in case.sizes)
-    for pool, expected in (
-        (dmlpool.adaptive_min_pooling, oracle.minimum),
-        (dmlpool.adaptive_max_pooling, oracle.maximum),
-    ):
-        check(
-            pool(input, outputs, return_indices=True),
-            expected(samples.to_numpy(input), oracle.Bins(outputs)),
-        )
-
-
-@cases.parametrized(cases.FEW)
-def test_maxima_of_bools(case: cases.Case, device: torch.device) -> None:
-    """N1: whether any element is True, and the first that is; False and -1 for nothing."""
-    input = image(case, torch.bool).to(device)
-    expected = oracle.maximum(samples.to_numpy(input), case.pooling)
-    found = dmlpool.max_pooling(input, **case.arguments, return_indices=True)
-    assert found[0].dtype is torch.bool
-    check(found, expected)
-    values = dmlpool.max_pooling(input, **case.arguments)
-    samples.assert_same(values, expected.values)
-    assert all(int(each.view(torch.uint8).amax()) <= 1 for each in (values, found[0]))
-
-
 def test_a_zero_is_not_negative(device: torch.device) -> None:
     """N2: an image of zeros has none that prints as -0."""
     for dtype in samples.FLOATS:
@@ -127,19 +137,15 @@ def test_a_zero_is_not_negative(device: torch.device) -> None:
         assert not any(values.signbit().any() for values in found)
 
 
-LAYERS = ["MaxPool", "MinPool"]
-
-
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool], ids=samples.name_of)
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", ["MaxPool", "MinPool"])
 def test_layers(family: str, dtype: torch.dtype, rank: int, device: torch.device) -> None:
     """N1 and N2 with PyTorch's words: indices of each plane, unbatched inputs, any padding."""
     case = cases.Case((cases.PADDED, cases.PLAIN, cases.PADDED)[:rank])
     input = image(case, dtype).to(device)
     pooling = oracle.Pooling((3,) * rank, (2,) * rank, (1,) * rank, (2,) * rank, (1,) * rank)
-    rule: Callable[..., oracle.Maximum]
-    rule = oracle.minimum if family == "MinPool" else oracle.maximum
+    rule = KINDS[family[:3].lower()][2]
     expected = rule(samples.to_numpy(input), pooling)
     layer = getattr(nn, f"{family}{rank}d")(3, 2, ((1, 2),) * rank, return_indices=True)
     values, indices = layer(input)
