@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import elements, operands
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
@@ -206,7 +206,7 @@ def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
     found = _winners(input, window)
     if found is None:
         return None
-    return found[0], reference.numbered(found[1], input.shape[2:], *numbering)
+    return found[0], elements.numbered(found[1], input.shape, *numbering)
 
 
 def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int]) -> Any:

@@ -32,7 +32,7 @@ from torch_dmlpool.window import (
 from torch_dmlpool.window import check_flag as check_flag
 
 # A new data type also goes into _TYPES of inductor/geometry.py, _pooled_type of onnx/operators.py
-# and, if it is unsigned, _SIGNED of ops/min_pooling.py. docs/contributing/design.md lists what
+# and, if it is unsigned, SIGNED of elements.py. docs/contributing/design.md lists what
 # backends need.
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(

@@ -34,6 +34,7 @@ from torch_dmlpool.backends.plans import (
     quantization,
     strides_of,
 )
+from torch_dmlpool.elements import lowest
 from torch_dmlpool.window import Window
 
 
@@ -170,7 +171,7 @@ def _with_winners(
         values, winners = _with_winners(input.to(plan.wider), window, winner_dtype, numbering)
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
-            values = values.clamp(min=reference.lowest(input.dtype))
+            values = values.clamp(min=lowest(input.dtype))
         return values.to(input.dtype), winners
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
     winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
@@ -406,7 +407,7 @@ def _masking(
         sizes, steps = (1, 1, math.prod(shape)), (0, 0, 1)
     elif memory_format is not torch.contiguous_format:
         sizes, steps = (samples, plane, channels), (of_sample, batch[1], of_channel)
-    fill = reference.lowest(dtype) if fills_lowest else 0
+    fill = lowest(dtype) if fills_lowest else 0
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
     three = ctypes.c_int64 * 3

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.interface import Windows
+from torch_dmlpool.elements import lowest
 from torch_dmlpool.window import Axis, Window
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -38,10 +39,6 @@ SUM = Reduction(
     lambda one, other: (one[0] + other[0],),
     lambda tensors, dim: (tensors[0].sum(dim, keepdim=True, dtype=tensors[0].dtype),),
 )
-
-
-def lowest(dtype: torch.dtype) -> float:
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 def maximum(dtype: torch.dtype) -> Reduction:

@@ -16,14 +16,8 @@ from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reductions, slices
 from torch_dmlpool.backends.interface import Backend, Windows
 from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
+from torch_dmlpool.elements import SIGNED, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Window
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """``tensor`` in the type that sums are computed in: float32 for half precision (rule A4)."""
-    return (
-        tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 else tensor
-    )
 
 
 def _reject_sizes(input: Tensor, windows: Windows) -> None:
@@ -38,7 +32,7 @@ def _reject_sizes(input: Tensor, windows: Windows) -> None:
 def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
     """Averages of windows or bins. ``counted``: whether padding counts, and the divisor or None."""
     _reject_sizes(input, windows)
-    wide = _wide(input)
+    wide = widened(input)
     (sums,) = slices.pooled((wide,), windows, reductions.SUM)
     divisor = slices.divisor(windows, input.shape[2:], wide, *counted)
     averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
@@ -51,7 +45,7 @@ def average_pooling_grad(
     """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
     the windows that read it.
     """
-    wide = _wide(input_gradient)
+    wide = widened(input_gradient)
     shares = wide / slices.divisor(windows, spatial_sizes, wide, *counted)
     if slices.covers_all(windows, spatial_sizes):
         sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
@@ -139,14 +133,7 @@ def _on_its_side_of_a_half(
     return torch.where(near, whole + 0.5 + 0.25 * (product - half).sign(), real)
 
 
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 FLOAT_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-
-
-def _signed(tensor: Tensor) -> Tensor:
-    """A view of wide unsigned integers as signed ones; other tensors as they are."""
-    return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype))
 
 
 def _flipped(tensor: Tensor) -> Tensor:
@@ -157,10 +144,10 @@ def _flipped(tensor: Tensor) -> Tensor:
 def _ordered(source: Tensor) -> Tensor:
     """Signed integers in the order of the values. NaN is the greatest, and zeros are equal."""
     if source.dtype in SIGNED:
-        return _flipped(_signed(source))
+        return _flipped(signed(source))
     if not source.dtype.is_floating_point:
         return source
-    wide = _wide(source)
+    wide = widened(source)
     bits = torch.where(wide.isnan(), math.nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
@@ -178,13 +165,13 @@ def _winners(input: Tensor, windows: Windows) -> Tensor:
 def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
     """The element at each position, ``fill`` where there is none."""
     flat = positions.flatten(2)
-    found = _signed(input).flatten(2).gather(-1, flat.clamp(min=0)).where(flat >= 0, fill)
+    found = signed(input).flatten(2).gather(-1, flat.clamp(min=0)).where(flat >= 0, fill)
     return found.view(input.dtype).view(positions.shape)
 
 
 def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
     """The elements at positions; where there is none, the lowest value."""
-    fill = 0 if input.dtype in SIGNED else reductions.lowest(input.dtype)
+    fill = 0 if input.dtype in SIGNED else lowest(input.dtype)
     return operands.laid_out_like(_elements(input, positions, fill), input)
 
 
@@ -194,7 +181,7 @@ def _scattered(
     """Zeros of ``sizes`` with each element added at its position, in the elements' order. Half
     precision is added in float32.
     """
-    flat, wide, plane = positions.flatten(2), _wide(_signed(source)).flatten(2), math.prod(sizes)
+    flat, wide, plane = positions.flatten(2), widened(signed(source)).flatten(2), math.prod(sizes)
     # Elements without a position are added to one more element, which is cut off.
     total = wide.new_zeros((*flat.shape[:2], plane + 1))
     add = (
@@ -254,26 +241,13 @@ def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     return positions.where(inside, -1)
 
 
-def numbered(
-    positions: Tensor, sizes: Sequence[int], dtype: torch.dtype, per_plane: bool
-) -> Tensor:
-    """Positions in planes as indices in the whole tensor where wanted; -1 stays."""
-    if not per_plane:
-        samples, channels = positions.shape[:2]
-        first = (numbers(samples * channels, positions) * math.prod(sizes)).view(
-            samples, channels, *(1 for _ in sizes)
-        )
-        positions = torch.where(positions < 0, positions, positions + first)
-    return positions.to(dtype)
-
-
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
     _reject_sizes(input, window)
     found = aten.maxima(input, window)
     if found is not None:
         return operands.laid_out_like(found, input)
-    source = _flipped(_signed(input)) if input.dtype in SIGNED else input
+    source = _flipped(signed(input)) if input.dtype in SIGNED else input
     (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
     return operands.laid_out_like(
         _flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input
@@ -309,7 +283,7 @@ def max_pooling_with_indices(
     else:
         positions = _winners(input, windows)
         values = _maxima_at(input, positions)
-    indices = numbered(positions, input.shape[2:], *numbering)
+    indices = numbered(positions, input.shape, *numbering)
     return operands.laid_out_like(values, input), operands.laid_out_like(indices, input)
 
 
@@ -325,7 +299,10 @@ def max_pooling_indices(
 ) -> Tensor:
     """The indices of taps. ``numbering``: as in :func:`max_pooling_with_indices`."""
     return operands.laid_out_like(
-        numbered(_positions(taps, spatial_sizes, window), spatial_sizes, *numbering), taps
+        numbered(
+            _positions(taps, spatial_sizes, window), (*taps.shape[:2], *spatial_sizes), *numbering
+        ),
+        taps,
     )
 
 
@@ -339,7 +316,7 @@ def max_pooling_grad_from_taps(
     """The gradient of the input: each window's gradient is added to its winner's, in the order of
     the windows.
     """
-    wide = _wide(input_gradient)
+    wide = widened(input_gradient)
     found = aten.gradient_from_taps(wide, taps, spatial_sizes, window, channels_last)
     if found is not None:
         return found.to(input_gradient.dtype)
@@ -385,13 +362,6 @@ def scatter_positions(
     return operands.laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
 
 
-def lowest(dtype: torch.dtype) -> float:
-    """The lowest value of a data type, -inf for floats (rule M1)."""
-    if dtype.is_floating_point:
-        return -math.inf
-    return int(torch.iinfo(dtype).min) if dtype.is_signed else 0
-
-
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     # PyTorch's operator would follow the layout of the mask.
@@ -399,18 +369,6 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     return operands.laid_out_like(
         where(mask, input, lowest(input.dtype) if fills_lowest else 0), input
     )
-
-
-def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
-    """``torch.where`` with a number, for wide unsigned types too. It has a derivative."""
-    if tensor.dtype in SIGNED:
-        return torch.where(condition, _signed(tensor), other).view(tensor.dtype)
-    return torch.where(condition, tensor, other)
-
-
-def is_lowest(values: Tensor) -> Tensor:
-    """Whether each value is the lowest of its type."""
-    return (_signed(values) if values.dtype in SIGNED else values) == lowest(values.dtype)
 
 
 def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 from torch_dmlpool import operands
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, shards
+from torch_dmlpool.elements import first_indices
 from torch_dmlpool.ops import registration
-from torch_dmlpool.ops.max_pooling import first_indices
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 

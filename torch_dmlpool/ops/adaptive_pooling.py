@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.elements import numbered
 from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
 from torch_dmlpool.ops.registration import Linear, Operator, Winners
 from torch_dmlpool.window import (
@@ -46,7 +47,7 @@ def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering:
     values, positions = bin_maxima(input, output_sizes)
     if not numbering:
         return values
-    indices = max_pooling.numbered(positions, input.shape, *numbering)
+    indices = numbered(positions, input.shape, *numbering)
     return values, operands.laid_out_like(indices, input)
 
 

@@ -106,11 +106,6 @@ def recording(
     return output, chosen, checked, tangent
 
 
-def shards_of(tensor: Tensor) -> Any:
-    """The placements of a DTensor; None for other tensors."""
-    return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
-
-
 def as_sharded(gradient: Tensor, shards: Any) -> Tensor:
     """``gradient`` sharded as the input is: a replicated one is cut without communication. Where
     the input is not sharded it stays as it is, which may be sharded or a sum over ranks that is
@@ -121,13 +116,6 @@ def as_sharded(gradient: Tensor, shards: Any) -> Tensor:
     placements = zip(shards, gradient.placements, strict=True)  # type: ignore[attr-defined]
     wanted = [old if old.is_shard() else new for old, new in placements]
     return gradient.redistribute(placements=wanted)  # type: ignore[attr-defined, no-any-return]
-
-
-def beside(tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` for arithmetic with ``like``: as a replicated DTensor if that is a DTensor."""
-    if shards_of(like) is None:
-        return tensor
-    return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
 
 
 def records_gradient(*tensors: Tensor) -> bool:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import elements, operands
 from torch_dmlpool.ops import average_pooling, max_pooling
 from torch_dmlpool.ops.derivatives import records_gradient
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
@@ -21,7 +21,7 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
         # An empty window's norm is 0, as for every other p.
         return max_pooling.max_pooling(input.abs(), window).clamp(min=0)
     # Half precision is powered, summed and rooted in float32, and rounded once.
-    wide = input.float() if input.dtype.itemsize == 2 else input
+    wide = elements.widened(input)
     powers = wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
     sums = average_pooling.average_pooling(powers, window, False, 1)
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import backends, elements, operands
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends import reference
 from torch_dmlpool.ops import (
@@ -26,7 +26,6 @@ from torch_dmlpool.ops import (
 )
 from torch_dmlpool.ops.derivatives import (
     Recording,
-    beside,
     derivative,
     may_be_differentiated,
     recording,
@@ -54,11 +53,6 @@ def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], *input.shape[2:])
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """Half precision as float32, so that sums are rounded once."""
-    return tensor.float() if tensor.dtype.itemsize == 2 else tensor
-
-
 def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
     """Whether one call of a backend makes the averages. It takes ordinary tensors, and its divisors
     have 32 bits.
@@ -77,7 +71,7 @@ def _averages_at_once(input: Tensor, mask: Tensor, window: Window, include_paddi
     sizes = input.shape[2:]
 
     def gradient(arriving: Tensor, mask: Tensor, divisors: Tensor) -> Tensor:
-        shares = _wide(arriving) / divisors.to(_wide(arriving).dtype)
+        shares = elements.widened(arriving) / divisors.to(elements.widened(arriving).dtype)
         added = average_pooling.average_pooling_grad(shares, sizes, window, False, 1)
         return kept(added.to(arriving.dtype), mask)
 
@@ -96,14 +90,14 @@ def _averages(
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
     if _are_made_at_once(input, mask, window):
         return _averages_at_once(input, mask, window, include_padding)
-    summed = _wide(kept(input, mask))
+    summed = elements.widened(kept(input, mask))
     sums = average_pooling.average_pooling(summed, window, False, 1)
     present = _over_planes(mask, input)
     if include_padding:
         # The taps in the padded box are counted, less those that the mask takes away.
         taken = average_pooling.average_pooling((~present).to(summed.dtype), window, False, 1)
         taps = reference.window_counts(window, input.shape[2:], summed)
-        counts = beside(taps, summed) - taken
+        counts = elements.beside(taps, summed) - taken
     else:
         counts = average_pooling.average_pooling(present.to(summed.dtype), window, False, 1)
     return (sums / counts.clamp(min=1)).to(input.dtype)
@@ -126,7 +120,7 @@ def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
     is_chosen_again = _is_chosen_again(input)
     values, places = pool(kept(input.detach() if is_chosen_again else input, mask, True))
     any_there, first_there = pool(as_pooled(_over_planes(mask, input)))
-    places = torch.where(reference.is_lowest(values), first_there, places)
+    places = torch.where(elements.is_lowest(values), first_there, places)
     return _Winners(values, places, as_bools(any_there))
 
 
@@ -139,8 +133,8 @@ def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
     if not _is_chosen_again(input):
         return winners.values
-    return reference.where(
-        winners.are_there, gather(input, winners.places), reference.lowest(input.dtype)
+    return elements.where(
+        winners.are_there, gather(input, winners.places), elements.lowest(input.dtype)
     )
 
 
@@ -152,7 +146,7 @@ def _recorded_maxima(input: Tensor, mask: Tensor, window: Window) -> Recording:
     values, taps = pool(kept(input, mask, True), window)
     if _may_tie_with_nothing(input, values):
         _, first_there = pool(as_pooled(_over_planes(mask, input)), window)
-        taps = torch.where(reference.is_lowest(values), first_there, taps)
+        taps = torch.where(elements.is_lowest(values), first_there, taps)
     request = input.shape[2:], window, operands.is_channels_last(input)
 
     def gradient(arriving: Tensor, mask: Tensor, taps: Tensor) -> Tensor:
@@ -167,7 +161,7 @@ def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
 
     On other devices than the CPU it is True, as reading values would synchronize.
     """
-    lowest = reference.lowest(input.dtype)
+    lowest = elements.lowest(input.dtype)
     return not values.is_cpu or not (
         values.numel() == 0 or any(each.amin().item() > lowest for each in (values, input))
     )
@@ -202,12 +196,12 @@ def _maxima_with_indices(
     if _is_chosen_again(input):
         values, taps, are_there = _window_maxima(input, mask, window)
         indices = max_pooling.max_pooling_indices(taps, input.shape[2:], window, *numbering)
-        return values, reference.where(are_there(), indices, -1)
+        return values, elements.where(are_there(), indices, -1)
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling.max_pooling_with_indices
     winners = _winners(input, mask, lambda each: with_positions(each, window, torch.int64, True))
     positions = torch.where(winners.are_there, winners.places, -1)
-    return winners.values, max_pooling.numbered(positions, input.shape, *numbering)
+    return winners.values, elements.numbered(positions, input.shape, *numbering)
 
 
 def _with_every_dimension(input: Tensor, mask: Tensor, *rest: Any) -> tuple[Any, ...]:
@@ -276,7 +270,7 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
     sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return masked_average_pooling(input, mask, window, False, None)
-    wide = _wide(kept(input, mask))
+    wide = elements.widened(kept(input, mask))
     # Both averages are divided by the size of the whole bin, which cancels in their quotient.
     shares = adaptive_pooling.bin_averages(_over_planes(mask, input).to(wide.dtype), sizes)
     averages = adaptive_pooling.bin_averages(wide, sizes)
@@ -302,5 +296,5 @@ def adaptive_maxima(
     )
     if not numbering:
         return operands.laid_out_like(values, input)
-    indices = max_pooling.numbered(positions, input.shape, *numbering)
+    indices = elements.numbered(positions, input.shape, *numbering)
     return operands.laid_out_like((values, indices), input)

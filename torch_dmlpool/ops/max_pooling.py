@@ -6,7 +6,6 @@ taps and each other's adjoint: the gradient from taps (spread to the winners) an
 (collect from the winners).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops.derivatives import beside
+from torch_dmlpool.elements import numbered
 from torch_dmlpool.ops.registration import Composite, Linear, Operator, Values, Winners
 from torch_dmlpool.window import Window
 
@@ -76,29 +75,6 @@ def maxima(input: Tensor, window: Window, *numbering: Any) -> Any:
         if numbering
         else max_pooling(input, window)
     )
-
-
-def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The index of each plane's first element in a tensor of ``sizes`` (N, C, *spatial), which
-    broadcasts over it.
-    """
-    samples, channels, *spatial_sizes = sizes
-    first = torch.arange(samples * channels, dtype=torch.int64, device=like.device) * math.prod(
-        spatial_sizes
-    )
-    first = first.view(samples, channels, *(1 for _ in spatial_sizes))
-    return beside(first, like)
-
-
-def numbered(
-    positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
-) -> Tensor:
-    """Positions in each plane as indices in a tensor of ``sizes`` (N, C, *spatial); -1 stays."""
-    if not per_plane:
-        positions = torch.where(
-            positions < 0, positions, positions + first_indices(positions, sizes)
-        )
-    return positions.to(index_dtype)
 
 
 def _numbered_over_batches(

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from torch_dmlpool import backends, operands
 from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.elements import first_indices
 from torch_dmlpool.ops.derivatives import Recording, derivative, recording, records_gradient
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
-from torch_dmlpool.ops.max_pooling import first_indices
 from torch_dmlpool.ops.registration import Composite, Linear, Operator
 from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import backends, elements, operands
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
-
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Signed types with the same bits, for the types that have few operators in PyTorch."""
 
 
 def as_pooled(bools: Tensor) -> Tensor:
@@ -56,8 +53,7 @@ def _opposite(tensor: Tensor) -> Tensor:
     """Elements whose order is the opposite of that in ``tensor``."""
     if tensor.dtype.is_floating_point:
         return -tensor
-    signed = _SIGNED.get(tensor.dtype)
-    return ~tensor if signed is None else (~tensor.view(signed)).view(tensor.dtype)
+    return (~elements.signed(tensor)).view(tensor.dtype)
 
 
 def _back(values: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch_dmlpool._private import (
     profiler,
 )
 from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.elements import shards_of
 from torch_dmlpool.ops import revision
 from torch_dmlpool.ops.derivatives import (
     Recording,
@@ -36,7 +37,6 @@ from torch_dmlpool.ops.derivatives import (
     derivative,
     recording,
     records_gradient,
-    shards_of,
     with_ordinary_tangent,
 )
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
