@@ -115,21 +115,6 @@ def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) ->
     )
 
 
-@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
-@pytest.mark.parametrize("outputs", [(3, 4), (7, 3)], ids=str)
-def test_index_types(
-    index_dtype: torch.dtype, outputs: tuple[int, ...], device: torch.device
-) -> None:
-    """M4, where bins are uneven and where they are a window."""
-    input = samples.ties(2, 3, 7, 9).to(device)
-    _, indices = dmlpool.adaptive_max_pooling(
-        input, outputs, return_indices=True, index_dtype=index_dtype
-    )
-    assert indices.dtype is index_dtype
-    expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs)).indices
-    samples.assert_same(indices.to(torch.int64), expected)
-
-
 # numpy computes for Triton's interpreter, and warns where a GPU quietly makes a NaN.
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @few

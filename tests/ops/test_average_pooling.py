@@ -1,9 +1,7 @@
 """Average pooling and its gradient against the oracle, within the error bound (A1-A6, E6, G4, G5,
 G7)."""
 
-import functools
 import math
-from collections.abc import Callable
 
 import cases
 import numpy as np
@@ -96,22 +94,30 @@ def test_half_precision_is_summed_in_float32(
 
 
 @cases.in_pairs(
-    window=[(9,), (25,), (65,), (16384,), (31, 31), (15, 17), (9, 9, 9)],
+    window=[(9,), (25,), (65,), (16384,), (31, 31), (63, 63), (15, 17), (9, 9, 9)],
     stride=[1, 2, 31],
     layout=["contiguous", "channels last"],
-    large_first=[True, False],
+    large=["first", "last", "each column"],
+    dtype=[torch.float32, torch.float64],
 )
 def test_small_addends_are_not_lost_one_by_one(
-    large_first: bool, layout: str, window: tuple[int, ...], stride: int, device: torch.device
+    large: str,
+    layout: str,
+    window: tuple[int, ...],
+    stride: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
-    """E6 where it is tight: a large element and many that vanish beside it when added singly, or
+    """E6 where it is tight: large elements and many that vanish beside one when added singly, or
     eight by eight."""
-    sizes = [size + 2 for size in window]
-    input = torch.full(
-        (1, 2, math.prod(sizes)), 2.0 ** (-27 if math.prod(window) > 1000 else -24) * 0.99
-    )
-    input[..., 0 if large_first else -1] = 1.0
-    input = samples.LAYOUTS[layout](input.view(1, 2, *sizes).to(device))
+    sizes, eps = [size + 2 for size in window], torch.finfo(dtype).eps
+    small = eps * (0.99 / 16 if math.prod(window) > 1000 else 0.99 / 2)
+    input = torch.full((1, 2, *sizes), small, dtype=dtype)
+    if large == "each column":
+        input[..., :: window[-1]] = 1.0
+    else:
+        input.flatten(2)[..., 0 if large == "first" else -1] = 1.0
+    input = samples.LAYOUTS[layout](input.to(device))
     rest = [(entry,) * len(window) for entry in (0, 0, 1)]
     samples.check_average(input, oracle.Pooling(window, (stride,) * len(window), *rest))
 
@@ -146,55 +152,6 @@ def test_an_element_stays_in_its_windows(
         np.testing.assert_array_equal(result[touched], input[0, 0, 20, column].item())
 
 
-def worst_error(
-    average: Callable[[Tensor, int], Tensor],
-    window: int,
-    dtype: torch.dtype,
-    layout: str = "contiguous",
-) -> float:
-    """The largest error of averages with stride 1, in roundings of the mean magnitude, or of the
-    result where that is of half precision.
-
-    The second input is unkind: the first column of each window is 1 and the other elements are
-    just above half its last place, which additions one after the other lose.
-    """
-    largest = 0.0
-    for trial in range(2):
-        generator = torch.Generator().manual_seed(1000 * window + trial)
-        image = torch.rand((2, 2, window + 12, window + 12), generator=generator).double()
-        if trial:
-            eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
-            image = image * eps / 4 + eps / 2
-            image[..., ::window, ::window] = 1
-        image = samples.LAYOUTS[layout](image.to(dtype))
-        elements = image.double().numpy()
-        windows = np.lib.stride_tricks.sliding_window_view(elements, (window, window), (2, 3))
-        exact, magnitude = (
-            each.astype(np.longdouble).sum((-2, -1)) / window**2
-            for each in (windows, np.abs(windows))
-        )
-        error = np.abs(average(image, window).double().numpy() - exact)
-        scale = np.abs(exact) if dtype.itemsize == 2 else magnitude
-        largest = max(largest, float((error / (scale * (torch.finfo(dtype).eps / 2))).max()))
-    return largest
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@pytest.mark.parametrize("window", [3, pytest.param(31, marks=pytest.mark.slow), 63])
-def test_worst_errors_stay_within_the_bound(
-    window: int, dtype: torch.dtype, layout: str, device: torch.device
-) -> None:
-    """E6, on inputs whose sum one after the other would be far off."""
-
-    def average(image: Tensor, window: int) -> Tensor:
-        return dmlpool.average_pooling(image.to(device), window).cpu()
-
-    error = worst_error(average, window, dtype, layout)
-    # The rounding of a half-precision result, and what the accumulation adds to it.
-    assert error <= (1.01 if dtype.itemsize == 2 else 2 + math.ceil(math.log2(window**2)))
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_large_planes(layout: str, device: torch.device) -> None:
     """E6: what is summed in parts."""
@@ -206,13 +163,6 @@ def test_large_planes(layout: str, device: torch.device) -> None:
     samples.assert_average(
         dmlpool.average_pooling(samples.LAYOUTS[layout](input.to(device)), 600), *exact, 600**2
     )
-
-
-def test_the_inputs_are_unkind() -> None:
-    """A sum of one element after the other does leave the bound on them."""
-    bound = 2 + math.ceil(math.log2(31**2))
-    aten = functools.partial(torch.nn.functional.avg_pool2d, stride=1)
-    assert worst_error(aten, 31, torch.float32) > 10 * bound
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)

@@ -34,17 +34,19 @@ def assert_norms(result: Tensor, expected: np.ndarray, taps: int) -> None:
     assert (error <= bound).all()
 
 
-@cases.in_pairs(case=cases.LINES + cases.FEW, p=NORMS)
-def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
-    """P1, over windows in padding, with dilation, overhanging and empty (G3, G4); an empty one has
-    norm 0."""
-    input = samples.normal(2, 3, *case.sizes).to(device)
+@cases.in_pairs(is_masked=[False, True], case=cases.LINES + cases.FEW, p=NORMS)
+def test_norms(is_masked: bool, case: cases.Case, p: float, device: torch.device) -> None:
+    """P1 and K5, over windows in padding, with dilation, overhanging and empty (G3, G4); an empty
+    one has norm 0, and what is masked adds nothing."""
+    input, mask = samples.normal(2, 3, *case.sizes).to(device), None
+    if is_masked:
+        mask = samples.mask_of("each element", tuple(input.shape)).to(device)
+        input = torch.where(mask, input, 0)
     expected = oracle.norm(samples.to_numpy(input), case.pooling, p)
-    assert_norms(
-        dmlpool.lp_pooling(input, **case.arguments, p=p),
-        expected,
-        math.prod(case.pooling.window_size),
-    )
+    if mask is not None:
+        input = torch.where(mask, input, math.nan)
+    found = dmlpool.lp_pooling(input, **case.arguments, p=p, mask=mask)
+    assert_norms(found, expected, math.prod(case.pooling.window_size))
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import cases
 import pytest
 import samples
 import torch
@@ -61,31 +60,6 @@ def test_exported_programs(name: str) -> None:
     x, mask = torch.cat([x, x.flip(-1)]), torch.cat([mask, mask.flip(-1)])
     found, expected = program.module()(x, mask), FUNCTIONS[name](x, mask)
     torch.testing.assert_close(found, expected)
-
-
-@cases.each("name", FUNCTIONS, ["averages, padding counted", "maxima with indices", "bools"])
-def test_onnx(name: str) -> None:
-    """K1 to K6: ONNX Runtime's results, values and indices."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    import torch_dmlpool.onnx
-
-    x, mask = example()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            Model(name),
-            (x, mask),
-            dynamo=True,
-            custom_translation_table=torch_dmlpool.onnx.translations(exact=True),
-            verbose=False,
-        )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    given = {"x": x.numpy(), "mask": mask.numpy()}
-    given = {input.name: given[input.name] for input in session.get_inputs()}
-    expected = samples.listed(FUNCTIONS[name](x, mask))
-    for found, wanted in zip(session.run(None, given), expected, strict=True):
-        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.int32], ids=str)

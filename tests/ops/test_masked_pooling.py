@@ -92,25 +92,6 @@ def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> No
         assert (found == input[0, 0, 0, 0]).all()
 
 
-@pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
-def test_indices_of_every_type(index_dtype: torch.dtype, device: torch.device) -> None:
-    """K4: -1, all ones in an unsigned type, of windows and of bins without an element."""
-    case = cases.case("padding above the window", "padded")
-    input, mask = (
-        image(case).to(device),
-        samples.mask_of("each element", (*INPUT, *case.sizes)).to(device),
-    )
-    kind = np.dtype(samples.name_of(index_dtype))
-    request = {"mask": mask, "return_indices": True, "index_dtype": index_dtype}
-    for windows, (_, indices) in (
-        (case.pooling, dmlpool.max_pooling(input, **case.arguments, **request)),
-        (oracle.Bins((3, 2)), dmlpool.adaptive_max_pooling(input, (3, 2), **request)),
-    ):
-        expected = oracle.maximum(samples.to_numpy(input), windows, whole(mask, input))
-        assert indices.dtype is index_dtype
-        samples.assert_same(indices, expected.indices.astype(kind))
-
-
 @cases.in_pairs(case=cases.FEW, name=list(samples.MASKS))
 def test_every_shape_of_a_mask(case: cases.Case, name: str, device: torch.device) -> None:
     """K1: sizes of 1 broadcast, and spatial dimensions alone are for all samples and channels."""
@@ -177,21 +158,6 @@ def test_every_layout(layout: str, name: str, device: torch.device) -> None:
                 exact = oracle.average(numbers, case.pooling, mask=whole(mask, input))
                 samples.assert_average(averages, *exact, log_of(case))
                 assert averages.stride() == found.stride()
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
-@cases.parametrized(cases.FEW)
-def test_norms(case: cases.Case, p: float, device: torch.device) -> None:
-    """K5: of what is there, 0 of nothing: the norm of the input with zeros."""
-    input = samples.normal(*INPUT, *case.sizes).to(device)
-    mask = samples.mask_of("each element", (*INPUT, *case.sizes)).to(device)
-    expected = oracle.norm(
-        np.where(whole(mask, input), samples.to_numpy(input), 0), case.pooling, p
-    )
-    broken = torch.where(mask, input, math.nan)
-    found = dmlpool.lp_pooling(broken, **case.arguments, p=p, mask=mask)
-    exact = torch.from_numpy(expected.astype(np.float32)).to(device)
-    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
 
 
 @cases.in_pairs(case=cases.FEW, dtype=[torch.float32, torch.float16])
@@ -361,19 +327,3 @@ def test_layers(family: str, rank: int, device: torch.device) -> None:
     if "Adaptive" not in family:
         function = getattr(nn.functional, f"{layer._pool.__name__}{rank}d")
         assert torch.equal(function(input, *arguments, mask=mask), found)
-
-
-def test_sums_of_what_is_there(device: torch.device) -> None:
-    """K3: a divisor of 1."""
-    row = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]], device=device)
-    mask = torch.tensor([True, False, True, True], device=device)
-    found = dmlpool.average_pooling(row, 2, divisor_override=1, mask=mask)
-    assert found.tolist() == [[[1.0, 3.0, 7.0]]]
-
-
-def test_padding_counts_beside_the_mask(device: torch.device) -> None:
-    """K3: with include_padding a window at the edge counts what is there and the padding."""
-    row = torch.tensor([[[6.0, 6.0, 6.0]]], device=device)
-    mask = torch.tensor([True, False, True], device=device)
-    pool = dmlpool.average_pooling(row, 3, 1, 1, 1, include_padding=True, mask=mask)
-    assert pool.tolist() == [[[3.0, 6.0, 3.0]]]

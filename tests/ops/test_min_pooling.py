@@ -1,6 +1,5 @@
 """Minima, and maxima of bools and under masks, against the oracle (N1, N2, K4)."""
 
-import math
 from typing import Any
 
 import cases
@@ -107,6 +106,25 @@ def test_bins(
         samples.assert_same(pool(input, outputs, mask=given), expected.values)
 
 
+@cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], index_dtype=samples.INDEX_TYPES)
+def test_indices_of_every_type(
+    kind: str, mask: str, index_dtype: torch.dtype, device: torch.device
+) -> None:
+    """M4 and K4: -1, all ones in an unsigned type, of windows, bins and bins that are windows."""
+    pool, adaptive, rule = KINDS[kind]
+    case = cases.case("padding above the window", "padded")
+    input = image(case, torch.float32).to(device)
+    given, whole = masked(mask, input)
+    request: dict[str, Any] = {"mask": given, "return_indices": True, "index_dtype": index_dtype}
+    found = {case.pooling: pool(input, **case.arguments, **request)}
+    for outputs in ((3, 2), (2, 5)):
+        found[oracle.Bins(outputs)] = adaptive(input, outputs, **request)
+    for windows, (_, indices) in found.items():
+        assert indices.dtype is index_dtype
+        expected = rule(samples.to_numpy(input), windows, whole).indices
+        samples.assert_same(indices, expected.astype(samples.name_of(index_dtype)))
+
+
 @pytest.mark.parametrize("dtype", samples.INTEGERS, ids=samples.name_of)
 def test_no_integer_overflows(dtype: torch.dtype, device: torch.device) -> None:
     """N2: negation would turn the lowest integer into itself, and 0 of an unsigned type too."""
@@ -171,20 +189,3 @@ def test_a_layer_of_minima_is_none_of_maxima() -> None:
         nn.MinPool1d(3, 0)
     with pytest.raises(ValueError, match=r"^output_size must be at least 0"):
         nn.AdaptiveMinPool1d(-1)
-
-
-def test_dilation_erosion_opening_and_closing(device: torch.device) -> None:
-    """N1 and N2: opening takes a speck away, closing a hole, and neither changes the rest."""
-    shape = torch.zeros(1, 1, 9, 9, dtype=torch.bool, device=device)
-    shape[..., 2:7, 2:7] = True
-    spotted = shape.clone()
-    spotted[..., 0, 0], spotted[..., 4, 4] = True, False
-    grow, shrink = nn.MaxPool2d(3, 1, "same"), nn.MinPool2d(3, 1, "same")
-    hole = shape.clone()
-    hole[..., 4, 4] = False
-    assert torch.equal(shrink(grow(spotted))[..., 2:7, 2:7], shape[..., 2:7, 2:7])
-    assert torch.equal(shrink(grow(hole)), shape)
-    speck = shape.clone()
-    speck[..., 0, 0] = True
-    assert torch.equal(grow(shrink(speck)), shape)
-    assert dmlpool.min_pooling(torch.full((1, 1, 2), -math.inf, device=device), 2) == -math.inf
