@@ -76,9 +76,9 @@ def min_pooling(
             input or the padding before it. What lies there never counts.
         return_indices: Whether to return the indices of the minima too.
         index_dtype: int32, int64, uint32 or uint64.
-        mask: A bool tensor on the input's device, with the input's dimensions, where sizes of 1
-            broadcast, or with the spatial ones alone. Elements where it is False are left out, NaN
-            too: they never win, add nothing, are not counted and have no gradient.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
 
     Returns:
         ``(N, C, *output)`` of the input's data type, where
@@ -157,9 +157,9 @@ def adaptive_min_pooling(
         output_size: Number of windows, as in :func:`adaptive_average_pooling`.
         return_indices: Whether to return the indices of the minima too.
         index_dtype: int32, int64, uint32 or uint64.
-        mask: A bool tensor on the input's device, with the input's dimensions, where sizes of 1
-            broadcast, or with the spatial ones alone. Elements where it is False are left out, NaN
-            too: they never win, add nothing, are not counted and have no gradient.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it

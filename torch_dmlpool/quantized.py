@@ -218,9 +218,9 @@ def quantized_max_pooling(
         return_indices: Whether to return the indices of the maxima too, as :func:`max_pooling`
             counts them.
         index_dtype: int32, int64, uint32 or uint64.
-        mask: A bool tensor on the input's device, with the input's dimensions, where sizes of 1
-            broadcast, or with the spatial ones alone. Elements where it is False are left out, NaN
-            too: they never win, add nothing, are not counted and have no gradient.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
 
     Returns:
         ``(N, C, *output)``, quantized as the input is; with ``return_indices`` the pair of it and

@@ -44,9 +44,9 @@ def average_pooling(
         ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
             input or the padding before it. What lies there never counts.
         divisor_override: Divide every sum by this instead of the count; not 0.
-        mask: A bool tensor on the input's device, with the input's dimensions, where sizes of 1
-            broadcast, or with the spatial ones alone. Elements where it is False are left out, NaN
-            too: they never win, add nothing, are not counted and have no gradient.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
 
     Returns:
         ``(N, C, *output)`` of the input's data type, where
@@ -156,9 +156,9 @@ def adaptive_average_pooling(
             :func:`average_pooling`.
         output_size: Number of windows: one int for all dimensions or one each. None keeps the
             input's size, 0 gives an empty output.
-        mask: A bool tensor on the input's device, with the input's dimensions, where sizes of 1
-            broadcast, or with the spatial ones alone. Elements where it is False are left out, NaN
-            too: they never win, add nothing, are not counted and have no gradient.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
 
     Returns:
         ``(N, C, *output_size)`` of the input's data type. Window ``i`` along an axis reads the
@@ -213,9 +213,9 @@ def lp_pooling(
             value.
         ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
             input or the padding before it. What lies there never counts.
-        mask: A bool tensor on the input's device, with the input's dimensions, where sizes of 1
-            broadcast, or with the spatial ones alone. Elements where it is False are left out, NaN
-            too: they never win, add nothing, are not counted and have no gradient.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
 
     Returns:
         ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of
