@@ -36,9 +36,9 @@ CONTESTS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] == ["bench"]:
-        return bench.main(given[1:])
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["bench"]:
+        return bench.main(words[1:])
     parser = argparse.ArgumentParser(
         prog="python -m torch_dmlpool",
         description="What is installed, which kernels pool on which device, and whether results "
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--version", action="version", version=f"torch_dmlpool {dmlpool.__version__}"
     )
-    options = parser.parse_args(given)
+    options = parser.parse_args(words)
     for name, version in versions():
         print(f"{name:<15}{version}")
     devices, right = [torch.device("cpu")], True

@@ -123,11 +123,11 @@ current_gpu: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_devic
 PyTorch for CPUs alone lacks this."""
 
 
-def outliving(made: _T, name: str) -> _T:
-    """``made``, or what a module made under this ``name`` before it was reloaded, as IPython's
+def outliving(value: _T, name: str) -> _T:
+    """``value``, or what a module made under this ``name`` before it was reloaded, as IPython's
     autoreload does: whoever imported it still has that. PyTorch's namespace of operators keeps it.
     """
-    return vars(torch.ops.dmlpool).setdefault(f"_{name}", made)
+    return vars(torch.ops.dmlpool).setdefault(f"_{name}", value)
 
 
 def surviving(kind: type[_T]) -> type[_T]:
@@ -145,11 +145,11 @@ def single_level_function(title: str, methods: type) -> Any:
     return function
 
 
-def empty_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:
+def empty_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
     """A quantized tensor of one scale and zero point, with uninitialised integers."""
-    return torch._empty_affine_quantized(*arguments, **rest)
+    return torch._empty_affine_quantized(*arguments, **how)
 
 
-def empty_per_channel_affine_quantized(*arguments: Any, **rest: Any) -> Tensor:
+def empty_per_channel_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
     """The same with a scale and a zero point for each channel."""
-    return torch._empty_per_channel_affine_quantized(*arguments, **rest)
+    return torch._empty_per_channel_affine_quantized(*arguments, **how)

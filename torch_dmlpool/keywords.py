@@ -33,11 +33,11 @@ PYTORCHS_FOR_DIRECTMLS = {
 
 
 def suggestion(
-    function: str, given: Iterable[str], accepted: Iterable[str], meant: Mapping[str, str]
+    function: str, passed: Iterable[str], accepted: Iterable[str], meant: Mapping[str, str]
 ) -> TypeError | None:
     """The error for the first keyword that ``function`` lacks and whose other name it accepts."""
     known = set(accepted)
-    for name in given:
+    for name in passed:
         if name not in known and meant.get(name, "").split(" ")[0] in known:
             return TypeError(f"{function} has no argument {name}: did you mean {meant[name]}?")
         if name == "mask" and name not in known and function[0].isupper():
@@ -77,9 +77,9 @@ def _with_suggestions(
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if is_shown and not is_dynamo_compiling():
-            given = args or tuple(kwargs.values())
-            if has_torch_function(given) and observers.are_seen(given):
-                return observers.shown(checked, given, *args, **kwargs)
+            passed = args or tuple(kwargs.values())
+            if has_torch_function(passed) and observers.are_seen(passed):
+                return observers.shown(checked, passed, *args, **kwargs)
         try:
             return function(*args, **kwargs)
         except TypeError as wrong:
@@ -103,8 +103,8 @@ def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> str:
     ``public`` has the names of each module by its path, which begins below torch_dmlpool.
     """
     paths = {each: f"{path}{each}" for path, names in public.items() for each in names}
-    alike = [name] if name in paths else []
+    similar = [name] if name in paths else []
     for names in (public[""], paths):
-        alike = alike or difflib.get_close_matches(name, names, 1, 0.75)
-    hint = f": did you mean torch_dmlpool.{paths[alike[0]]}?" if alike else ""
+        similar = similar or difflib.get_close_matches(name, names, 1, 0.75)
+    hint = f": did you mean torch_dmlpool.{paths[similar[0]]}?" if similar else ""
     return f"module {module!r} has no attribute {name!r}{hint}"

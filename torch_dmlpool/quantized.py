@@ -116,13 +116,13 @@ def average(
         output_type = plain.get(output_dtype, output_dtype)
         operands.check_output_type(output_type, tuple(plain_types))
     own = _parameters(input)
-    given = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
+    wanted = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
     dtypes = plain_types[input.dtype], plain_types[output_type]
-    if operands.are_numbers((*own, *given)):
+    if operands.are_numbers((*own, *wanted)):
         numbers = operands.checked_numbers(
-            dtypes[0] is torch.int8, dtypes[1] is torch.int8, *own, *given
+            dtypes[0] is torch.int8, dtypes[1] is torch.int8, *own, *wanted
         )
-        empty = functools.partial(_empty, *given, output_type, input.device)
+        empty = functools.partial(_empty, *wanted, output_type, input.device)
         pooled = of_quantized_tensor(input, numbers, window, include_padding, output_type, empty)
         if pooled is not None:
             return pooled
@@ -130,12 +130,12 @@ def average(
     # input is quantized per channel.
     per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)
     per_channel |= any(
-        isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in given
+        isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in wanted
     )
     pooled = average_of_integers(
-        _integers(input, dtypes[0]), (*own, *given), window, include_padding, dtypes[1]
+        _integers(input, dtypes[0]), (*own, *wanted), window, include_padding, dtypes[1]
     )
-    return _packed(pooled, *given, output_type, per_channel)
+    return _packed(pooled, *wanted, output_type, per_channel)
 
 
 def average_of_integers(
@@ -340,8 +340,8 @@ def _empty(
 ) -> Tensor:
     """A quantized tensor with uninitialised integers."""
     _hide_the_warning()
-    given: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
-    return empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **given)
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
+    return empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **how)
 
 
 def _packed(
@@ -350,18 +350,18 @@ def _packed(
     """A quantized tensor that shares the memory of ``integers``; with ``per_channel`` scale and
     zero point are expanded to one for each channel.
     """
-    given: dict[str, Any] = {"dtype": dtype, "device": integers.device}
+    how: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
         _hide_the_warning()
         channels = integers.shape[1]
-        given["scales"], given["zero_points"] = (
+        how["scales"], how["zero_points"] = (
             torch.as_tensor(parameter, dtype=kind, device=integers.device)
             .reshape(-1)
             .expand(channels)
             .contiguous()
             for parameter, kind in ((scale, torch.float64), (zero_point, torch.int64))
         )
-        packed = empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **given)
+        packed = empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **how)
     else:
         packed = _empty(scale, zero_point, dtype, integers.device, [0])
     return packed.set_(

@@ -115,11 +115,11 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
         args, kwargs = loads(written), loads(named) if named else {}
         if bytes in map(type, (*args, *kwargs.values())):
             raise TypeError("an array is written without its type")
-        made = make(*args, **kwargs)
-        return cast(_R, _one_of_equal(made)) if isinstance(made, Window) else made
+        result = make(*args, **kwargs)
+        return cast(_R, _one_of_equal(result)) if isinstance(result, Window) else result
 
     @functools.wraps(make)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def cached(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not is_dynamo_compiling():
             try:
                 if kwargs:
@@ -129,7 +129,7 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
                 pass
         return make(*args, **kwargs)
 
-    return made
+    return cached
 
 
 @functools.lru_cache(maxsize=2048)
@@ -177,13 +177,13 @@ class Window:
             "end_padding": 0,
             "dilations": 1,
         }
-        given = zip(
+        values = zip(
             limits.items(),
             (window_size, strides, start_padding, end_padding, dilations),
             strict=True,
         )
         return _window(
-            ceil_mode, *(entries(name, value, rank, least) for (name, least), value in given)
+            ceil_mode, *(entries(name, value, rank, least) for (name, least), value in values)
         )
 
     @staticmethod

@@ -32,7 +32,7 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "uneven volume": ((5, 4, 7), (2, 3, 3)),
     "volume with one kept": ((3, 5, 6), (3, 4, 1)),
 }
-few = pytest.mark.parametrize(
+four_kinds = pytest.mark.parametrize(
     "name", ["bins overlap", "more outputs than elements", "both uneven", "uneven volume"]
 )
 
@@ -95,7 +95,7 @@ def test_wide_rows_in_channels_last(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@few
+@four_kinds
 def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """A4 and M5 in half precision: sums in float32, rounded once."""
     sizes, outputs, bins = requested(name)
@@ -117,7 +117,7 @@ def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) ->
 
 # numpy computes for Triton's interpreter, and warns where a GPU quietly makes a NaN.
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-@few
+@four_kinds
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 def test_not_a_number_and_infinity(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """M3: the first NaN wins; averages spread NaN and infinity to the bins that hold them and to no

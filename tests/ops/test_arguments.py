@@ -247,8 +247,8 @@ class Row(NamedTuple):
 
 def right(name: str) -> dict[str, Any]:
     """Right arguments by their names."""
-    _, given = by_name(name)
-    arguments = dict(zip(arguments_of(name), given, strict=True))
+    _, values = by_name(name)
+    arguments = dict(zip(arguments_of(name), values, strict=True))
     if name == "quantized_linear_average_pooling":
         arguments["input_zero_point"] = torch.tensor([3], dtype=torch.int8)
     return arguments
@@ -257,13 +257,13 @@ def right(name: str) -> dict[str, Any]:
 def rows(name: str) -> Iterator[Row]:
     for argument, wrong in WRONG[name].items():
         for label, value in wrong.items():
-            given = right(name)
-            given[argument] = (
-                value(given[argument])
+            values = right(name)
+            values[argument] = (
+                value(values[argument])
                 if callable(value) and not isinstance(value, (Tensor, torch.dtype))
                 else value
             )
-            yield Row(name, argument, label, list(given.values()))
+            yield Row(name, argument, label, list(values.values()))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -298,9 +298,9 @@ def no_backend() -> Iterator[None]:
 )
 def test_a_right_call_reaches_a_backend(name: str) -> None:
     """So the tests of wrong arguments would see a call that does."""
-    operator, given = by_name(name)
+    operator, values = by_name(name)
     with no_backend(), pytest.raises(Reached):
-        operator(*given)
+        operator(*values)
 
 
 def refusal(call: Callable[..., object], arguments: list[Any]) -> Exception | None:
@@ -382,9 +382,11 @@ def test_what_disagrees_is_refused_while_compiling(name: str) -> None:
 @pytest.mark.parametrize("name", ["max_pooling_grad_from_taps", "scatter_positions"])
 def test_rows_have_no_channels_innermost(name: str) -> None:
     """PyTorch has no memory format for them."""
-    operator, given = by_name(name)
-    tensors = [argument[:, :, 0] for argument in given if isinstance(argument, Tensor)]
-    flat = [argument[1:] if isinstance(argument, (list, tuple)) else argument for argument in given]
+    operator, values = by_name(name)
+    tensors = [argument[:, :, 0] for argument in values if isinstance(argument, Tensor)]
+    flat = [
+        argument[1:] if isinstance(argument, (list, tuple)) else argument for argument in values
+    ]
     with pytest.raises(ValueError, match="channels_last must be False for one spatial dimension"):
         operator(*tensors, *flat[len(tensors) : -1], True)
     message = re.escape(str(2**63))

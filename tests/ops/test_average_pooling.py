@@ -118,8 +118,8 @@ def test_small_addends_are_not_lost_one_by_one(
     else:
         input.flatten(2)[..., 0 if large == "first" else -1] = 1.0
     input = samples.LAYOUTS[layout](input.to(device))
-    rest = [(entry,) * len(window) for entry in (0, 0, 1)]
-    samples.check_average(input, oracle.Pooling(window, (stride,) * len(window), *rest))
+    others = [(entry,) * len(window) for entry in (0, 0, 1)]
+    samples.check_average(input, oracle.Pooling(window, (stride,) * len(window), *others))
 
 
 @cases.in_pairs(

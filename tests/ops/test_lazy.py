@@ -47,10 +47,10 @@ def of_tensors(operator: Any, arguments: Sequence[object]) -> tuple[Callable[...
     """A function of the tensors among the arguments alone, and they."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
 
-    def called(*given: Tensor) -> object:
-        rest = iter(given)
+    def called(*values: Tensor) -> object:
+        following = iter(values)
         return operator(
-            *(next(rest) if isinstance(entry, Tensor) else entry for entry in arguments)
+            *(next(following) if isinstance(entry, Tensor) else entry for entry in arguments)
         )
 
     return called, tensors
@@ -60,8 +60,8 @@ def batched(operator: Any, *arguments: object) -> object:
     """Over a batch of one, which lies behind the others; scales are those of all samples."""
     called, tensors = of_tensors(operator, arguments)
     dimensions = tuple(tensor.dim() if tensor.dim() > 2 else None for tensor in tensors)
-    given = [tensor.unsqueeze(-1) if tensor.dim() > 2 else tensor for tensor in tensors]
-    results = torch.vmap(called, in_dims=dimensions)(*given)
+    values = [tensor.unsqueeze(-1) if tensor.dim() > 2 else tensor for tensor in tensors]
+    results = torch.vmap(called, in_dims=dimensions)(*values)
     return [result.squeeze(0) for result in samples.listed(results)]
 
 
@@ -91,8 +91,8 @@ def by_inductor(operator: Any, *arguments: object) -> object:
 
 def check(kind: str, name: str, mode: Callable[..., Any]) -> None:
     operator = getattr(operators, name).default
-    for given, expected in with_lazy(kind, name):
-        for result, right in zip(samples.listed(mode(operator, *given)), expected, strict=True):
+    for values, expected in with_lazy(kind, name):
+        for result, right in zip(samples.listed(mode(operator, *values)), expected, strict=True):
             assert not result.is_neg()
             torch.testing.assert_close(result.detach().as_subclass(Tensor), right)
 
@@ -108,7 +108,7 @@ def test_nearly_every_operator_has_tensors_of_the_kind(kind: str) -> None:
 @pytest.mark.usefixtures("either_backend")
 def test_operators_read_what_lazy_tensors_show(kind: str, name: str) -> None:
     """Called by name, in inference mode, over a batch, and taken apart."""
-    for mode in (lambda operator, *given: operator(*given), in_inference_mode, batched):
+    for mode in (lambda operator, *values: operator(*values), in_inference_mode, batched):
         check(kind, name, mode)
     for mode in (taken_apart, in_a_mode):
         check(kind, name, mode)

@@ -100,8 +100,8 @@ def test_indices_outside_write_nothing(device: torch.device) -> None:
 def test_unique_positions(device: torch.device) -> None:
     """The last of several stays, all else becomes -1; of the type that the plane needs."""
     positions = torch.tensor([[[3, 0, 3, -1, 9, 4, 0, 1, 3]]], device=device)
-    for given in (positions, positions.int()):
-        unique = operators.unique_positions(given, [4])
+    for typed in (positions, positions.int()):
+        unique = operators.unique_positions(typed, [4])
         assert (unique.dtype, unique.tolist()) == (
             torch.int32,
             [[[-1, -1, -1, -1, -1, -1, 0, 1, 3]]],

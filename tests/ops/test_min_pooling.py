@@ -46,8 +46,8 @@ def test_values_and_indices(kind: str, mask: str, case: cases.Case, device: torc
     """N2 and K4 over every geometry: the first of equal ones, and infinity and -1 for nothing."""
     pool, _, rule = KINDS[kind]
     input = image(case, torch.float32).to(device)
-    given, whole = masked(mask, input)
-    request: dict[str, Any] = {**case.arguments, "mask": given}
+    there, whole = masked(mask, input)
+    request: dict[str, Any] = {**case.arguments, "mask": there}
     expected = rule(samples.to_numpy(input), case.pooling, whole)
     check(pool(input, **request, return_indices=True), expected)
     samples.assert_same(pool(input, **request), expected.values)
@@ -60,9 +60,9 @@ def test_every_data_type(
     """N1, N2 and K4: exact, the lowest and the highest value of every integer type included."""
     pool, _, rule = KINDS[kind]
     input = image(case, dtype, seed=1).to(device)
-    given, whole = masked(mask, input)
+    there, whole = masked(mask, input)
     expected = rule(samples.to_numpy(input), case.pooling, whole)
-    found = pool(input, **case.arguments, mask=given, return_indices=True)
+    found = pool(input, **case.arguments, mask=there, return_indices=True)
     assert found[0].dtype is dtype
     check(found, expected)
     if dtype is torch.bool:
@@ -80,10 +80,10 @@ def test_special_values_and_their_gradients(
     pool, _, rule = KINDS[kind]
     input = samples.special(2, 3, *case.sizes, dtype=dtype)
     leaf = (input if kind == "max" else -input).to(device).requires_grad_()
-    given, whole = masked(mask, leaf)
+    there, whole = masked(mask, leaf)
     expected = rule(samples.to_numpy(leaf), case.pooling, whole)
-    check(pool(leaf, **case.arguments, mask=given, return_indices=True), expected)
-    values = pool(leaf, **case.arguments, mask=given)
+    check(pool(leaf, **case.arguments, mask=there, return_indices=True), expected)
+    values = pool(leaf, **case.arguments, mask=there)
     samples.assert_same(values, expected.values)
     arriving = samples.ties(*values.shape, dtype=dtype).to(device)
     (gradient,) = torch.autograd.grad(values, leaf, arriving)
@@ -99,11 +99,11 @@ def test_bins(
     """N1, N2 and K4 of adaptive pooling: windows of one size, and of sizes that differ."""
     _, pool, rule = KINDS[kind]
     input = image(case, dtype).to(device)
-    given, whole = masked(mask, input)
+    there, whole = masked(mask, input)
     for outputs in (tuple(size // 2 + 1 for size in case.sizes), (1,) * case.rank, case.sizes):
         expected = rule(samples.to_numpy(input), oracle.Bins(outputs), whole)
-        check(pool(input, outputs, mask=given, return_indices=True), expected)
-        samples.assert_same(pool(input, outputs, mask=given), expected.values)
+        check(pool(input, outputs, mask=there, return_indices=True), expected)
+        samples.assert_same(pool(input, outputs, mask=there), expected.values)
 
 
 @cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], index_dtype=samples.INDEX_TYPES)
@@ -114,8 +114,8 @@ def test_indices_of_every_type(
     pool, adaptive, rule = KINDS[kind]
     case = cases.case("padding above the window", "padded")
     input = image(case, torch.float32).to(device)
-    given, whole = masked(mask, input)
-    request: dict[str, Any] = {"mask": given, "return_indices": True, "index_dtype": index_dtype}
+    there, whole = masked(mask, input)
+    request: dict[str, Any] = {"mask": there, "return_indices": True, "index_dtype": index_dtype}
     found = {case.pooling: pool(input, **case.arguments, **request)}
     for outputs in ((3, 2), (2, 5)):
         found[oracle.Bins(outputs)] = adaptive(input, outputs, **request)

@@ -96,8 +96,12 @@ def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> N
     """Q1: no sum is requantized wrongly, by few outputs and by many; ties are rounded before odd
     zero points too."""
     input_zero, output_zero = zeros
-    few = every_sum(taps, torch.uint8, 1).to(device)
-    many = few.expand(1 + 2**15 // (few.shape[2] // taps), 1, few.shape[2]) if taps <= 12 else few
+    small = every_sum(taps, torch.uint8, 1).to(device)
+    many = (
+        small.expand(1 + 2**15 // (small.shape[2] // taps), 1, small.shape[2])
+        if taps <= 12
+        else small
+    )
     sums = range(-taps * input_zero, taps * (255 - input_zero) + 1)
     for input_scale, output_scale in SCALES[taps % 2 :: 2] if taps > 12 else SCALES:
         scales = samples.float32(input_scale), samples.float32(output_scale)
@@ -105,7 +109,7 @@ def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> N
             [oracle.requantized(each, taps, *scales, output_zero, np.uint8) for each in sums],
             dtype=torch.uint8,
         ).to(device)
-        for input in (few, many):
+        for input in (small, many):
             result = pool(input, input_scale, input_zero, output_scale, output_zero, taps, taps)
             assert (result == expected).all(), (input_scale, output_scale)
 
@@ -141,13 +145,13 @@ def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -
     sizes = [size + 3 for size in window]
     input = samples.integers(2, 3, *sizes, dtype=torch.uint8)
     input[:, 1] = 255
-    rest = [(entry,) * len(window) for entry in (1, 1, 2, 1)]
+    others = [(entry,) * len(window) for entry in (1, 1, 2, 1)]
     for ties in (False, True):
         parameters = samples.drawn(len(window), 3, (torch.uint8, torch.int8), ties)
         samples.check_quantized(
             samples.LAYOUTS[layout](input.to(device)),
             parameters,
-            oracle.Pooling(window, *rest),
+            oracle.Pooling(window, *others),
             output_dtype=torch.int8,
             forms=["per channel", "number"] * 2,
         )

@@ -63,14 +63,16 @@ def test_operators_called_by_name(name: str, mode: Callable[[], object]) -> None
         argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments
     ]
     expected = getattr(operators, name)(*detached)
-    for given in (arguments, detached):
+    for passed in (arguments, detached):
         with mode():
-            outputs = getattr(operators, name)(*given)
+            outputs = getattr(operators, name)(*passed)
         for output, reference in zip(
             samples.listed(outputs), samples.listed(expected), strict=True
         ):
             assert torch.equal(output, reference)
-            wanted = mode is torch.enable_grad and given is arguments and output.is_floating_point()
+            wanted = (
+                mode is torch.enable_grad and passed is arguments and output.is_floating_point()
+            )
             assert output.requires_grad == wanted
 
 

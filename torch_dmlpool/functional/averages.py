@@ -131,8 +131,8 @@ def average_pooling_grad(
     operands.check_pooled("input_gradient", input_gradient, operands.AVERAGED_TYPES)
     operands.check_flag("include_padding", include_padding)
     operands.check_divisor(divisor_override)
-    rest = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    window = Window.directml(input_gradient.dim() - 2, *rest)
+    numbers = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    window = Window.directml(input_gradient.dim() - 2, *numbers)
     sizes = operands.checked_full_size("input_size", input_size, input_gradient)
     operands.check_sizes(
         "input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])]

@@ -54,7 +54,7 @@ class Derivative:
     def backward(ctx: Any, arriving: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
         if arriving is None:
             return None, None
-        gradient, has_choice, operator, rest = ctx.recorded
+        gradient, has_choice, operator, remaining = ctx.recorded
         chosen = ctx.saved_tensors if has_choice else ()
         if operator is None:
             return gradient(arriving, *chosen), None
@@ -63,8 +63,8 @@ class Derivative:
             result = gradient.gradient(arriving, *chosen)
             if result is not None:
                 return result, None
-        adjoint, rest = operator.adjoint(gradient.like, *chosen, *rest)
-        return adjoint(arriving, *chosen, *rest), None
+        adjoint, remaining = operator.adjoint(gradient.like, *chosen, *remaining)
+        return adjoint(arriving, *chosen, *remaining), None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:

@@ -204,8 +204,8 @@ def _maxima_with_indices(
     return winners.values, elements.numbered(positions, input.shape, *numbering)
 
 
-def _with_every_dimension(input: Tensor, mask: Tensor, *rest: Any) -> tuple[Any, ...]:
-    return input, operands.checked_mask(mask, input), *rest
+def _with_every_dimension(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
+    return input, operands.checked_mask(mask, input), *request
 
 
 _apply = derivative("masked")

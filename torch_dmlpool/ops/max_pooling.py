@@ -85,10 +85,10 @@ def _numbered_over_batches(
     It computes positions in planes over the merged batch, then converts them to indices in each
     example. Operators that return indices alone take the spatial sizes as an argument.
     """
-    *rest, index_dtype, per_plane = arguments
-    results, mapped = operator.over_batches(info, dimensions, tensor, *rest, torch.int64, True)
+    *request, index_dtype, per_plane = arguments
+    results, mapped = operator.over_batches(info, dimensions, tensor, *request, torch.int64, True)
     if isinstance(results, Tensor):
-        return numbered(results, [*results.shape[1:3], *rest[0]], index_dtype, per_plane), mapped
+        return numbered(results, [*results.shape[1:3], *request[0]], index_dtype, per_plane), mapped
     values, positions = results
     sizes = [*values.shape[1:3], *tensor.movedim(dimensions[0], 0).shape[3:]]
     return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped

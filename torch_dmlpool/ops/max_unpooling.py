@@ -43,7 +43,7 @@ def max_unpooling(
             _check_positions(positions, signed, math.prod(spatial_sizes))
         if not is_trained:
             return result, (), gather_positions, None
-        return recording(result, (unique,), lambda *given: gather_positions(*given, False))
+        return recording(result, (unique,), lambda *tensors: gather_positions(*tensors, False))
 
     if records_gradient(input):
         return _apply(input, (unpooled, (True,), None))  # type: ignore[no-any-return]

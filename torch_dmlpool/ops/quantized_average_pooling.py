@@ -33,8 +33,8 @@ def quantized_linear_average_pooling(
             parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
         )
         if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
-            rest = *window.arguments, include_padding, output_dtype
-            return _pooling_of_numbers.dispatched(input, *numbers, *rest)
+            request = *window.arguments, include_padding, output_dtype
+            return _pooling_of_numbers.dispatched(input, *numbers, *request)
         # The operator of tensors takes no numbers, so tensors are filled on the device, which does
         # not wait for it.
         vectors = list(parameters)
@@ -51,19 +51,18 @@ def quantized_linear_average_pooling(
 
 
 def of_quantized_tensor(
-    input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *made: Any
+    input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *output: Any
 ) -> Tensor | None:
     """The average pooling of a quantized tensor by a backend that reads its integers itself; None
     where none can.
 
-    ``made`` is the integer type of the output and the function that allocates it from its sizes and
-    memory format.
+    ``output`` is the integer type of the output and the function that allocates it.
     """
     if not may_skip_dispatcher(input) or input.numel() == 0 or window.taps >= 2**23:
         return None
     if input.dtype not in backends.serving(input.device.type).quantized_tensors:
         return None
-    output_dtype, empty = made
+    output_dtype, empty = output
     pool = _pooling.implementation(input)
     return pool(input, *parameters, window, include_padding, output_dtype, empty=empty)
 

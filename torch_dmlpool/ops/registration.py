@@ -319,32 +319,32 @@ class Linear(Operator):
         returns_values_only: bool = False,
     ) -> Any:
         """The results of the autograd function: by ``recorded`` if the backend has that."""
-        input, rest = arguments[0], arguments[1:]
+        input, remaining = arguments[0], arguments[1:]
         if skips_dispatcher and recorded is not None:
             compute = recorded.__get__(
                 backends.serving("cpu" if input.is_cpu else input.device.type)
             )
             if compute is not None:
                 compute = self.shown(compute) if profiler._is_profiler_enabled else compute
-                return self.apply(input, (compute, rest, self))
-        call = self._record, (skips_dispatcher, returns_values_only, rest), None
+                return self.apply(input, (compute, remaining, self))
+        call = self._record, (skips_dispatcher, returns_values_only, remaining), None
         if skips_dispatcher:
             return self.apply(input, call)
         with enable_single_level_autograd_function():
             return self.apply(with_ordinary_tangent(input), call)
 
     def _record(
-        self, input: Tensor, skips_dispatcher: bool, returns_values_only: bool, rest: Any
+        self, input: Tensor, skips_dispatcher: bool, returns_values_only: bool, remaining: Any
     ) -> Recording:
         """The results inside the autograd function, where autograd has switched itself off. Their
         derivatives are operators.
         """
-        chosen, further = rest[: self.count - 1], rest[self.count - 1 :]
+        chosen, further = remaining[: self.count - 1], remaining[self.count - 1 :]
         if skips_dispatcher or may_skip_dispatcher(input, *chosen):
-            output = self.implementation(input)(input, *rest)
+            output = self.implementation(input)(input, *remaining)
         else:
             with below_autograd():
-                output = self(input, *rest)
+                output = self(input, *remaining)
         if type(output) is tuple:
             chosen = output[1:]
             output = output[0] if returns_values_only else output
@@ -359,9 +359,11 @@ class Linear(Operator):
 
         return recording(output, chosen, gradient, None if skips_dispatcher else tangent)
 
-    def along(self, direction: Tensor, saved: tuple[Tensor, ...], rest: tuple[Any, ...]) -> Any:
+    def along(
+        self, direction: Tensor, saved: tuple[Tensor, ...], remaining: tuple[Any, ...]
+    ) -> Any:
         """The tangent of the first result in a direction."""
-        return self(direction, *saved, *rest)
+        return self(direction, *saved, *remaining)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -373,8 +375,10 @@ class Winners(Linear):
     # the linear operator that gathers elements by their numbers, and its arguments after them
     gather: Callable[..., tuple[Operator, tuple[Any, ...]]]
 
-    def along(self, direction: Tensor, saved: tuple[Tensor, ...], rest: tuple[Any, ...]) -> Any:
-        gather, further = self.gather(*rest)
+    def along(
+        self, direction: Tensor, saved: tuple[Tensor, ...], remaining: tuple[Any, ...]
+    ) -> Any:
+        gather, further = self.gather(*remaining)
         return gather(direction, *saved, *further)
 
 
