@@ -197,22 +197,15 @@ def checked_output_size(
     sizes = ints(sizes)
     if 0 in sizes:
         check_spatial_sizes("the input", sizes, len(sizes))
-    rank = len(sizes)
     if output_size is None:
         return sizes
-    if (
-        not isinstance(output_size, Sequence)
-        or isinstance(output_size, str)
-        or len(output_size) != rank
-    ):
-        return entries("output_size", output_size, rank, 0)
-    checked = entries(
-        "output_size", [0 if entry is None else entry for entry in output_size], rank, 0
-    )
-    return tuple(
-        kept if asked is None else one
-        for asked, one, kept in zip(output_size, checked, sizes, strict=True)
-    )
+    is_list = isinstance(output_size, Sequence) and not isinstance(output_size, str)
+    if not is_list or len(output_size) != len(sizes):  # type: ignore[arg-type]
+        return entries("output_size", output_size, len(sizes), 0)
+    asked: Any = output_size
+    checked = entries("output_size", [0 if each is None else each for each in asked], len(sizes), 0)
+    triples = zip(asked, checked, sizes, strict=True)
+    return tuple(own if each is None else one for each, one, own in triples)
 
 
 def check_norm(name: str, p: float) -> None:

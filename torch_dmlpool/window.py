@@ -170,21 +170,10 @@ class Window:
         """The window that DirectML's arguments describe, for ``rank`` spatial dimensions. The error
         for a wrong argument names it.
         """
-        limits = {
-            "window_size": 1,
-            "strides": 1,
-            "start_padding": 0,
-            "end_padding": 0,
-            "dilations": 1,
-        }
-        values = zip(
-            limits.items(),
-            (window_size, strides, start_padding, end_padding, dilations),
-            strict=True,
-        )
-        return _window(
-            ceil_mode, *(entries(name, value, rank, least) for (name, least), value in values)
-        )
+        names = ("window_size", "strides", "start_padding", "end_padding", "dilations")
+        values = window_size, strides, start_padding, end_padding, dilations
+        limits = zip(names, values, (1, 1, 0, 0, 1), strict=True)
+        return _window(ceil_mode, *(entries(name, each, rank, low) for name, each, low in limits))
 
     @staticmethod
     @remembering

@@ -13,7 +13,6 @@ from torch_dmlpool.functional import Pooled
 from torch_dmlpool.nn import quantized_tensors
 from torch_dmlpool.nn.dimensions import for_batches, window_of
 from torch_dmlpool.ops import (
-    adaptive_pooling,
     average_pooling,
     masked_pooling,
     max_pooling,
@@ -140,7 +139,7 @@ def adaptive_avg_pool(
 ) -> Tensor:
     """Averages over ``output_size`` windows."""
     if mask is None and not input.is_complex():
-        return adaptive_pooling.adaptive_average_pooling(input, shared(output_size), rank)
+        return masked_pooling.adaptive_averages(input, None, shared(output_size), rank)
     asked = mask, shared(output_size), rank
     return by_parts(lambda each: masked_pooling.adaptive_averages(each, *asked), input)
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.elements import numbered
-from torch_dmlpool.ops import average_pooling, max_pooling, max_unpooling
+from torch_dmlpool.ops import max_unpooling
 from torch_dmlpool.ops.registration import Linear, Operator, Winners
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
@@ -27,28 +26,6 @@ from torch_dmlpool.window import (
     check_spatial_sizes,
     remembering,
 )
-
-
-def adaptive_average_pooling(input: Tensor, output_size: Any, rank: int) -> Tensor:
-    """Average of every bin; operands but for ``output_size`` are checked already."""
-    output_sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
-    if window is not None:
-        return average_pooling.average_pooling(input, window, False, None)
-    return bin_averages(input, output_sizes)
-
-
-def adaptive_max_pooling(input: Tensor, output_size: Any, rank: int, *numbering: Any) -> Any:
-    """The maximum of every bin. With ``numbering``, an index type and whether indices count in each
-    plane, their indices are returned too.
-    """
-    output_sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
-    if window is not None:
-        return max_pooling.maxima(input, window, *numbering)
-    values, positions = bin_maxima(input, output_sizes)
-    if not numbering:
-        return values
-    indices = numbered(positions, input.shape, *numbering)
-    return values, operands.laid_out_like(indices, input)
 
 
 def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:

@@ -250,7 +250,8 @@ def maxima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) 
     count in each plane, their indices are returned too.
     """
     if mask is None:
-        return max_pooling.maxima(input, window, *numbering)
+        pool = max_pooling.max_pooling_with_indices if numbering else max_pooling.max_pooling
+        return pool(input, window, *numbering)
     operator = masked_max_pooling_with_indices if numbering else masked_max_pooling
     return operator(input, mask, window, *numbering)
 
@@ -265,17 +266,17 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
 
 def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank: int) -> Tensor:
     """Average of every bin, under a mask if there is one."""
-    if mask is None:
-        return adaptive_pooling.adaptive_average_pooling(input, output_size, rank)
     sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
-        return masked_average_pooling(input, mask, window, False, None)
+        return averages(input, mask, window, False, None)
+    if mask is None:
+        return adaptive_pooling.bin_averages(input, sizes)
     wide = elements.widened(kept(input, mask))
     # Both averages are divided by the size of the whole bin, which cancels in their quotient.
     shares = adaptive_pooling.bin_averages(_over_planes(mask, input).to(wide.dtype), sizes)
-    averages = adaptive_pooling.bin_averages(wide, sizes)
-    averages = (averages / torch.where(shares == 0, 1, shares)).to(input.dtype)
-    return operands.laid_out_like(averages, input)
+    whole = adaptive_pooling.bin_averages(wide, sizes)
+    there = (whole / torch.where(shares == 0, 1, shares)).to(input.dtype)
+    return operands.laid_out_like(there, input)
 
 
 def adaptive_maxima(
@@ -284,16 +285,19 @@ def adaptive_maxima(
     """The maximum of every bin, under a mask if there is one. With ``numbering``, an index type and
     whether indices count in each plane, their indices are returned too.
     """
-    if mask is None:
-        return adaptive_pooling.adaptive_max_pooling(input, output_size, rank, *numbering)
     sizes, window = adaptive_pooling.bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return maxima(input, mask, window, *numbering)
-    winners = _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
-    positions = torch.where(winners.are_there, winners.places, -1)
-    values = _chosen(
-        input, winners, lambda each, places: max_unpooling.gather_positions(each, places, True)
-    )
+    if mask is None:
+        values, positions = adaptive_pooling.bin_maxima(input, sizes)
+        if not numbering:
+            return values
+    else:
+        winners = _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
+        positions = torch.where(winners.are_there, winners.places, -1)
+        values = _chosen(
+            input, winners, lambda each, places: max_unpooling.gather_positions(each, places, True)
+        )
     if not numbering:
         return operands.laid_out_like(values, input)
     indices = elements.numbered(positions, input.shape, *numbering)

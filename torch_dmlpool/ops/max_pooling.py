@@ -66,17 +66,6 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
     return taps.shape
 
 
-def maxima(input: Tensor, window: Window, *numbering: Any) -> Any:
-    """Maxima. With ``numbering``, an index type and whether indices count in each plane, their
-    indices are returned too.
-    """
-    return (
-        max_pooling_with_indices(input, window, *numbering)
-        if numbering
-        else max_pooling(input, window)
-    )
-
-
 def _numbered_over_batches(
     operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any
 ) -> Any:

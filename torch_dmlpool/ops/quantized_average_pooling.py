@@ -92,11 +92,11 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
 
 
 def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
-    """Scales and zero points as vectors."""
-    vectors, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
+    """Scales and zero points as vectors, or as numbers that rules Q3 and Q4 allow."""
+    parameters, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
     if is_readable(input):
-        _check_tensors(vectors, gradients=False)
-    return input, *vectors, *arguments[4:]
+        _check_tensors(parameters, gradients=False)
+    return input, *parameters, *arguments[4:]
 
 
 def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
@@ -132,12 +132,6 @@ _pooling = Operator(
 )
 
 
-def _complete_numbers(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
-    """Scales and zero points as numbers that rules Q3 and Q4 allow."""
-    numbers, _ = operands.checked_quantization(input, arguments[:4], arguments[-1])
-    return input, *numbers, *arguments[4:]
-
-
 _pooling_of_numbers = Operator(
     "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
@@ -145,6 +139,6 @@ _pooling_of_numbers = Operator(
     [operands.QUANTIZED_TYPES],
     _check,
     Backend.quantized_linear_average_pooling,
-    complete=_complete_numbers,
+    complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
 )
