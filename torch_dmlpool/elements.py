@@ -13,7 +13,7 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 
 def signed(tensor: Tensor) -> Tensor:
     """A view of wide unsigned integers as signed ones; other tensors as they are."""
-    return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype))
+    return tensor.view(SIGNED[tensor.dtype]) if tensor.dtype in SIGNED else tensor
 
 
 def widened(tensor: Tensor) -> Tensor:

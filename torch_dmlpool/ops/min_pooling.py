@@ -53,7 +53,8 @@ def _opposite(tensor: Tensor) -> Tensor:
     """Elements whose order is the opposite of that in ``tensor``."""
     if tensor.dtype.is_floating_point:
         return -tensor
-    return (~elements.signed(tensor)).view(tensor.dtype)
+    flipped = ~elements.signed(tensor)
+    return flipped.view(tensor.dtype) if tensor.dtype in elements.SIGNED else flipped
 
 
 def _back(values: Tensor) -> Tensor:
