@@ -442,14 +442,14 @@ def _why_left(module: Module, original: str) -> str | None:
         layer: Any = counterpart(**arguments)  # the constructor is what checks arguments
     except (TypeError, ValueError) as error:
         return str(error)
-    if isinstance(layer, families.LPPool) and not observed.norms_agree(
+    if issubclass(counterpart, families.LPPool) and not observed.norms_agree(
         layer.norm_type, layer.ceil_mode
     ):
         return (
             "PyTorch's norms differ with ceil_mode, "
             "and for negative elements unless norm_type is even"
         )
-    if isinstance(layer, families.MaxUnpool) and observed.overlaps(
+    if issubclass(counterpart, families.MaxUnpool) and observed.overlaps(
         Window.pytorch(layer._rank, layer.kernel_size, layer.stride)
     ):
         return (
