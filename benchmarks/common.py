@@ -286,6 +286,28 @@ def in_turn(
     return timing.in_turn(calls, torch.device(device), seconds, least, clock)
 
 
+def measured(
+    tasks: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
+    line: Callable[[dict[str, Any]], str],
+    known: dict[str, Any],
+    out: Path | None,
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows that tasks find, each printed and saved at once, and 1 if one has failed."""
+    rows: list[dict[str, Any]] = []
+    wrong = 0
+    for name, task in tasks:
+        try:
+            rows.append(task())
+        except Exception as reason:  # a row that fails hides no other
+            wrong = 1
+            print(f"WRONG {name}: {type(reason).__name__}: {reason}", flush=True)
+            continue
+        print(line(rows[-1]), flush=True)
+        if out is not None:
+            save(out, {"conditions": known, "rows": rows})
+    return rows, wrong
+
+
 def rotating(calls: Sequence[Call]) -> Call:
     """A call of each in turn, so that no input stays in the nearest cache."""
     if len(calls) == 1:

@@ -292,20 +292,17 @@ def main(arguments: Sequence[str]) -> int:
     if options.list:
         print("\n".join(name for name, _ in tasks))
         return 0
-    wrong = 0
-    rows: list[dict[str, Any]] = []
     packages = ["torchao"] if options.quantized else ["torchvision", "timm"]
     known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
-    for name, task in tasks:
-        try:
-            rows.append(task())
-        except Exception as reason:  # a row that fails hides no other
-            wrong += 1
-            print(f"WRONG {name}: {type(reason).__name__}: {reason}", flush=True)
-            continue
-        before, after, ratio = (rows[-1][key] for key in ("original", "converted", "ratio"))
-        print(f"{name:40} {before:9.3f} ms {after:9.3f} ms {ratio:6.3f}x", flush=True)
-        if options.out:
-            common.save(options.out, {"conditions": known, "rows": rows})
+    rows, status = common.measured(tasks, line, known, options.out)
     print(markdown({"conditions": known, "rows": rows}))
-    return min(wrong, 1)
+    return status
+
+
+def line(row: dict[str, Any]) -> str:
+    """What is printed of a row."""
+    way = "quantized" if "pools" in row else title(row["compiled"], row["training"])
+    return (
+        f"{row['model'] + ' ' + way:40} {row['original']:9.3f} ms {row['converted']:9.3f} ms "
+        f"{row['ratio']:6.3f}x"
+    )

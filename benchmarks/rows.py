@@ -28,7 +28,6 @@ from torch_dmlpool.timing import Call, Times
 
 OURS, COPY, ATEN, PLAIN, INDUCTOR = "ours", "copy", "ATen", "without a mask", "torch.compile"
 ONNX_RUNTIME, CUDNN = "ONNX Runtime", "cuDNN"
-COLUMNS = "seconds", "skipped", "kept"
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
@@ -338,7 +337,7 @@ def contestants(
 
 @dataclass(frozen=True)
 class Result:
-    """What a row's contestants took, and the bytes that training kept."""
+    """What a row's contestants took, who failed and why, and the bytes that training kept."""
 
     row: Workload
     seconds: dict[str, Times]
@@ -347,7 +346,7 @@ class Result:
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Result | None:
-        """A line of the file that :func:`main` writes; None where the table has no such row."""
+        """A row of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
         return row and cls(row, seconds, data["skipped"], data["kept"])
@@ -395,14 +394,26 @@ def kept(pool: Pool, input: Tensor) -> int:
     return sum(storages.values())
 
 
-def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> Result:
-    """One row of the table."""
+def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> dict[str, Any]:
+    """One row of the table, as :class:`Result` reads it."""
     tensors = problem(row, device)
     calls, skipped = contestants(tensors, names)
     pools = {OURS: ours, ATEN: aten} if row.mode == "training" and not row.mask else {}
-    bytes_kept = {name: kept(make(tensors), tensors.inputs[0]) for name, make in pools.items()}
-    failed = {who: why for who, why in skipped.items() if why.startswith(("wrong", "failed"))}
-    return Result(row, common.in_turn(calls, seconds, device), failed, bytes_kept)
+    return {
+        "name": row.name,
+        "seconds": common.in_turn(calls, seconds, device),
+        "skipped": {k: why for k, why in skipped.items() if why.startswith(("wrong", "failed"))},
+        "kept": {name: kept(make(tensors), tensors.inputs[0]) for name, make in pools.items()},
+    }
+
+
+def line(data: dict[str, Any]) -> str:
+    """What is printed of a row."""
+    found = Result.of(data)
+    assert found is not None
+    peers = [f"{one} {found.compared(one)}" for one in found.seconds if one not in (OURS, COPY)]
+    taken = found.seconds[OURS].median * 1e6
+    return f"{found.row.name:66} {taken:9.1f} us, {', '.join(peers)}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -431,18 +442,6 @@ def main(arguments: Sequence[str]) -> int:
         path = common.RESULTS / ("cpu.json" if options.device == "cpu" else "gpu_beside.json")
     packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
-    lines, wrong = [], 0
-    for row in chosen:
-        try:
-            found = measure(row, names, options.device, options.row_seconds)
-        except Disagreement as reason:
-            wrong += 1
-            print(f"WRONG RESULT: {reason}", flush=True)
-            continue
-        peers = [f"{one} {found.compared(one)}" for one in found.seconds if one not in (OURS, COPY)]
-        taken = found.seconds[OURS].median * 1e6
-        print(f"{row.name:66} {taken:9.1f} us, {', '.join(peers)}", flush=True)
-        lines.append({"name": row.name} | {key: getattr(found, key) for key in COLUMNS})
-        if path is not None:
-            common.save(path, {"conditions": known, "rows": lines})
-    return min(wrong, 1)
+    how = names, options.device, options.row_seconds
+    tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]
+    return common.measured(tasks, line, known, path)[1]
