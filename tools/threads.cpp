@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -60,65 +59,60 @@ Bytes drawn_floats(int64_t count) {
     return Bytes(first, first + count * int64_t(sizeof(float)));
 }
 
-// Whether `call`, which fills `bytes` bytes, gives the same with one thread and with four.
-bool agrees(const std::string &name, int64_t bytes, const std::function<void(void *)> &call) {
-    Bytes expected(bytes), found(bytes);
-    threads = 1;
-    call(expected.data());
-    threads = 4;
-    call(found.data());
-    if (expected != found)
-        std::printf("%s: four threads give other bits than one\n", name.c_str());
-    return expected == found;
-}
-
 bool agree(const Problem &given) {
     using namespace dmlpool;
     Problem p = given;
-    const int64_t inputs = p.planes * p.plane();
-    const int64_t outputs = p.planes * p.output_plane();
-    const Bytes input = drawn_floats(inputs);
-    const Bytes arriving = drawn_floats(outputs);
-    Bytes taps(outputs);
-    bool result = agrees("average_pooling", outputs * 4,
-                         [&](void *to) { average_pooling(p, input.data(), to); });
-    result &= agrees("average_pooling_grad", inputs * 4,
-                     [&](void *to) { average_pooling_grad(p, arriving.data(), to); });
-    result &= agrees("max_pooling", outputs * 4,
-                     [&](void *to) { max_pooling(p, input.data(), to, nullptr); });
+    const int64_t inputs = p.planes * p.plane(), outputs = p.planes * p.output_plane();
+    const Bytes input = drawn_floats(inputs), arriving = drawn_floats(outputs);
+    Bytes taps(outputs), positions(outputs * 8);
+    bool result = true;
+    // `call` fills `bytes` bytes: the same with one thread and with four.
+    const auto compare = [&](const char *name, int64_t bytes,
+                             const std::function<void(void *)> &call) {
+        Bytes expected(bytes), found(bytes);
+        threads = 1;
+        call(expected.data());
+        threads = 4;
+        call(found.data());
+        if (expected != found)
+            std::printf("%s: four threads give other bits than one\n", name);
+        result &= expected == found;
+    };
+    compare("average_pooling", outputs * 4,
+            [&](void *to) { average_pooling(p, input.data(), to); });
+    compare("average_pooling_grad", inputs * 4,
+            [&](void *to) { average_pooling_grad(p, arriving.data(), to); });
+    compare("max_pooling", outputs * 4,
+            [&](void *to) { max_pooling(p, input.data(), to, nullptr); });
     const bool has_bytes = p.d().window * p.h().window * p.w().window <= 256;
     if (has_bytes) {
-        result &= agrees("max_pooling, taps", outputs,
-                         [&](void *to) { max_pooling(p, input.data(), nullptr, to); });
+        compare("max_pooling, taps", outputs,
+                [&](void *to) { max_pooling(p, input.data(), nullptr, to); });
         max_pooling(p, input.data(), nullptr, taps.data());
-        result &= agrees("max_pooling_grad", inputs * 4,
-                         [&](void *to) { max_pooling_grad(p, arriving.data(), taps.data(), to); });
+        compare("max_pooling_grad", inputs * 4,
+                [&](void *to) { max_pooling_grad(p, arriving.data(), taps.data(), to); });
     }
     p.bytes = 8;
     p.numbering = POSITIONS;
-    result &= agrees("max_pooling, positions", outputs * 8,
-                     [&](void *to) { max_pooling(p, input.data(), nullptr, to); });
-    Bytes positions(outputs * 8);
+    compare("max_pooling, positions", outputs * 8,
+            [&](void *to) { max_pooling(p, input.data(), nullptr, to); });
     max_pooling(p, input.data(), nullptr, positions.data());
-    result &= agrees("gather_positions", outputs * 4,
-                     [&](void *to) { gather_positions(p, input.data(), positions.data(), to); });
-    result &= agrees("scatter_positions", inputs * 4, [&](void *to) {
-        scatter_positions(p, arriving.data(), positions.data(), to);
-    });
+    compare("gather_positions", outputs * 4,
+            [&](void *to) { gather_positions(p, input.data(), positions.data(), to); });
+    compare("scatter_positions", inputs * 4,
+            [&](void *to) { scatter_positions(p, arriving.data(), positions.data(), to); });
     p.type = 7;  // of the positions
-    result &= agrees("unique_positions", outputs * 8,
-                     [&](void *to) { unique_positions(p, positions.data(), to); });
-    if (has_bytes) {
-        p.type = 8;  // of the taps
-        result &= agrees("max_pooling_indices", outputs * 8,
-                         [&](void *to) { max_pooling_indices(p, taps.data(), to); });
-    }
+    compare("unique_positions", outputs * 8,
+            [&](void *to) { unique_positions(p, positions.data(), to); });
+    p.type = 8;  // of the taps, and of quantized elements
+    if (has_bytes)
+        compare("max_pooling_indices", outputs * 8,
+                [&](void *to) { max_pooling_indices(p, taps.data(), to); });
     const float scale = 0.5f;
     const int32_t zero = 3;
     const Quantization q = {&scale, &scale, &zero, &zero, 1, 1, 1, 1, 1, 0, 255};
-    p.type = 8;
-    result &= agrees("quantized_average_pooling", outputs,
-                     [&](void *to) { quantized_average_pooling(p, input.data(), to, q); });
+    compare("quantized_average_pooling", outputs,
+            [&](void *to) { quantized_average_pooling(p, input.data(), to, q); });
     return result;
 }
 
