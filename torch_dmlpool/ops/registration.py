@@ -43,8 +43,8 @@ from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 from torch_dmlpool.window import Window
 
 NAMESPACE = "dmlpool"
-# A seventh argument would change Window.arguments, sharding.WINDOW_ARGUMENTS and each slice of
-# six window arguments in the package.
+# A seventh argument would change Window.arguments and each slice of six window arguments in the
+# package.
 WINDOW_SCHEMA = (
     "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, "
     "SymInt[] dilations, "
