@@ -63,6 +63,7 @@ def _let_graphs_import(function: Callable[..., Any]) -> None:
     """
     path, name = function.__module__, function.__name__
     alias = f"{path}_{name}".replace(".", "_")
-    # This line is written into the folders of other models too, which do not need the package.
-    line = f"with __import__('contextlib').suppress(ImportError): from {path} import {name} as "
-    _register_custom_builtin(alias, line + alias, function)
+    # Written into the folders of other models too, which do not need the package.
+    wanted = f"from {path} import {name} as {alias}"
+    lines = f"import contextlib\nwith contextlib.suppress(ImportError):\n    {wanted}"
+    _register_custom_builtin(alias, lines, function)
