@@ -25,12 +25,8 @@ constexpr int64_t WIDE_SUMS_OF_CHANNELS = 9;
 // huge window must not grow with its extent.
 constexpr int64_t HUGE_BESIDE = 64;
 constexpr int64_t HUGE_TIMES = 4;
-// What a tap of several channels costs in bytes, beside the bytes that it loads. Operations that
-// are exact count bytes of values.
+// What a tap of several channels costs in bytes, beside the bytes that it loads.
 constexpr double TAP_BYTES = 128;
-constexpr double EXACT_TAP_BYTES = BYTES == 64 ? 200 : 100;
-// With vectors of less than 64 bytes ROWS costs less than its estimate: WINDOWS' is multiplied.
-constexpr double ROWS_IN_NARROW_VECTORS = 1.6;
 // Windows of one channel with at least this many taps along W are reduced one by one. The limit is
 // LONG_CONVERTED if elements are converted.
 constexpr int64_t LONG_PLAIN = 64;
@@ -61,9 +57,6 @@ constexpr int64_t ZEROS_EXTENT = 256;
 constexpr int64_t TURNED_MOST = 1024;
 constexpr int64_t TURNED_NARROW = 12;
 constexpr int64_t TURNED_TAPS = 64;
-// Windows with a stride of STRIDE_WITHOUT_VECTORS or more may have TURNED_TAPS taps in planes of at
-// most TURNED_SPREAD elements too, or of rows of TURNED_WIDTH.
-constexpr int64_t TURNED_SPREAD = 128;
 
 // Whether an axis has bins, or windows that reach so far past the input that no work may grow with
 // their extent.
@@ -88,13 +81,11 @@ bool costs_less_by_rows(const Request &request) {
         return w.window <
                    (request.element_size == request.value_size ? LONG_PLAIN : LONG_CONVERTED) ||
                w.dilation > 1;
-    const double bytes =
-        double(p.channels * (request.is_exact ? request.value_size : request.element_size));
+    const double bytes = double(p.channels * request.element_size);
     const double rows = double(p.d().window * p.h().window);
-    const double by_rows = ((rows + 2) * double(w.stride) + window) * bytes +
-                           (w.stride > 1 && !request.is_exact ? window * TAP_BYTES : 0);
-    return by_rows < (BYTES == 64 ? 1 : ROWS_IN_NARROW_VECTORS) * rows * window *
-                         (bytes + (request.is_exact ? EXACT_TAP_BYTES : TAP_BYTES));
+    const double by_rows =
+        ((rows + 2) * double(w.stride) + window) * bytes + (w.stride > 1 ? window * TAP_BYTES : 0);
+    return by_rows < rows * window * (bytes + TAP_BYTES);
 }
 
 // Why an implementation does not serve a request: because it cannot, or because another is faster.
@@ -124,11 +115,9 @@ Reason turned_is_slower(const Request &r) {
     if (r.windows.are_planes())
         return "windows are whole planes";
     const int64_t width = std::max(p.w().size, p.w().outputs);
-    const bool is_spread = p.w().stride >= STRIDE_WITHOUT_VECTORS &&
-                           (width <= TURNED_WIDTH || p.plane() <= TURNED_SPREAD);
-    const int64_t most = width <= TURNED_NARROW || is_spread ? TURNED_TAPS
-                         : width <= TURNED_WIDTH             ? TURNED_TAPS / 4
-                                                             : 0;
+    const int64_t most = width <= TURNED_NARROW  ? TURNED_TAPS
+                         : width <= TURNED_WIDTH ? TURNED_TAPS / 4
+                                                 : 0;
     const auto taps = [](const Windows &w) { return w.most(0) * w.most(1) * w.most(2); };
     return (r.operation == AVERAGE ? taps(r.windows) : taps(adjoint_of(r.windows))) > most
                ? "windows are large or rows are long"
@@ -158,11 +147,9 @@ Reason compared_is_slower(const Request &r) {
     const double taps = taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w());
     const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);
     const double w = taps_of(p.w());
-    // A single window along W shares no rows with a next one.
-    const bool is_alone = p.w().outputs == 1 && !is_large(p.input_bytes(r.element_size));
-    const double stride = is_alone ? w : double(p.w().stride);
     const double factor = r.element_size == 8 ? COMPARED_COST_OF_8_BYTES : COMPARED_COST;
-    return vectors * taps < factor * (taps / w * stride + w) ? nullptr : "windows share rows";
+    return vectors * taps < factor * (taps / w * double(p.w().stride) + w) ? nullptr
+                                                                           : "windows share rows";
 }
 
 Reason copied_cannot(const Request &r) {
@@ -386,9 +373,14 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
           const Windows &windows, Strategy strategy) {
     const char *const input = static_cast<const char *>(from);
     char *const output = static_cast<char *>(to);
-    const Request request = {
-        POOL,        windows,          op.element_size,   op.value_size, op.is_idempotent,
-        op.is_exact, op.units[2] != 0, finish.is_uniform, op.units};
+    const Request request = {POOL,
+                             windows,
+                             op.element_size,
+                             op.value_size,
+                             op.is_idempotent,
+                             op.units[2] != 0,
+                             finish.is_uniform,
+                             op.units};
     if (strategy == AUTOMATIC)
         strategy = choose(request);
     if (strategy == PLANES)

@@ -39,7 +39,6 @@ struct Request {
     int64_t element_size = 0;  // bytes
     int64_t value_size = 0;
     bool is_idempotent = false;      // combining a value twice changes nothing: maxima, not sums
-    bool is_exact = false;           // the order in which values are combined changes no bit
     bool has_numbers = false;        // values hold the number of the tap that they come from
     bool is_uniform = true;          // results depend on values alone, not on where they are
     const int64_t *units = nullptr;  // a tap's number is the sum of its coordinates times these

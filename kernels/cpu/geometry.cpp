@@ -31,12 +31,6 @@ Seen::Seen(const Axis &axis)
 
 Span Seen::span_of(int64_t x) const {
     const Range around = outputs_around(x);
-    if (axis.dilation == 1) {
-        const int64_t count = around.end - around.begin;
-        if (count <= 0)
-            return {around.begin, 0, 0};
-        return {around.begin, count, x - axis.first(around.begin)};
-    }
     const int64_t place = x + axis.padding;
     int64_t first = around.begin;
     if (place % divisor != 0)

@@ -171,7 +171,7 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
             using P = decltype(wide);
             const Winner<S, P> op(data_type);
             void *const to = output ? output : winners;  // nothing is written where it is winners
-            const Request request = {WINNERS, windows, sizeof(S), sizeof(S),    true,
+            const Request request = {WINNERS, windows, sizeof(S), sizeof(S),
                                      true,    true,    false,     numbers.units};
             if (choose(request) == COMPARED) {
                 const ChannelWinners<decltype(element_of_channels), S, P> channels(

@@ -104,7 +104,6 @@ struct WindowOperations {
 struct RowOperations : WindowOperations {
     bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
-    bool is_exact;       // the order in which values are combined changes no bit
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
     virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
@@ -132,11 +131,10 @@ struct RowOperations : WindowOperations {
 
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
-                  bool is_plain, bool is_idempotent, bool is_exact)
+                  bool is_plain, bool is_idempotent)
         : WindowOperations(element_size, value_size, units),
           is_plain(is_plain),
-          is_idempotent(is_idempotent),
-          is_exact(is_exact) {}
+          is_idempotent(is_idempotent) {}
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.

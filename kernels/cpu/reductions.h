@@ -46,9 +46,7 @@ struct Rows final : RowOperations {
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
-        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::is_idempotent,
-                        Op::is_idempotent || std::is_integral_v<L>),
-          op(op) {}
+        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::is_idempotent), op(op) {}
 
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
         for (int64_t k = 0; k < places; ++k)

@@ -75,14 +75,14 @@ struct SuccessiveRows {
     }
 };
 
-// Combines `count` rows of `length` elements. The last rows are combined by `operations`, so that
-// the tree, and with it the bits of a sum, are those of `operations.combine` for all rows.
+// Combines `count` rows of `length` elements. `operations` combines the last rows, or all if there
+// are at most nine.
 template <class Op>
 void combine_successive(const RowOperations &operations, const Op &op, const char *from,
                         int64_t count, int64_t length, bool reads_first, typename Op::Value *out) {
     using T = typename Op::Element;
     Row rows[9];
-    const int64_t last = count <= 9 ? count : count % 16 == 9 ? 9 : count % 8;
+    const int64_t last = count <= 9 ? count : count % 8;
     for (int64_t k = 0; k < last; ++k)
         rows[k] = {from + (count - last + k) * length * int64_t(sizeof(T)), 0};
     if (last == count)
