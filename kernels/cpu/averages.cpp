@@ -78,10 +78,11 @@ void repeat_elements(const E *from, int64_t planes, int64_t count, E *to) {
     const E *const end = to + planes * count;
     for (int64_t k = 0; k < planes; ++k, to += count) {
         const Vector<E, n> same = Vector<E, n>{} + from[k];
-        for (int64_t x = 0; x < count; x += n) {
-            E *const at = to + std::min(x, std::max<int64_t>(count - n, 0));
-            at + n <= end ? write(same, at) : void(std::fill_n(at, count, from[k]));
-        }
+#pragma GCC unroll 4
+        for (int64_t x = 0; x + n <= count; x += n)
+            write(same, to + x);
+        E *const last = to + std::max<int64_t>(count - n, 0);
+        last + n <= end ? write(same, last) : void(std::fill_n(last, count, from[k]));
     }
 }
 
