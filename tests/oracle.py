@@ -214,14 +214,9 @@ def quantized_average(
             sums = (values[window.elements].astype(np.int64) - zeros).sum(-1)
         count = divisor(window, include_padding, None) or 1
         for sample, channel in np.ndindex(sums.shape):
-            result[(sample, channel, *window.output)] = requantized(
-                int(sums[sample, channel]),
-                count,
-                input_scales[channel],
-                output_scales[channel],
-                output_zeros[channel],
-                dtype,
-            )
+            scales = input_scales[channel], output_scales[channel], output_zeros[channel]
+            found = requantized(int(sums[sample, channel]), count, *scales, dtype)
+            result[(sample, channel, *window.output)] = found
     return result
 
 
@@ -350,10 +345,8 @@ def unpooled(
     """Every element written at its index in its plane, one after the other, and which elements were
     not overwritten."""
     planes = values.shape[0] * values.shape[1]
-    result, writers = (
-        np.full((planes, int(np.prod(sizes))), fill, dtype)
-        for fill, dtype in ((0, values.dtype), (-1, int))
-    )
+    result = np.zeros((planes, math.prod(sizes)), values.dtype)
+    writers = np.full(result.shape, -1)
     flat, indices = values.reshape(planes, -1), plane_indices.reshape(planes, -1).astype(np.int64)
     for plane, element in np.ndindex(flat.shape):
         if indices[plane, element] != -1:

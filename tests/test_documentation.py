@@ -9,7 +9,7 @@ import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cases
 import pytest
@@ -44,22 +44,16 @@ NEEDS = {
 """What a page's code imports besides this package and PyTorch."""
 
 
-class Block(NamedTuple):
-    mark: str
-    code: str
-
-
-def blocks(text: str, language: str) -> list[Block]:
-    found = re.findall(
-        rf"^```{language}(?: \{{(.*?)\}})?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL
-    )
-    return [Block(*block) for block in found]
+def blocks(text: str, language: str, is_marked: bool = False) -> list[str]:
+    """The code of a page; what needs several processes is marked."""
+    mark = r" \{.*?\}" if is_marked else ""
+    return re.findall(rf"(?ms)^```{language}{mark}\n(.*?)^```$", text)
 
 
 def pages_with_code() -> list[Any]:
     found = []
     for page, text in PAGES.items():
-        if any(not block.mark for block in blocks(text, "python")):
+        if blocks(text, "python"):
             announced = [PYTORCH_ANNOUNCES] * (page in ABOUT_QUANTIZED_TENSORS)
             slow = [pytest.mark.slow] * (page in COMPILES)
             found.append(pytest.param(page, marks=announced + slow, id=page))
@@ -76,15 +70,13 @@ def test_the_code_of_a_page_runs(
         pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)  # where pages save their files
     namespace: dict[str, Any] = {}
-    code = [block.code for block in blocks(PAGES[page], "python") if not block.mark]
+    code = blocks(PAGES[page], "python")
     assert any("assert " in block for block in code)
     for block in code:
         exec(compile(block, page, "exec"), namespace)
 
 
-FOR_PROCESSES = [
-    block.code for text in PAGES.values() for block in blocks(text, "python") if block.mark
-]
+FOR_PROCESSES = [code for text in PAGES.values() for code in blocks(text, "python", True)]
 
 
 @pytest.mark.slow
@@ -99,13 +91,11 @@ def test_code_for_several_processes_runs(
     python(*launch, script, cwd=tmp_path)
 
 
-MODULES = (
-    "functional.averages functional.maxima functional.quantized minima quantized nn.conversion"
-)
+MODULES = "functional.averages functional.maxima functional.quantized minima quantized"
 
 
 @PYTORCH_ANNOUNCES
-@pytest.mark.parametrize("name", ["", *MODULES.split()])
+@pytest.mark.parametrize("name", ["", "nn.conversion", *MODULES.split()])
 def test_the_examples_of_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
     found = doctest.testmod(module, extraglobs={"torch": torch})
@@ -138,22 +128,18 @@ def test_every_window_argument_has_a_heading_and_its_picture() -> None:
     page = PAGES["docs/window.md"]
     for argument in inspect.signature(dmlpool.average_pooling).parameters:
         if argument not in ("input", "divisor_override", "mask"):
-            section = re.search(
-                rf"^## [^\n]*\b{argument}\b.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL
-            )
+            section = re.search(rf"(?ms)^## [^\n]*\b{argument}\b.*?(?=^## )", page)
             assert section is not None, argument
             assert "](images/" in section[0], argument
 
 
-STRUCTS = {page: blocks(text, "cpp")[0].code for page, text in PAGES.items() if blocks(text, "cpp")}
+STRUCTS = {page: blocks(text, "cpp")[0] for page, text in PAGES.items() if blocks(text, "cpp")}
 IMPLIED = {"OutputTensor", "OutputGradientTensor", "DimensionCount"}
 """Fields that are what a function returns, or that it reads from the input."""
 
 
 def test_every_struct_of_pooling_has_a_page() -> None:
-    names = re.findall(
-        r"^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()), flags=re.MULTILINE
-    )
+    names = re.findall(r"(?m)^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()))
     expected = "AVERAGE_POOLING1 AVERAGE_POOLING_GRAD LP_POOLING1 MAX_POOLING2 MAX_POOLING_GRAD "
     expected += "MAX_UNPOOLING QUANTIZED_LINEAR_AVERAGE_POOLING"
     assert sorted(names) == [f"DML_{name}" for name in expected.split()]
@@ -165,11 +151,10 @@ def test_a_struct_has_the_arguments_of_the_function_beside_it(page: str) -> None
     beyond."""
     name = Path(page).stem
     arguments = set(inspect.signature(getattr(dmlpool, name)).parameters)
-    call = blocks(PAGES[page], "python")[0].code
+    call = blocks(PAGES[page], "python")[0]
     fields = set(re.findall(r"(\w+)(?=;)", STRUCTS[page])) - IMPLIED
-    spelled = {
-        re.sub(r"(?<!^)(?=[A-Z])", "_", field.removesuffix("Tensor")).lower() for field in fields
-    }
+    names = {field.removesuffix("Tensor") for field in fields}
+    spelled = {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in names}
     expected = {argument.replace("output_indices", "return_indices") for argument in spelled}
     assert expected <= arguments
     tensors = {"input", "input_gradient", "indices"}
@@ -191,8 +176,8 @@ def test_the_navigation_has_every_page() -> None:
     page links to them; one is made of the notebook."""
     before, _, navigation = SETTINGS.partition("\nnav:\n")
     listed, left = (
-        {f"docs/{page}" for page in re.findall(pattern, text, flags=re.MULTILINE)}
-        for pattern, text in ((r"([\w/]+\.md)$", navigation), (r"^  (\w+\.md)$", before))
+        {f"docs/{page}" for page in re.findall(pattern, text)}
+        for pattern, text in ((r"(?m)([\w/]+\.md)$", navigation), (r"(?m)^  (\w+\.md)$", before))
     )
     notebooks = {f"docs/{path.stem}.md" for path in EXAMPLES.glob("*.ipynb")}
     assert listed - notebooks | left | {"README.md"} == PAGES.keys()
@@ -206,7 +191,7 @@ def test_the_navigation_has_every_page() -> None:
 def test_the_pages_of_layers_have_each_public_name_once() -> None:
     """And nothing that is not public."""
     pages = "".join(text for page, text in PAGES.items() if page.startswith("docs/layers/"))
-    found = re.findall(r"^::: torch_dmlpool\.(nn[.\w]*)$", pages, flags=re.MULTILINE)
+    found = re.findall(r"(?m)^::: torch_dmlpool\.(nn[.\w]*)$", pages)
     nn = dmlpool.nn
     public = {f"nn.{name}" for name in nn.__all__} - {"nn.functional", "nn.quantized"}
     public |= {f"nn.functional.{name}" for name in nn.functional.__all__}
@@ -215,11 +200,10 @@ def test_the_pages_of_layers_have_each_public_name_once() -> None:
 
 
 def test_the_first_page_has_the_means_of_the_benchmarks() -> None:
-    pattern = r"^\| forward(?: \+ backward)?, contiguous, float32 \| ([\d.]+)x"
-    means = re.findall(pattern, PAGES["docs/benchmarks.md"], flags=re.MULTILINE)
-    said = re.search(
-        r"run ([\d.]+) times .* and ([\d.]+) times in training", PAGES["docs/index.md"]
-    )
+    pattern = r"(?m)^\| forward(?: \+ backward)?, contiguous, float32 \| ([\d.]+)x"
+    means = re.findall(pattern, PAGES["docs/benchmarks.md"])
+    pattern = r"run ([\d.]+) times .* and ([\d.]+) times in training"
+    said = re.search(pattern, PAGES["docs/index.md"])
     assert said is not None
     assert list(map(float, said.groups())) == pytest.approx([*map(float, means[:2])], rel=0.05)
 
@@ -237,7 +221,7 @@ def test_names_in_the_texts_for_contributors_exist(page: str) -> None:
             words |= {path.stem, path.suffix[1:]}
             if path.suffix in (".py", ".cpp", ".h") and path != Path(__file__):
                 words |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    text = re.sub(r"(?s)```.*?```", "", PAGES[page])
     for name in re.findall(r"`([\w./]+)`", text):
         assert set(re.findall(r"\w+", name)) <= words | GONE, name
 
@@ -259,7 +243,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_files_a_page_links_to_exist(page: str) -> None:
-    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    text = re.sub(r"(?s)```.*?```", "", PAGES[page])
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         is_file = (ROOT / page).parent.joinpath(target).is_file()
         assert target.startswith("https://") or is_file, target
@@ -267,16 +251,16 @@ def test_the_files_a_page_links_to_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/examples.md"])
 def test_the_commands_are_targets_of_the_makefile(page: str) -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    commands = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", PAGES[page], flags=re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    commands = re.findall(r"(?m)(?:`|^)make ([a-z][a-z-]*)", PAGES[page])
     assert "demo" in commands
     for command in commands:
-        assert re.search(rf"^{command}:", makefile, flags=re.MULTILINE), command
+        assert re.search(rf"(?m)^{command}:", makefile), command
 
 
 def test_the_changelog_begins_with_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, flags=re.MULTILINE)
+    newest = re.search(r"(?m)^## (\d+\.\d+\.\d+)", changelog)
     assert newest is not None
     assert newest.group(1) == dmlpool.__version__
     for page in ("mkdocs.yml", "CITATION.cff"):
