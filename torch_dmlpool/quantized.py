@@ -242,18 +242,9 @@ def quantized_max_pooling(
         tensor([[[[4.]]]])
     """
     window = window_size, strides, start_padding, end_padding, dilations
-
-    def pool(plain: Tensor) -> Pooled:
-        return max_pooling(
-            plain,
-            *window,
-            ceil_mode=ceil_mode,
-            return_indices=return_indices,
-            index_dtype=index_dtype,
-            mask=mask,
-        )
-
-    return of_integers(input, pool)
+    how: dict[str, Any] = {"ceil_mode": ceil_mode, "return_indices": return_indices}
+    how |= {"index_dtype": index_dtype, "mask": mask}
+    return of_integers(input, lambda plain: max_pooling(plain, *window, **how))
 
 
 def of_integers(input: Tensor, pool: Callable[[Tensor], Any]) -> Any:

@@ -115,7 +115,7 @@ def as_sharded(gradient: Tensor, shards: Any) -> Tensor:
         return gradient
     placements = zip(shards, gradient.placements, strict=True)  # type: ignore[attr-defined]
     wanted = [old if old.is_shard() else new for old, new in placements]
-    return gradient.redistribute(placements=wanted)  # type: ignore[attr-defined, no-any-return]
+    return gradient.redistribute(placements=wanted)  # type: ignore[attr-defined]
 
 
 def records_gradient(*tensors: Tensor) -> bool:

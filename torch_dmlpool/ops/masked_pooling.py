@@ -45,7 +45,7 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     if not records_gradient(input):
         return fill(input, mask, fills_lowest)
     record = lambda input: recording(fill(input, mask, fills_lowest), (mask,), kept)  # noqa: E731
-    return _apply(input, (record, (), None))  # type: ignore[no-any-return]
+    return _apply(input, (record, (), None))
 
 
 def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _averages_at_once(input: Tensor, mask: Tensor, window: Window, include_paddi
     if profiler._is_profiler_enabled:
         pool = masked_average_pooling.shown(pool)
     if not records_gradient(input):
-        return pool(input, mask, window, include_padding)[0]  # type: ignore[no-any-return]
+        return pool(input, mask, window, include_padding)[0]
     sizes = input.shape[2:]
 
     def gradient(arriving: Tensor, mask: Tensor, divisors: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _averages_at_once(input: Tensor, mask: Tensor, window: Window, include_paddi
         averages, divisors = pool(input, mask, window, include_padding)
         return recording(averages, (mask, divisors), gradient)
 
-    return _apply(input, (record, (), None))  # type: ignore[no-any-return]
+    return _apply(input, (record, (), None))
 
 
 def _averages(

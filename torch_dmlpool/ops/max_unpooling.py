@@ -46,8 +46,8 @@ def max_unpooling(
         return recording(result, (unique,), lambda *tensors: gather_positions(*tensors, False))
 
     if records_gradient(input):
-        return _apply(input, (unpooled, (True,), None))  # type: ignore[no-any-return]
-    return unpooled(input, False)[0]  # type: ignore[no-any-return]
+        return _apply(input, (unpooled, (True,), None))
+    return unpooled(input, False)[0]
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:

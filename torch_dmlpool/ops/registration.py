@@ -181,6 +181,10 @@ class Operator:
         """The results where a derivative is wanted."""
         raise NotImplementedError
 
+    def composed(self, *arguments: Any, **_: str) -> Any:
+        """The same for arguments as the schema has them."""
+        return self.differentiated(False, self._checked(arguments)[0])
+
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.tensors, arguments, self.types, strict=False):
@@ -288,10 +292,6 @@ class Composite(Operator):
         results = self.compose(*arguments)
         # What PyTorch's operators return may follow the layout of a mask.
         return operands.laid_out_like(results, arguments[0]) if self.is_composite else results
-
-    def composed(self, *arguments: Any, **_: str) -> Any:
-        """The results by the other operators, for arguments as the schema has them."""
-        return self.differentiated(False, self._checked(arguments)[0])
 
 
 @dataclass(eq=False, kw_only=True)
