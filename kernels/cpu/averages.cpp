@@ -70,8 +70,8 @@ void repeat(char *memory, int64_t bytes, int64_t count) {
     for (int64_t done = bytes; done < all; done += std::min(done, page))
         std::memcpy(memory + done, memory, std::min({done, page, all - done}));
 }
-// Writes planes of `count` times the same element each. The vector of a plane smaller than a vector
-// reaches into the next planes, which are written later.
+// Writes planes of `count` times the same element each. The last vector of a plane overlaps the one
+// before, or reaches into the next planes, which are written later.
 template <class E>
 void repeat_elements(const E *from, int64_t planes, int64_t count, E *to) {
     constexpr int64_t n = LANES<E>;
@@ -210,48 +210,34 @@ struct AverageGradient {
             const int64_t row = ((plane * p.d().outputs + d) * p.h().outputs + h) * p.output_row();
             if (element == value)
                 return by(plane, d, h, i, count, arriving + (row + i) * element, to);
-            constexpr int64_t BLOCK = 1024;
-            double values[BLOCK];
-            for (int64_t at = 0; at < count; at += BLOCK) {
-                const int64_t n = std::min(BLOCK, count - at);
+            float values[1024];
+            for (int64_t at = 0, n; at < count; at += n) {
+                n = std::min(int64_t(std::size(values)), count - at);
                 load(row + i + at, n, reinterpret_cast<char *>(values));
                 by(plane, d, h, i + at, n, values, to + at * element);
             }
         };
-        const auto divisor_of = [&](int64_t d, int64_t h, int64_t o) {
-            return g.is_uniform ? g.divisor_of_all : g.divisor(d, h, o);
-        };
-        const char *const floats = p.channels > 1 && p.type == 0 ? arriving : nullptr;
-        DisjointGradient<decltype(make_shares), decltype(divisor_of)>{
-            p, element, floats, gradient, make_shares, divisor_of}
-            .run();
+        DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
     }
-    // Writes the shares of the outputs of a part. `q` is the problem of that part.
-    void divide_part(const PlanePart &part, int cut, const Problem &q, char *shares) const {
+    // Writes the shares of the outputs of a part of a plane, or of whole planes from `plane` on.
+    // `q` is the problem of that part, which begins with output `begins`.
+    void divide_part(int64_t plane, const int64_t (&begins)[3], const Problem &q,
+                     char *shares) const {
         const Divide by(g, value, value, of_shares.divide);
-        constexpr int64_t COLUMNS = 4096;
-        const Axis &w = q.w();
-        const int64_t origin = part.plane * p.output_plane() +
-                               part.outputs.begin * (p.output_plane() / p.axes[cut].outputs);
-        int64_t begins[3] = {0, 0, 0};
-        begins[cut] = part.outputs.begin;
-        const int64_t blocks = parts_of(w.outputs, COLUMNS);
+        const int64_t width = q.output_row();
+        const int64_t column = begins[2] * p.channels;
         const int64_t rows = q.planes * q.d().outputs * q.h().outputs;
-        const double cost = double(2 * std::min(COLUMNS, w.outputs) * q.channels);
-        parallel(rows * blocks, cost, [&](int64_t begin, int64_t end) {
-            std::vector<char> values(std::min(COLUMNS, w.outputs) * q.channels * value);
-            Digits<4> digits(begin, {blocks, q.h().outputs, q.d().outputs, q.planes});
+        parallel(rows, double(2 * width), [&](int64_t begin, int64_t end) {
+            Digits<3> digits(begin, {q.h().outputs, q.d().outputs, q.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
-                const int64_t column = digits[0] * COLUMNS;
-                const int64_t at = (number / blocks * w.outputs + column) * q.channels;
-                const int64_t count = std::min(COLUMNS, w.outputs - column) * q.channels;
-                const char *from = arriving + (origin + at) * element;
-                if (element != value) {
-                    load(origin + at, count, values.data());
-                    from = values.data();
-                }
-                by(0, begins[0] + digits[2], begins[1] + digits[1],
-                   (begins[2] + column) * q.channels, count, from, shares + at * value);
+                const int64_t d = begins[0] + digits[1];
+                const int64_t h = begins[1] + digits[0];
+                const int64_t row = ((plane + digits[2]) * p.d().outputs + d) * p.h().outputs + h;
+                const int64_t first = row * p.output_row() + column;
+                char *const to = shares + number * width * value;
+                if (element != value)
+                    load(first, width, to);
+                by(0, d, h, column, width, element == value ? arriving + first * element : to, to);
             }
         });
     }
@@ -286,7 +272,9 @@ struct AverageGradient {
                 shares.reset(new char[needed]);
                 kept = needed;
             }
-            divide_part(part, parts.cut, q, shares.get());
+            int64_t begins[3] = {0, 0, 0};
+            begins[parts.cut] = part.outputs.begin;
+            divide_part(part.plane, begins, q, shares.get());
             const int64_t first = part.plane * p.plane() + part.positions.begin * parts.slab;
             pool_shares(of_shares.sums, Windows(q), shares.get(), 1, gradient + first * element);
         }
