@@ -11,6 +11,7 @@
 #include "counts.h"
 #include "disjoint.h"
 #include "gathered.h"
+#include "numbers.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -25,7 +26,7 @@ struct Divide final : Finish {
     int64_t sum;  // bytes of a sum
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
-    std::vector<double> columns;  // the taps that outputs count along W, if windows differ
+    Columns<double> columns{g.p, 0};  // the taps that outputs of one channel count along W
 
     Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
@@ -36,9 +37,9 @@ struct Divide final : Finish {
             !without(DIVIDED_SUMS))
             divisor = g.divisor_of_all;
         if (!is_uniform && g.p.channels == 1)
-            for (const TapCount &count : g.counts[2])
-                columns.push_back(double(count.counted));
+            columns.keep([this](int64_t output) { return counted(output); });
     }
+    double counted(int64_t output) const { return double(g.known_count(2, output).counted); }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
         const char *const from = static_cast<const char *>(sums);
@@ -46,18 +47,14 @@ struct Divide final : Finish {
         if (is_uniform)
             return divide(sums, count, g.divisor_of_all, nullptr, to);
         const double rows = g.rows_divisor(d, h);
-        if (!columns.empty())
-            return divide(sums, count, rows, columns.data() + i, to);
-        if (g.p.channels > 1)
-            return g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
-                divide(from + at * sum, n, rows * double(g.known_count(2, output).counted), nullptr,
-                       out + at * result_size);
-            });
-        g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
-            double block[BLOCK_OUTPUTS];
-            for (int64_t k = 0; k < n; ++k)
-                block[k] = double(counts[k].counted);
-            divide(from + at * sum, n, rows, block, out + at * result_size);
+        if (g.p.channels == 1)
+            return columns.each(
+                i, i + count, [this](int64_t output) { return counted(output); },
+                [&](int64_t at, int64_t n, const double *column) {
+                    divide(from + (at - i) * sum, n, rows, column, out + (at - i) * result_size);
+                });
+        g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
+            divide(from + at * sum, n, rows * counted(output), nullptr, out + at * result_size);
         });
     }
 };
@@ -205,16 +202,15 @@ struct AverageGradient {
     // The gradient of windows that share no element.
     void copy_shares() const {
         const Divide by(g, value, element, kernels.divide);
-        const auto make_shares = [&](int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
+        const auto make_shares = [&](int64_t row, int64_t d, int64_t h, int64_t i, int64_t count,
                                      char *to) {
-            const int64_t row = ((plane * p.d().outputs + d) * p.h().outputs + h) * p.output_row();
             if (element == value)
-                return by(plane, d, h, i, count, arriving + (row + i) * element, to);
+                return by(0, d, h, i, count, arriving + (row + i) * element, to);
             float values[1024];
             for (int64_t at = 0, n; at < count; at += n) {
                 n = std::min(int64_t(std::size(values)), count - at);
                 load(row + i + at, n, reinterpret_cast<char *>(values));
-                by(plane, d, h, i + at, n, values, to + at * element);
+                by(0, d, h, i + at, n, values, to + at * element);
             }
         };
         DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();

@@ -9,10 +9,8 @@
 namespace dmlpool {
 namespace {
 
-// The counts along an axis are kept for at most KEPT_COUNTS outputs, and else computed for
-// BLOCK_OUTPUTS outputs at a time.
+// The counts along an axis are kept for at most this many outputs.
 constexpr int64_t KEPT_COUNTS = 1 << 16;
-constexpr int64_t BLOCK_OUTPUTS = 1024;
 
 // How many taps a window counts, and how many it reads, along one axis.
 struct TapCount {
@@ -115,19 +113,6 @@ struct Geometry : Windows {
                 next = whole.contains(next) ? whole.end : next + 1;
             n = std::min(count, next * p.channels - i) - at;
             act(at, n, output);
-        }
-    }
-    // Calls act(at, n, counts) for blocks [at, at + n) of `count` outputs along W from output o on.
-    template <class Act>
-    void for_columns(int64_t o, int64_t count, Act act) const {
-        if (!counts[2].empty())
-            return act(0, count, counts[2].data() + o);
-        TapCount block[BLOCK_OUTPUTS];
-        for (int64_t at = 0, n; at < count; at += n) {
-            n = std::min(BLOCK_OUTPUTS, count - at);
-            for (int64_t k = 0; k < n; ++k)
-                block[k] = count_of(2, o + at + k);
-            act(at, n, block);
         }
     }
 };

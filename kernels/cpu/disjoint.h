@@ -21,9 +21,9 @@ namespace {
 // The shares of a row of one channel that are computed at once, so that they stay in the
 // first-level cache.
 constexpr int64_t SHARES_AT_ONCE = 4096;
-// make_shares(plane, d, h, i, count, to) writes the shares of `count` elements of a row of outputs,
-// from element i on. Those of several channels are computed where they are written, so that memory
-// is read and written at the same time.
+// make_shares(row, d, h, i, count, to) writes the shares of `count` elements of a row of outputs,
+// from element i on. The row begins with element `row` of what arrives. Those of several channels
+// are computed where they are written, so that memory is read and written at the same time.
 template <class MakeShares>
 struct DisjointGradient {
     const Problem &p;
@@ -56,15 +56,16 @@ struct DisjointGradient {
                 const int64_t first = digits[0] * tile;
                 const Range columns = {first, std::min(first + tile, p.w().outputs)};
                 if (p.channels == 1)
-                    make_shares(digits[3], digits[2], digits[1], first, columns.end - first,
-                                shares.data());
-                write_rows(digits[3], digits[2], digits[1], columns, shares.data());
+                    make_shares(number / tiles * p.output_row(), digits[2], digits[1], first,
+                                columns.end - first, shares.data());
+                write_rows(number / tiles * p.output_row(), digits[3], digits[2], digits[1],
+                           columns, shares.data());
             }
         });
     }
     // Writes all rows of the gradient that belong to a row of windows, below outputs `columns`.
-    void write_rows(int64_t plane, int64_t od, int64_t oh, const Range &columns,
-                    const char *shares) const {
+    void write_rows(int64_t row_of_shares, int64_t plane, int64_t od, int64_t oh,
+                    const Range &columns, const char *shares) const {
         const Range depth = positions_of(p.d(), od, od + 1);
         const Range height = positions_of(p.h(), oh, oh + 1);
         const Range width = positions_of(p.w(), columns.begin, columns.end);
@@ -77,7 +78,7 @@ struct DisjointGradient {
                 if (seen.at(0, z).count == 0 || seen.at(1, y).count == 0)
                     std::memset(out, 0, bytes);
                 else if (p.channels > 1)
-                    write_channels(plane, od, oh, width, columns, out);
+                    write_channels(row_of_shares, od, oh, width, columns, out);
                 else if (written != nullptr)
                     std::memcpy(out, written, bytes);
                 else {
@@ -91,7 +92,7 @@ struct DisjointGradient {
             }
     }
     // Writes `positions` of a row of the gradient.
-    void write_channels(int64_t plane, int64_t od, int64_t oh, const Range &positions,
+    void write_channels(int64_t row, int64_t od, int64_t oh, const Range &positions,
                         const Range &columns, char *out) const {
         int64_t x = positions.begin;
         const auto clear = [&](int64_t stop) {
@@ -107,8 +108,8 @@ struct DisjointGradient {
                 if (share != nullptr)
                     std::memcpy(to, share, position);
                 else
-                    make_shares(plane, od, oh, o * p.channels, p.channels, to);
-                share = to;
+                    make_shares(row, od, oh, o * p.channels, p.channels, to);
+                share = position < 2048 ? to : nullptr;  // long copies start slowly
                 x = at + 1;
             }
         }

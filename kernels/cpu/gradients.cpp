@@ -28,7 +28,8 @@ struct Taps {
     const Problem &p;
     const int64_t unit;
     const int64_t taps;  // of a window
-    Columns columns;     // places of the first taps of a row of windows, from that of window 0 on
+    Columns<int64_t>
+        columns;  // places of the first taps of a row of windows, from that of window 0 on
     // The distance of each tap's place from that of tap 0, if there are few taps, else empty. There
     // is an entry for every number of one byte, so that taps of one byte need no check.
     std::vector<int64_t> offsets;

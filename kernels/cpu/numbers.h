@@ -12,11 +12,12 @@ namespace {
 // A number for each element of a row of outputs: number_of(output) + channel * channel_unit. The
 // numbers of a row of at most KEPT_NUMBERS elements are kept. Those of a longer row are computed
 // BLOCK elements at a time.
+template <class N>
 struct Columns {
     static constexpr int64_t BLOCK = 512;
     const Problem &p;
     const int64_t channel_unit;
-    std::vector<int64_t> kept;
+    std::vector<N> kept;
 
     Columns(const Problem &p, int64_t channel_unit) : p(p), channel_unit(channel_unit) {}
     // Computes and keeps all numbers of a short row. `each` must be given the same `number_of`.
@@ -33,7 +34,7 @@ struct Columns {
     void each(int64_t from, int64_t to, const NumberOf &number_of, const Act &act) const {
         if (!kept.empty())
             return act(from, to - from, kept.data() + from);
-        int64_t block[BLOCK];
+        N block[BLOCK];
         for (int64_t at = from, n; at < to; at += n) {
             n = std::min(BLOCK, to - at);
             fill(at, n, number_of, block);
@@ -43,13 +44,13 @@ struct Columns {
 
   private:
     template <class NumberOf>
-    void fill(int64_t from, int64_t count, const NumberOf &number_of, int64_t *out) const {
+    void fill(int64_t from, int64_t count, const NumberOf &number_of, N *out) const {
         int64_t output = from / p.channels;
         int64_t channel = from % p.channels;
         for (int64_t i = 0; i < count; ++output, channel = 0) {
-            const int64_t number = number_of(output);
+            const N number = number_of(output);
             for (; channel < p.channels && i < count; ++channel, ++i)
-                out[i] = number + channel * channel_unit;
+                out[i] = number + N(channel * channel_unit);
         }
     }
 };
@@ -75,7 +76,8 @@ struct Numbers {
     void *numbers;
     int64_t units[3] = {1, 1, 1};  // what a step of one tap along each axis adds to a number
     int64_t plane_size;            // positions in a plane for INDICES, else 0
-    Columns columns;  // the part of a number that depends on its place in the row of outputs
+    Columns<int64_t>
+        columns;  // the part of a number that depends on its place in the row of outputs
 
     Numbers(const Problem &p, void *numbers)
         : p(p),

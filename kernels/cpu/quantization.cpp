@@ -190,72 +190,49 @@ struct Requantization {
     }
 };
 
-// Writes sums as quantized averages.
+// Writes sums of type L as quantized averages.
+template <class L>
 struct Requantize final : Finish {
     const Geometry &g;
-    int64_t size;  // bytes of a sum
-    Requantization by;
-
-    // Counts of each output along W, if `g` keeps them, and then some more to fill a vector.
+    const Requantization by;
+    // Whether values that follow each other belong to different channels with zero points or
+    // scales of their own, and not to windows of one channel.
+    const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
+    // Counts of each output of one channel along W, if `g` keeps them, and of some more to fill a
+    // vector. Windows of other rows are requantized run by run.
     std::vector<float> inverses;
     std::vector<int32_t> counted;
     std::vector<int32_t> read;
 
-    Requantize(const Geometry &g, const Quantization &q, int64_t size)
-        : Finish(1, g.is_uniform, false), g(g), size(size), by(q, g.largest_divisor()) {
+    Requantize(const Geometry &g, const Quantization &q)
+        : Finish(1, g.is_uniform, false), g(g), by(q, g.largest_divisor()) {
         if (g.p.channels > 1 || g.counts[2].empty())
             return;
-        for (const TapCount &count : g.counts[2]) {
+        std::vector<TapCount> counts = g.counts[2];
+        counts.resize(counts.size() + by.BLOCK, {1, 0});
+        for (const TapCount &count : counts) {
             counted.push_back(int32_t(count.counted));
             read.push_back(int32_t(count.read));
             inverses.push_back(1 / float(count.counted));
         }
-        counted.resize(counted.size() + by.BLOCK, 1);
-        read.resize(counted.size());
-        inverses.resize(counted.size(), 1);
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        // Whether values that follow each other belong to different channels with zero points or
-        // scales of their own, and not to windows of one channel.
-        const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
+        const L *const from = static_cast<const L *>(sums);
+        uint8_t *const out = static_cast<uint8_t *>(to);
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = int64_t(g.rows_divisor(d, h));
-        const auto store = [&](int64_t at, int64_t n, int64_t channel, int64_t reads,
-                               int64_t counts, RowCounts columns) {
-            const auto run = [&](auto sum) {
-                const auto *const values = static_cast<const decltype(sum) *>(sums) + at;
-                by.store(values, n, are_of_channels, channel, rows_read * reads,
-                         rows_counted * counts, columns, static_cast<uint8_t *>(to) + at);
-            };
-            if (size == 2)
-                run(int16_t());
-            else
-                run(int32_t());
-        };
         if (!read.empty())
-            return store(0, count, plane % by.channels, 1, 1,
-                         {inverses.data() + i, counted.data() + i, read.data() + i});
-        if (g.p.channels == 1 && !g.is_uniform)
-            return g.for_columns(i, count, [&](int64_t at, int64_t n, const TapCount *counts) {
-                float block_inverses[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
-                int32_t block_counted[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
-                int32_t block_read[BLOCK_OUTPUTS + Requantization::BLOCK] = {};
-                for (int64_t k = 0; k < n; ++k) {
-                    block_counted[k] = int32_t(counts[k].counted);
-                    block_read[k] = int32_t(counts[k].read);
-                    block_inverses[k] = 1 / float(counts[k].counted);
-                }
-                store(at, n, plane % by.channels, 1, 1,
-                      {block_inverses, block_counted, block_read});
-            });
-        g.for_runs(i, count, [&](int64_t from, int64_t length, int64_t output) {
+            return by.store(from, count, false, plane % by.channels, rows_read, rows_counted,
+                            {inverses.data() + i, counted.data() + i, read.data() + i}, out);
+        g.for_runs(i, count, [&](int64_t first, int64_t length, int64_t output) {
             const TapCount same = g.known_count(2, output);
-            for (int64_t at = from, n; at < from + length; at += n) {
+            for (int64_t at = first, n; at < first + length; at += n) {
                 const int64_t channel =
                     (g.p.channels > 1 ? i + at : plane + (are_of_channels ? at : 0)) % by.channels;
-                n = are_of_channels ? std::min(from + length - at, by.channels - channel) : length;
-                store(at, n, channel, same.read, same.counted, {});
+                n = are_of_channels ? std::min(first + length - at, by.channels - channel) : length;
+                by.store(from + at, n, are_of_channels, channel, rows_read * same.read,
+                         rows_counted * same.counted, {}, out + at);
             }
         });
     }
@@ -288,7 +265,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
         const Rows<Sum<L, uint8_t>> of_unsigned({});
         const RowOperations &op =
             is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
-        const Requantize requantize(g, q, sizeof(L));
+        const Requantize<L> requantize(g, q);
         if (!is_turned)
             return pool(op, requantize, input, output, g);
         turn_planes(

@@ -327,17 +327,9 @@ void scatter_positions(const Problem &p, const void *input, const void *position
         using T = decltype(element);
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output));
     };
-    if (p.type == 0)
-        run(float());
-    else if (p.type == 1)
-        run(double());
-    else if (p.type == 2)
-        run(Half());
-    else if (p.type == 3)
-        run(BFloat16());
-    else
-        // Integers: no position has two elements, so the elements' bytes can be added to zeros.
-        with_numbers(type_of(p).bytes, run);
+    // No position has two integers, so that their bytes can be added to zeros.
+    type_of(p).infinity != 0 ? with_floats(p.type, "data type", run)
+                             : with_numbers(type_of(p).bytes, run);
 }
 
 }  // namespace dmlpool

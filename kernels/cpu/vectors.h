@@ -231,81 +231,55 @@ constexpr DataType TYPES[] = {
 };
 
 // The processor's own conversions. `Halves` is a vector of half the processor's width. `widened`
-// converts it to a full vector of elements twice as wide, and `narrowed` converts it back.
-// `widened_twice` and `widened_thrice` convert the first lanes of bytes to a full vector of
-// elements four and eight times as wide.
+// converts it to a full vector of elements twice as wide, and `narrowed` converts it back. GCC's
+// own conversions take several instructions each.
 #if defined(__AVX512BW__)
-#define HAS_HALVES
+#define WIDE(conversion) _mm512_##conversion
 using Halves = __m256i;
+using Integers = __m512i;
 inline __m512 widened(Halves halves) {
     return _mm512_maskz_cvtph_ps(0xffff, halves);
 }
 inline Halves narrowed(__m512 values) {
     return _mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT);
 }
-inline __m512i widened(Halves halves, int8_t) {
-    return _mm512_cvtepi8_epi16(halves);
-}
-inline __m512i widened(Halves halves, uint8_t) {
-    return _mm512_cvtepu8_epi16(halves);
-}
-inline __m512i widened(Halves halves, int16_t) {
-    return _mm512_cvtepi16_epi32(halves);
-}
-inline __m512i widened(Halves halves, int32_t) {
-    return _mm512_cvtepi32_epi64(halves);
-}
-inline __m512i widened_twice(__m128i quarters, int8_t) {
-    return _mm512_cvtepi8_epi32(quarters);
-}
-inline __m512i widened_twice(__m128i quarters, uint8_t) {
-    return _mm512_cvtepu8_epi32(quarters);
-}
-inline __m512i widened_thrice(__m128i eighths, uint8_t) {
-    return _mm512_cvtepu8_epi64(eighths);
-}
 #elif defined(__AVX2__) && defined(__F16C__)
-#define HAS_HALVES
+#define WIDE(conversion) _mm256_##conversion
 using Halves = __m128i;
+using Integers = __m256i;
 inline __m256 widened(Halves halves) {
     return _mm256_cvtph_ps(halves);
 }
 inline Halves narrowed(__m256 values) {
     return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
 }
-inline __m256i widened(Halves halves, int8_t) {
-    return _mm256_cvtepi8_epi16(halves);
-}
-inline __m256i widened(Halves halves, uint8_t) {
-    return _mm256_cvtepu8_epi16(halves);
-}
-inline __m256i widened(Halves halves, int16_t) {
-    return _mm256_cvtepi16_epi32(halves);
-}
-inline __m256i widened(Halves halves, int32_t) {
-    return _mm256_cvtepi32_epi64(halves);
-}
-inline __m256i widened_twice(__m128i quarters, int8_t) {
-    return _mm256_cvtepi8_epi32(quarters);
-}
-inline __m256i widened_twice(__m128i quarters, uint8_t) {
-    return _mm256_cvtepu8_epi32(quarters);
-}
-inline __m256i widened_thrice(__m128i eighths, uint8_t) {
-    return _mm256_cvtepu8_epi64(eighths);
-}
 #endif
 
-#ifdef HAS_HALVES
-// A vector of 16 bytes that begins with these 4, 8 or 16.
-template <class V>
-inline __m128i low_lanes(const V &vector) {
-    if constexpr (sizeof(V) == 4)
-        return _mm_cvtsi32_si128(bits_as<int32_t>(vector));
-    else if constexpr (sizeof(V) == 8)
-        return _mm_cvtsi64_si128(bits_as<int64_t>(vector));
+#ifdef WIDE
+#define HAS_HALVES
+template <class From>
+inline Integers widened(Halves halves, From) {
+    if constexpr (std::is_same_v<From, int8_t>)
+        return WIDE(cvtepi8_epi16)(halves);
+    else if constexpr (std::is_same_v<From, uint8_t>)
+        return WIDE(cvtepu8_epi16)(halves);
+    else if constexpr (std::is_same_v<From, int16_t>)
+        return WIDE(cvtepi16_epi32)(halves);
     else
-        return __m128i(vector);
+        return WIDE(cvtepi32_epi64)(halves);
+}
+// Converts the first lanes of bytes to a full vector of elements four times as wide.
+template <class V, class From>
+inline Integers widened_twice(const V &vector, From) {
+    __m128i bytes;
+    if constexpr (sizeof(V) == 8)
+        bytes = _mm_cvtsi64_si128(bits_as<int64_t>(vector));
+    else
+        bytes = __m128i(vector);
+    if constexpr (std::is_same_v<From, int8_t>)
+        return WIDE(cvtepi8_epi32)(bytes);
+    else
+        return WIDE(cvtepu8_epi32)(bytes);
 }
 #endif
 
@@ -317,9 +291,7 @@ inline Vector<To, n> converted(const Vector<From, n> &from) {
         return Vector<To, n>(from);
 #ifdef HAS_HALVES
     else if constexpr (sizeof(To) == 4 && sizeof(From) == 1 && sizeof(To) * n == BYTES)
-        return Vector<To, n>(widened_twice(low_lanes(from), From()));
-    else if constexpr (sizeof(To) == 8 && std::is_same_v<From, uint8_t> && sizeof(To) * n == BYTES)
-        return Vector<To, n>(widened_thrice(low_lanes(from), From()));
+        return Vector<To, n>(widened_twice(from, From()));
 #endif
     else if constexpr (sizeof(To) > 2 * sizeof(From)) {
         using Between = std::conditional_t<sizeof(From) == 1, int16_t, int32_t>;
