@@ -5,7 +5,6 @@
 // an output divided by the taps that its window counts.
 
 #include <cstring>
-#include <memory>
 
 #include "choose.h"
 #include "counts.h"
@@ -15,7 +14,6 @@
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
-#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -83,22 +81,17 @@ void repeat_elements(const E *from, int64_t planes, int64_t count, E *to) {
     }
 }
 
-// Sums of elements U.
+// Sums of elements U. Windows of turned planes share no columns, so that bits do not depend on the
+// number of channels, which is the number of planes in a block.
 template <class U>
-const RowOperations &sums_of() {
-    static const Rows<Sum<Wide<U>, U>> operations({});
-    return operations;
-}
-// The same for turned planes. Windows share no columns, so that bits do not depend on the number of
-// channels, which is the number of planes in a block.
-template <class U>
-const RowOperations &sums_of_windows() {
-    static const auto operations = [] {
+const RowOperations &sums_of(bool are_turned) {
+    static const Rows<Sum<Wide<U>, U>> sums({});
+    static const auto turned = [] {
         Rows<Sum<Wide<U>, U>> produced({});
         produced.is_separable = false;
         return produced;
     }();
-    return operations;
+    return are_turned ? turned : sums;
 }
 // What the averages of a data type are computed with.
 struct Kernels {
@@ -110,7 +103,7 @@ struct Kernels {
 Kernels kernels_of(int64_t type, bool are_turned = false) {
     return with_floats(type, "averages of type", [=](auto element) {
         using U = decltype(element);
-        return Kernels{are_turned ? sums_of_windows<U>() : sums_of<U>(), divide<U>};
+        return Kernels{sums_of<U>(are_turned), divide<U>};
     });
 }
 
@@ -175,29 +168,24 @@ struct AverageGradient {
         const Divide by(g, value, element, kernels.divide);
         const int64_t channels = p.channels;
         const int64_t size = p.plane() / channels;
-        const int64_t at_once = std::max<int64_t>(1, 65536 / channels);
-        parallel(p.planes, double(size * channels), [&](int64_t begin, int64_t end) {
-            const int64_t most = std::min(at_once, end - begin) * channels;
-            std::vector<char> values(most * value);
-            std::vector<char> shares(most * element);
-            for (int64_t first = begin; first < end; first += at_once) {
-                const int64_t planes = std::min(at_once, end - first);
-                load(first * channels, planes * channels, values.data());
-                by(first, 0, 0, 0, planes * channels, values.data(), shares.data());
-                char *const out = gradient + first * size * channels * element;
-                if (channels == 1)
-                    with_numbers(int(element), [&](auto bits) {
-                        using E = decltype(bits);
-                        repeat_elements(reinterpret_cast<const E *>(shares.data()), planes, size,
-                                        reinterpret_cast<E *>(out));
-                    });
-                for (int64_t k = 0; k < planes && channels > 1; ++k) {
-                    char *const plane = out + k * size * channels * element;
-                    std::memcpy(plane, shares.data() + k * channels * element, channels * element);
-                    repeat(plane, channels * element, size);
-                }
-            }
-        });
+        for_parts(p.planes, std::max<int64_t>(1, 65536 / channels), double(size * channels),
+                  channels * (value + element), [&](int64_t first, int64_t planes, char *values) {
+                      char *const shares = values + planes * channels * value;
+                      load(first * channels, planes * channels, values);
+                      by(first, 0, 0, 0, planes * channels, values, shares);
+                      char *const out = gradient + first * size * channels * element;
+                      if (channels == 1)
+                          return with_numbers(int(element), [&](auto bits) {
+                              using E = decltype(bits);
+                              repeat_elements(reinterpret_cast<const E *>(shares), planes, size,
+                                              reinterpret_cast<E *>(out));
+                          });
+                      for (int64_t k = 0; k < planes; ++k) {
+                          char *const plane = out + k * size * channels * element;
+                          std::memcpy(plane, shares + k * channels * element, channels * element);
+                          repeat(plane, channels * element, size);
+                      }
+                  });
     }
     // The gradient of windows that share no element.
     void copy_shares() const {
@@ -250,8 +238,7 @@ struct AverageGradient {
         const PlaneParts parts{p, is_small ? p.plane() : int64_t(size * double(SHARES_MOST)), 2};
         const int64_t at_a_time = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
         const int64_t step = is_small ? at_a_time : 1;
-        std::unique_ptr<char[]> shares;
-        int64_t kept = 0;
+        std::vector<char> shares;
         for (int64_t number = 0; number < p.planes * parts.count; number += step) {
             PlanePart part = parts.of(number);
             part.outputs.begin = std::min(part.outputs.begin, parts.axis.outputs - 1);
@@ -262,17 +249,12 @@ struct AverageGradient {
             axis.size = part.positions.end - part.positions.begin;
             axis.outputs = part.outputs.end - part.outputs.begin;
             axis.padding += part.positions.begin - part.outputs.begin * axis.stride;
-            const int64_t needed = q.planes * q.output_plane() * value;
-            if (needed > kept) {
-                shares.reset();
-                shares.reset(new char[needed]);
-                kept = needed;
-            }
+            shares.resize(q.planes * q.output_plane() * value);
             int64_t begins[3] = {0, 0, 0};
             begins[parts.cut] = part.outputs.begin;
-            divide_part(part.plane, begins, q, shares.get());
+            divide_part(part.plane, begins, q, shares.data());
             const int64_t first = part.plane * p.plane() + part.positions.begin * parts.slab;
-            pool_shares(of_shares.sums, Windows(q), shares.get(), 1, gradient + first * element);
+            pool_shares(of_shares.sums, Windows(q), shares.data(), 1, gradient + first * element);
         }
     }
 };
@@ -290,14 +272,9 @@ void average_pooling(const Problem &plain, const void *input, void *output) {
     const Kernels kernels = kernels_of(int(p.type), is_turned);
     const int64_t element = kernels.sums.element_size;
     expect_all(output, p.planes * p.output_plane() * element);
-    const Problem q = is_turned ? turned_problem(p) : p;
-    const Geometry g(q, false);
+    const Geometry g(is_turned ? turned_problem(p) : p, false);
     const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
-    if (!is_turned)
-        return pool(kernels.sums, finish, input, output, g);
-    turn_planes(
-        p.planes, q.channels, element, p.plane(), p.output_plane(), input, output,
-        [&](const void *from, void *to) { pool(kernels.sums, finish, from, to, g, WINDOWS); });
+    pool_sums(kernels.sums, finish, p, g, input, output);
 }
 
 void average_pooling_grad(const Problem &plain, const void *arriving, void *gradient) {

@@ -5,6 +5,7 @@
 
 #include "choose.h"
 #include "geometry.h"
+#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -116,6 +117,17 @@ struct Geometry : Windows {
         }
     }
 };
+
+// Pools planes of p by sums. `g` is their geometry, or that of `turned_problem`, whose planes are
+// turned first: its results have as many bytes as elements.
+inline void pool_sums(const RowOperations &sums, const Finish &finish, const Problem &p,
+                      const Geometry &g, const void *input, void *output) {
+    if (g.p.channels == p.channels)
+        return pool(sums, finish, input, output, g);
+    turn_planes(p.planes, g.p.channels, sums.element_size, p.plane(), p.output_plane(), input,
+                output,
+                [&](const void *from, void *to) { pool(sums, finish, from, to, g, WINDOWS); });
+}
 
 // The gradient of averages as sums over the windows that read an element, all divided by `divisor`.
 // Small windows with a stride along W become windows with stride 1 over rows of outputs with zeros

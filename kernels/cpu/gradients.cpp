@@ -112,7 +112,6 @@ struct Scatter {
     using L = Wide<T>;
     static constexpr bool is_direct = std::is_same_v<T, L>;
     static constexpr int64_t PART = 1 << 18;  // elements of a part, whose sums stay in a cache
-    static constexpr int64_t BLOCK = 4096;    // elements that are converted at once
     const Problem &p;
     const char *const arriving;
     const char *const numbers;
@@ -120,32 +119,19 @@ struct Scatter {
 
     const int bytes = int(p.bytes);
     const Taps places{p, p.channels, 1};
-    // Converts elements: the sum of one row is the row.
-    const RowOperations &sums_of_elements = float_sums(int(p.type));
     const PlaneParts parts{p, PART, 4};
     const int64_t most = parts.step * parts.slab;  // elements of a part
 
-    // A thread's own memory.
-    struct Memory {
-        std::vector<L> sums;
-        std::vector<L> loaded;
-    };
     void run() const {
-        const int64_t block = std::min(BLOCK, p.output_row());
-        const double cost = 4. * double(most);
-        parallel(p.planes * parts.count, cost, [&](int64_t begin, int64_t end) {
-            Memory m;
-            m.sums.resize(is_direct ? 0 : most);
-            m.loaded.resize(is_direct ? 0 : block);
-            for (int64_t number = begin; number < end; ++number)
-                add_part(parts.of(number), m);
-        });
+        for_parts(p.planes * parts.count, 1, 4. * double(most), is_direct ? 0 : most * sizeof(L),
+                  [&](int64_t number, int64_t, char *memory) {
+                      add_part(parts.of(number), reinterpret_cast<L *>(memory));
+                  });
     }
-    void add_part(const PlanePart &part, Memory &m) const {
+    void add_part(const PlanePart &part, L *sums) const {
         const int64_t first = part.positions.begin * parts.slab;
         const int64_t size = (part.positions.end - part.positions.begin) * parts.slab;
         T *const out = gradient + part.plane * p.plane() + first;
-        L *sums = m.sums.data();
         if constexpr (is_direct)
             sums = out;
         std::fill_n(sums, size, L(0));
@@ -153,37 +139,22 @@ struct Scatter {
         const Range height = parts.outputs_along(part, 1);
         for (int64_t od = depth.begin; od < depth.end; ++od)
             for (int64_t oh = height.begin; oh < height.end; ++oh)
-                add_row(part, first, size, od, oh, sums, m);
+                add_row(part, first, size, od, oh, sums);
         if constexpr (!is_direct)
             divide<T>(sums, size, 1, nullptr, out);
     }
     void add_row(const PlanePart &part, int64_t origin, int64_t size, int64_t od, int64_t oh,
-                 L *sums, Memory &m) const {
+                 L *sums) const {
         const Range columns = parts.outputs_along(part, 2);
         const int64_t row =
             ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
-        const char *const which = numbers + row * bytes;
-        const int64_t first = columns.begin * p.channels;
-        const int64_t end = columns.end * p.channels;
-        const auto add_from = [=](const L *from) {
-            return [=](int64_t i, int64_t place) {
-                const int64_t at = place - origin;
-                if (uint64_t(at) < uint64_t(size))
-                    sums[at] += read<L>(from + i);
-            };
-        };
         const T *const from = reinterpret_cast<const T *>(arriving) + row;
-        if constexpr (is_direct) {
-            places.each(which, bytes, od, oh, first, end, add_from(from));
-        } else {
-            const int64_t block = int64_t(m.loaded.size());
-            for (int64_t at = first, n; at < end; at += n) {
-                n = std::min(block, end - at);
-                Row elements = {reinterpret_cast<const char *>(from + at), 0};
-                sums_of_elements.combine(false, &elements, 1, n, m.loaded.data(), {});
-                places.each(which, bytes, od, oh, at, at + n, add_from(m.loaded.data() - at));
-            }
-        }
+        places.each(numbers + row * bytes, bytes, od, oh, columns.begin * p.channels,
+                    columns.end * p.channels, [=](int64_t i, int64_t place) {
+                        const int64_t at = place - origin;
+                        if (uint64_t(at) < uint64_t(size))
+                            sums[at] += widen(read<T>(from + i));
+                    });
     }
 };
 

@@ -21,8 +21,8 @@ namespace {
 
 constexpr int64_t BLOCK = 1 << 14;  // elements of one part
 
-// The bytes of a large tensor that are masked at a time. They are pooled before the next ones,
-// while they are in a cache.
+// The bytes of small planes that are masked at a time. They are pooled before the next ones, while
+// they are in a cache.
 constexpr int64_t CACHED = 1 << 18;
 
 // The index in the mask of what an element is masked by.
@@ -76,22 +76,19 @@ template <class Pool>
 void pool_masked(const Problem &p, const Masking &m, const void *input, const void *mask,
                  const Pool &pool) {
     const int64_t plane = p.plane() * m.bytes;
-    if (!is_large(p.input_bytes(m.bytes)) || plane > CACHED) {
+    if (plane > CACHED) {
         const std::unique_ptr<char[]> all(new char[p.planes * plane]);
         masked(m, input, mask, all.get());
         return pool(p, all.get(), 0);
     }
-    const int64_t most = CACHED / plane;
-    parallel(p.planes, double(p.plane()), [&](int64_t begin, int64_t end) {
-        const std::unique_ptr<char[]> buffer(new char[std::min(most, end - begin) * plane]);
-        Problem q = p;
-        for (int64_t first = begin; first < end; first += q.planes) {
-            q.planes = std::min(most, end - first);
-            mask_range(m, input, mask, first * p.plane(), (first + q.planes) * p.plane(),
-                       buffer.get());
-            pool(q, buffer.get(), first);
-        }
-    });
+    for_parts(p.planes, CACHED / plane, double(p.plane()), plane,
+              [&](int64_t first, int64_t planes, char *memory) {
+                  Problem q = p;
+                  q.planes = planes;
+                  mask_range(m, input, mask, first * p.plane(), (first + planes) * p.plane(),
+                             memory);
+                  pool(q, memory, first);
+              });
 }
 
 // Divides each sum by its divisor. Sums may lie where the quotients go. The vectors are written

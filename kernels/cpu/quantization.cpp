@@ -13,7 +13,6 @@
 #include "counts.h"
 #include "operators.h"
 #include "sums.h"
-#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -254,8 +253,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
     // The planes of a block are requantized together, so they must share scales and zero points.
     const Windows windows(p);
     const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
-    const Problem problem = is_turned ? turned_problem(p) : p;
-    const Geometry g(problem, true);
+    const Geometry g(is_turned ? turned_problem(p) : p, true);
     double most = 255;  // the largest sum of the most taps that a window reads
     for (int a = 0; a < 3; ++a)
         most *= double(g.most(a));
@@ -266,11 +264,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
         const RowOperations &op =
             is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
         const Requantize<L> requantize(g, q);
-        if (!is_turned)
-            return pool(op, requantize, input, output, g);
-        turn_planes(
-            p.planes, problem.channels, 1, p.plane(), p.output_plane(), input, output,
-            [&](const void *from, void *to) { pool(op, requantize, from, to, g, WINDOWS); });
+        pool_sums(op, requantize, p, g, input, output);
     };
     expect_all(output, p.planes * p.output_plane());
     if (most < 0x1p15)
