@@ -24,7 +24,9 @@ struct Divide final : Finish {
     int64_t sum;  // bytes of a sum
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
-    Columns<double> columns{g.p, 0};  // the taps that outputs of one channel count along W
+    // The taps that outputs of one channel count along W.
+    const Columns<double> columns{g.p, 0, [this](int64_t output) { return counted(output); },
+                                  !is_uniform && g.p.channels == 1};
 
     Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
@@ -34,8 +36,6 @@ struct Divide final : Finish {
         if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0 &&
             !without(DIVIDED_SUMS))
             divisor = g.divisor_of_all;
-        if (!is_uniform && g.p.channels == 1)
-            columns.keep([this](int64_t output) { return counted(output); });
     }
     double counted(int64_t output) const { return double(g.known_count(2, output).counted); }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
@@ -46,11 +46,9 @@ struct Divide final : Finish {
             return divide(sums, count, g.divisor_of_all, nullptr, to);
         const double rows = g.rows_divisor(d, h);
         if (g.p.channels == 1)
-            return columns.each(
-                i, i + count, [this](int64_t output) { return counted(output); },
-                [&](int64_t at, int64_t n, const double *column) {
-                    divide(from + (at - i) * sum, n, rows, column, out + (at - i) * result_size);
-                });
+            return columns.each(i, i + count, [&](int64_t at, int64_t n, const double *column) {
+                divide(from + (at - i) * sum, n, rows, column, out + (at - i) * result_size);
+            });
         g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
             divide(from + at * sum, n, rows * counted(output), nullptr, out + at * result_size);
         });

@@ -39,17 +39,14 @@ struct Taps {
           unit(unit),
           taps(int64_t(std::min(
               0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
-          columns(p, channel_unit) {
-        columns.keep([this](int64_t output) { return column(output); });
+          columns(p, channel_unit, [&p, unit](int64_t output) {
+              return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
+          }) {
         if (without(TAP_OFFSETS) || taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
             return;
         offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);
         for (int64_t tap = 0; tap < taps; ++tap)
             offsets[tap] = computed_offset(tap);
-    }
-    // What `columns` holds, and what `offsets` holds.
-    int64_t column(int64_t output) const {
-        return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
     }
     int64_t computed_offset(int64_t tap) const {
         const int64_t tw = tap % p.w().window;
@@ -91,12 +88,10 @@ struct Taps {
             }
             return;
         }
-        columns.each(
-            from, to, [this](int64_t output) { return column(output); },
-            [&](int64_t at, int64_t n, const int64_t *column) {
-                for (int64_t k = 0; k < n; ++k)
-                    visit(at + k, first + column[k] + checked_offset(which[at + k]));
-            });
+        columns.each(from, to, [&](int64_t at, int64_t n, const int64_t *column) {
+            for (int64_t k = 0; k < n; ++k)
+                visit(at + k, first + column[k] + checked_offset(which[at + k]));
+        });
     }
     int64_t checked_offset(int64_t tap) const {
         if (uint64_t(tap) >= uint64_t(taps))

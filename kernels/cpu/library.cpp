@@ -164,7 +164,7 @@ int32_t dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const v
     return code_of([=] { max_pooling_grad(*p, arriving, taps, gradient); });
 }
 
-// Returns OUTSIDE where an index but -1 is outside its plane; all others are written.
+// Returns OUTSIDE, and writes no element, where an index but -1 is outside its plane.
 int32_t dmlpool_max_unpooling(const Problem *p, const void *input, const void *indices,
                               void *output, void *unique) {
     bool is_outside = false;

@@ -1,6 +1,7 @@
 // Numbers of winners: the tap of a window, the position in a plane or the index in a tensor.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "operators.h"
@@ -17,34 +18,31 @@ struct Columns {
     static constexpr int64_t BLOCK = 512;
     const Problem &p;
     const int64_t channel_unit;
+    const std::function<N(int64_t)> number_of;  // of an output
     std::vector<N> kept;
 
-    Columns(const Problem &p, int64_t channel_unit) : p(p), channel_unit(channel_unit) {}
-    // Computes and keeps all numbers of a short row. `each` must be given the same `number_of`.
-    template <class NumberOf>
-    void keep(const NumberOf &number_of) {
-        if (p.output_row() > KEPT_NUMBERS)
+    Columns(const Problem &p, int64_t channel_unit, const std::function<N(int64_t)> &number_of,
+            bool is_used = true)
+        : p(p), channel_unit(channel_unit), number_of(number_of) {
+        if (!is_used || p.output_row() > KEPT_NUMBERS)
             return;
         kept.resize(p.output_row());
-        fill(0, p.output_row(), number_of, kept.data());
+        fill(0, p.output_row(), kept.data());
     }
     // Calls act(at, n, numbers) for parts of elements [from, to): `numbers` has those of elements
     // [at, at + n).
-    template <class NumberOf, class Act>
-    void each(int64_t from, int64_t to, const NumberOf &number_of, const Act &act) const {
+    template <class Act>
+    void each(int64_t from, int64_t to, const Act &act) const {
         if (!kept.empty())
             return act(from, to - from, kept.data() + from);
         N block[BLOCK];
         for (int64_t at = from, n; at < to; at += n) {
             n = std::min(BLOCK, to - at);
-            fill(at, n, number_of, block);
+            fill(at, n, block);
             act(at, n, block);
         }
     }
-
-  private:
-    template <class NumberOf>
-    void fill(int64_t from, int64_t count, const NumberOf &number_of, N *out) const {
+    void fill(int64_t from, int64_t count, N *out) const {
         int64_t output = from / p.channels;
         int64_t channel = from % p.channels;
         for (int64_t i = 0; i < count; ++output, channel = 0) {
@@ -83,7 +81,9 @@ struct Numbers {
         : p(p),
           numbers(numbers),
           plane_size(p.numbering == INDICES ? p.plane() / p.channels : 0),
-          columns(p, plane_size) {
+          columns(
+              p, plane_size, [&p](int64_t output) { return begin(p.w(), output); },
+              p.numbering != TAPS) {
         if (p.numbering == TAPS) {
             units[1] = p.w().window;
             units[0] = p.h().window * units[1];
@@ -92,7 +92,6 @@ struct Numbers {
         units[0] = p.d().dilation * p.h().size * p.w().size;
         units[1] = p.h().dilation * p.w().size;
         units[2] = p.w().dilation;
-        columns.keep([&](int64_t output) { return begin(p.w(), output); });
     }
     // The position of tap 0 of an output along an axis.
     static int64_t begin(const Axis &axis, int64_t output) {
@@ -122,12 +121,11 @@ struct Numbers {
             return write_numbers(which, count, numbers, int(p.bytes), row);
         with_numbers(int(p.bytes), [=](auto position) {
             using N = decltype(position);
-            columns.each(
-                from, from + count, [this](int64_t output) { return begin(p.w(), output); },
-                [=](int64_t at, int64_t n, const int64_t *__restrict column) {
-                    write_positions(which + (at - from), n, origin, column,
-                                    static_cast<N *>(numbers) + row + (at - from));
-                });
+            columns.each(from, from + count,
+                         [=](int64_t at, int64_t n, const int64_t *__restrict column) {
+                             write_positions(which + (at - from), n, origin, column,
+                                             static_cast<N *>(numbers) + row + (at - from));
+                         });
         });
     }
 };

@@ -60,7 +60,8 @@ void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, 
 // position. `max_unpooling` writes zeros and then each element at its index, where Problem::bytes
 // are those of indices, which are POSITIONS or INDICES. The last of equal ones stays. Unless
 // `unique` is null, it gets what `unique_positions` writes, as int32 if planes have less than 2^31
-// positions. It returns whether an index but -1 is outside its plane.
+// positions. If an index but -1 is outside its plane, it writes nothing but `unique`, and returns
+// true.
 bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
                    void *unique);
 void unique_positions(const Problem &p, const void *positions, void *unique);

@@ -6,8 +6,9 @@
 //     elements   | a | b |      gather: places to elements
 //
 // A plane is written part by part, each by one thread in the order of the elements, so that the
-// last of several elements at a place is the same for any number of threads. First the places that
-// each chunk of pixels reaches are found, and a part visits the chunks that reach it:
+// last of several elements at a place is the same for any number of threads. First all positions
+// are read, and the places that each chunk of pixels reaches are found. A part visits the chunks
+// that reach it:
 //
 //     chunks     | 0 to 5 | 4 to 11 |      parts  | 0 to 7: both | 8 to 15: the second |
 
@@ -112,8 +113,8 @@ struct Positions {
 // A part of a plane: some positions of all channels.
 struct Part {
     const Positions &positions;
-    const std::vector<Range> &chunks;  // the positions that each chunk of pixels reaches
-    int64_t chunk;                     // pixels of a chunk
+    const Range *chunks;  // the positions that each chunk of pixels reaches
+    int64_t chunk;        // pixels of a chunk
     int64_t plane;
     Range range;
 
@@ -125,8 +126,8 @@ struct Part {
     template <bool is_backwards = false, class Act>
     void each(const Act &act) const {
         const int64_t channels = positions.p.channels;
-        const int64_t count = int64_t(chunks.size());
         const int64_t pixels = positions.p.output_plane() / channels;
+        const int64_t count = parts_of(pixels, chunk);
         const uint64_t first = range.begin;
         const uint64_t width = range.end - range.begin;
         positions.with_type([&](auto number) {
@@ -146,70 +147,64 @@ struct Part {
     }
 };
 
-// What `for_parts` does with positions. `source` has them, and `unique`, unless it is null, gets
+// What `write_parts` does with positions. `source` has them, and `unique`, unless it is null, gets
 // them as integers of `unique_bytes` first.
 struct Request {
     Positions source;
     void *unique;
     int64_t unique_bytes;
     int64_t place_bytes;
-    int64_t most;  // places of all parts that are written at a time
+    int64_t most;            // places of all parts that are written at a time
+    bool is_strict = false;  // whether nothing is written if there is a wrong number
 };
 
 // Calls write(part) for parts of all planes, and returns whether there is a wrong number. It is
 // linear in positions and places, as parts are larger than what most chunks reach.
-bool for_parts(const Request &request, const std::function<void(const Part &)> &write) {
+bool write_parts(const Request &request, const std::function<void(const Part &)> &write) {
     const Problem &p = request.source.p;
     const int64_t size = request.source.size;
     const int64_t threads = available_threads();
     const int64_t pixels = p.output_plane() / p.channels;
     const int64_t chunk = std::max({int64_t(1), CHUNK / p.channels, parts_of(pixels, MOST)});
     const int64_t count = parts_of(pixels, chunk);
+    // What a plane's only chunk reaches is not kept, but taken for all of the plane.
+    std::vector<Range> reached(count > 1 ? p.planes * count : 1, Range{0, size});
     std::atomic<bool> is_any_wrong = false;
-    const auto find = [&](int64_t plane, int64_t begin, int64_t end, std::vector<Range> &chunks) {
+    parallel(p.planes * count, 2. * double(chunk * p.channels), [&](int64_t begin, int64_t end) {
         bool is_wrong = false;
-        for (int64_t k = begin; k < end; ++k)
-            chunks[k] = request.source.reach(plane, {k * chunk, std::min(pixels, (k + 1) * chunk)},
-                                             request.unique, request.unique_bytes, is_wrong);
+        for (int64_t k = begin; k < end; ++k) {
+            const int64_t first = k % count * chunk;
+            const Range range =
+                request.source.reach(k / count, {first, std::min(pixels, first + chunk)},
+                                     request.unique, request.unique_bytes, is_wrong);
+            if (count > 1)
+                reached[k] = range;
+        }
         if (is_wrong)
             is_any_wrong = true;
-    };
+    });
+    if (is_any_wrong && request.is_strict)
+        return true;
     // The positions of a part: what a cache keeps, or twice what a chunk reaches if that is more.
-    const auto step_for = [&](const std::vector<Range> &chunks) {
-        double reach = 0;
-        for (const Range &range : chunks)
-            reach += double(std::max<int64_t>(0, range.end - range.begin));
-        const int64_t kept = PART_BYTES / (request.place_bytes * p.channels);
-        const int64_t step =
-            std::max({kept, int64_t(2 * reach / double(count)), parts_of(size, MOST)});
-        return std::clamp<int64_t>(request.most / (threads * p.channels), 1, step);
-    };
-    const auto write_parts = [&](int64_t plane, int64_t begin, int64_t end, int64_t step,
-                                 const std::vector<Range> &chunks) {
-        for (int64_t first = begin * step; first < std::min(size, end * step); first += step)
+    double reach = 0;
+    for (const Range &range : reached)
+        reach += double(std::max<int64_t>(0, range.end - range.begin));
+    int64_t step = std::max({PART_BYTES / (request.place_bytes * p.channels),
+                             int64_t(2 * reach / double(reached.size())), parts_of(size, MOST)});
+    if (p.planes < 4 * threads)
+        step = std::min(step, parts_of(size, threads));
+    step = std::clamp<int64_t>(request.most / (threads * p.channels), 1, step);
+    const int64_t parts = parts_of(size, step);
+    const double cost = 4. * double(p.output_plane() + p.plane()) / double(parts);
+    parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
+        for (int64_t number = begin; number < end; ++number) {
+            const int64_t plane = number / parts;
+            const int64_t first = number % parts * step;
+            const Range *const chunks = reached.data() + (count > 1 ? plane * count : 0);
             write(
                 Part{request.source, chunks, chunk, plane, {first, std::min(size, first + step)}});
-    };
-    const double cost = 4. * double(p.output_plane() + p.plane());
-    if (p.planes >= 4 * threads || cost < 1 << 18) {
-        parallel(p.planes, cost, [&](int64_t begin, int64_t end) {
-            std::vector<Range> chunks(count);
-            for (int64_t plane = begin; plane < end; ++plane) {
-                find(plane, 0, count, chunks);
-                const int64_t step = step_for(chunks);
-                write_parts(plane, 0, parts_of(size, step), step, chunks);
-            }
-        });
-        return is_any_wrong;
-    }
-    std::vector<Range> chunks(count);
-    for (int64_t plane = 0; plane < p.planes; ++plane) {
-        parallel(count, 4. * double(chunk * p.channels),
-                 [&](int64_t begin, int64_t end) { find(plane, begin, end, chunks); });
-        const int64_t step = std::min(step_for(chunks), parts_of(size, threads));
-        parallel(parts_of(size, step), 4. * double(step * p.channels),
-                 [&](int64_t begin, int64_t end) { write_parts(plane, begin, end, step, chunks); });
-    }
+        }
+    });
     return is_any_wrong;
 }
 
@@ -238,7 +233,7 @@ void scatter(const T *input, const Positions &positions, T *output) {
     using L = Wide<T>;
     constexpr bool is_direct = std::is_same_v<T, L>;
     const int64_t most = is_direct ? std::numeric_limits<int64_t>::max() : MOST_SUMS;
-    for_parts({positions, nullptr, 0, sizeof(L), most}, [&](const Part &part) {
+    write_parts({positions, nullptr, 0, sizeof(L), most}, [&](const Part &part) {
         std::vector<L> sums(is_direct ? 0 : part.size());
         T *const out = output + part.first_place();
         L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
@@ -254,8 +249,9 @@ void scatter(const T *input, const Positions &positions, T *output) {
 void unique_positions(const Problem &p, const void *positions, void *unique) {
     const Positions all(p, positions, type_of(p).bytes);
     const Positions kept(p, unique, p.bytes);  // which rejects other sizes of numbers
-    for_parts({all, unique, kept.bytes, 1, MOST_BITS},
-              [&](const Part &part) { for_last(part, unique, p.bytes, [](int64_t, int64_t) {}); });
+    write_parts({all, unique, kept.bytes, 1, MOST_BITS}, [&](const Part &part) {
+        for_last(part, unique, p.bytes, [](int64_t, int64_t) {});
+    });
 }
 
 bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
@@ -267,17 +263,18 @@ bool max_unpooling(const Problem &p, const void *input, const void *indices, voi
     expect_all(output, p.input_bytes(type_of(p).bytes));
     with_numbers(type_of(p).bytes, [&](auto element) {
         using T = decltype(element);
-        is_wrong = for_parts({all, unique, unique_bytes, sizeof(T), most}, [&](const Part &part) {
-            T *const to = static_cast<T *>(output) + part.first_place();
-            const auto put = [to, from = static_cast<const T *>(input)](int64_t i, int64_t at) {
-                to[at] = read<T>(from + i);
-            };
-            std::fill_n(to, part.size(), T(0));
-            if (unique == nullptr)
-                part.each(put);
-            else
-                for_last(part, unique, unique_bytes, put);
-        });
+        is_wrong =
+            write_parts({all, unique, unique_bytes, sizeof(T), most, true}, [&](const Part &part) {
+                T *const to = static_cast<T *>(output) + part.first_place();
+                const auto put = [to, from = static_cast<const T *>(input)](int64_t i, int64_t at) {
+                    to[at] = read<T>(from + i);
+                };
+                std::fill_n(to, part.size(), T(0));
+                if (unique == nullptr)
+                    part.each(put);
+                else
+                    for_last(part, unique, unique_bytes, put);
+            });
     });
     return is_wrong;
 }
