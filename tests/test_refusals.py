@@ -242,7 +242,8 @@ def test_refusals_are_those_of_the_page() -> None:
 
 
 # What the reference and ATen compute with (refusals of scales and indices look at them by other
-# operations), and what the compiled library is called by. Its unpooling finds wrong indices itself.
+# operations), and what the compiled library is called by. Its unpooling finds wrong indices itself,
+# before it writes.
 WORKING = re.compile(
     r"aten::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)|"
     r"dmlpool_(?!max_unpooling)"

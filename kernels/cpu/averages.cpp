@@ -45,6 +45,8 @@ struct Divide final : Finish {
         if (is_uniform)
             return divide(sums, count, g.divisor_of_all, nullptr, to);
         const double rows = g.rows_divisor(d, h);
+        if (!columns.kept.empty())  // short rows would notice the call of `each`
+            return divide(sums, count, rows, columns.kept.data() + i, to);
         if (g.p.channels == 1)
             return columns.each(i, i + count, [&](int64_t at, int64_t n, const double *column) {
                 divide(from + (at - i) * sum, n, rows, column, out + (at - i) * result_size);
@@ -126,6 +128,19 @@ struct AverageGradient {
         Row row = {arriving + first * element, 0};
         kernels.sums.combine(false, &row, 1, count, values);
     }
+    // Writes the shares of `count` elements of a row of outputs, from element i on. The row begins
+    // with arriving element `row`.
+    void divide_row(const Divide &by, int64_t row, int64_t d, int64_t h, int64_t i, int64_t count,
+                    char *to) const {
+        if (element == value)
+            return by(0, d, h, i, count, arriving + (row + i) * element, to);
+        float values[1024];
+        for (int64_t at = 0, n; at < count; at += n) {
+            n = std::min(int64_t(std::size(values)), count - at);
+            load(row + i + at, n, reinterpret_cast<char *>(values));
+            by(0, d, h, i + at, n, values, to + at * by.result_size);
+        }
+    }
     // Writes the sums of the values, shares or arriving elements, of the windows that read each
     // element, divided by `divisor`.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
@@ -189,16 +204,7 @@ struct AverageGradient {
     void copy_shares() const {
         const Divide by(g, value, element, kernels.divide);
         const auto make_shares = [&](int64_t row, int64_t d, int64_t h, int64_t i, int64_t count,
-                                     char *to) {
-            if (element == value)
-                return by(0, d, h, i, count, arriving + (row + i) * element, to);
-            float values[1024];
-            for (int64_t at = 0, n; at < count; at += n) {
-                n = std::min(int64_t(std::size(values)), count - at);
-                load(row + i + at, n, reinterpret_cast<char *>(values));
-                by(0, d, h, i + at, n, values, to + at * element);
-            }
-        };
+                                     char *to) { divide_row(by, row, d, h, i, count, to); };
         DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
     }
     // Writes the shares of the outputs of a part of a plane, or of whole planes from `plane` on.
@@ -215,11 +221,8 @@ struct AverageGradient {
                 const int64_t d = begins[0] + digits[1];
                 const int64_t h = begins[1] + digits[0];
                 const int64_t row = ((plane + digits[2]) * p.d().outputs + d) * p.h().outputs + h;
-                const int64_t first = row * p.output_row() + column;
-                char *const to = shares + number * width * value;
-                if (element != value)
-                    load(first, width, to);
-                by(0, d, h, column, width, element == value ? arriving + first * element : to, to);
+                divide_row(by, row * p.output_row(), d, h, column, width,
+                           shares + number * width * value);
             }
         });
     }

@@ -50,23 +50,18 @@ void mask_elements(const T *input, const uint8_t *mask, bool is_same, T fill, in
 
 // Masks elements [begin, end) of a tensor, in the order of memory. `output` begins with element
 // `begin`.
-template <class T>
-void mask_range(const Masking &m, const T *input, const uint8_t *mask, int64_t begin, int64_t end,
-                T *output) {
-    const int64_t inner = m.sizes[2];
-    for (int64_t at = begin, n; at < end; at += n) {
-        n = std::min(end - at, inner - at % inner);
-        mask_elements(input + at, mask + place_of(m, at), m.steps[2] == 0, T(m.fill), n,
-                      output + (at - begin));
-    }
-}
-
 void mask_range(const Masking &m, const void *input, const void *mask, int64_t begin, int64_t end,
                 void *output) {
-    with_numbers(int(m.bytes), [&](auto number) {
+    with_numbers(int(m.bytes), [=, &m](auto number) {
         using T = decltype(number);
-        mask_range(m, static_cast<const T *>(input), static_cast<const uint8_t *>(mask), begin, end,
-                   static_cast<T *>(output));
+        const T *const from = static_cast<const T *>(input);
+        T *const to = static_cast<T *>(output);
+        const int64_t inner = m.sizes[2];
+        for (int64_t at = begin, n; at < end; at += n) {
+            n = std::min(end - at, inner - at % inner);
+            mask_elements(from + at, static_cast<const uint8_t *>(mask) + place_of(m, at),
+                          m.steps[2] == 0, T(m.fill), n, to + (at - begin));
+        }
     });
 }
 
@@ -160,19 +155,6 @@ struct DivideByCounts final : Finish {
     }
 };
 
-template <class U>
-void average(const Problem &p, const Masking &m, const void *input, const void *mask,
-             const void *divisors, char *output) {
-    pool_masked(p, m, input, mask, [&](const Problem &q, const void *masked, int64_t first) {
-        char *const to = output + first * p.output_plane() * sizeof(U);
-        const RowOperations &sums = float_sums(int(p.type));
-        if (p.bytes == 1)
-            pool(sums, DivideByCounts<U, uint8_t>(p, m, divisors, first), masked, to, Windows(q));
-        else
-            pool(sums, DivideByCounts<U, int32_t>(p, m, divisors, first), masked, to, Windows(q));
-    });
-}
-
 }  // namespace
 
 void masked(const Masking &m, const void *input, const void *mask, void *output) {
@@ -190,7 +172,16 @@ void masked_average_pooling(const Problem &plain, const Masking &m, const void *
     const Problem p = joined_averages(plain, false, false);
     expect_all(output, p.planes * p.output_plane() * m.bytes);
     with_floats(p.type, "averages of type", [&](auto element) {
-        average<decltype(element)>(p, m, input, mask, divisors, static_cast<char *>(output));
+        using U = decltype(element);
+        const RowOperations &sums = float_sums(int(p.type));
+        pool_masked(p, m, input, mask, [&](const Problem &q, const void *masked, int64_t first) {
+            U *const to = static_cast<U *>(output) + first * p.output_plane();
+            const auto pool_by = [&](auto number) {
+                const DivideByCounts<U, decltype(number)> finish(p, m, divisors, first);
+                pool(sums, finish, masked, to, Windows(q));
+            };
+            p.bytes == 1 ? pool_by(uint8_t()) : pool_by(int32_t());
+        });
     });
 }
 

@@ -104,6 +104,22 @@ def problem(**changes: int) -> tuple[Any, int]:
     return copy, ctypes.addressof(copy)
 
 
+@pytest.mark.parametrize("wrong", [-2, 16])
+def test_a_wrong_index_is_found_before_elements_are_written(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Max unpooling says that an index is outside its plane, and leaves its result as it was."""
+    new = cpu._new
+    monkeypatch.setattr(cpu, "_new", lambda *arguments: new(*arguments).fill_(7))
+    indices = torch.tensor([0, 5, wrong, -1]).view(1, 1, 2, 2)
+    for is_trained in (False, True):
+        output, _, is_wrong = cpu.max_unpooling(
+            torch.ones(1, 1, 2, 2), indices, (4, 4), True, is_trained
+        )
+        assert is_wrong
+        assert torch.equal(output, torch.full((1, 1, 4, 4), 7.0))
+
+
 @pytest.mark.parametrize(
     ("function", "changes", "reason"),
     [
