@@ -109,10 +109,8 @@ class Pool:
         self.emit, self.sizes = emit, spatial_sizes(input)
         self.input = input if source is None else source
         if any(reduced):
-            window_size, strides, self.sizes = (
-                [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]
-                for entries in (window_size, strides, self.sizes)
-            )
+            lists = window_size, strides, self.sizes
+            window_size, strides, self.sizes = (_with_ones(each, reduced) for each in lists)
         names = ("window_size", "strides", "dilations")
         windows, steps, gaps = (
             _numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True)
@@ -255,6 +253,11 @@ class Pool:
     def sums(self, tensor: Any, dtype: Any) -> Any:
         """Sums over windows."""
         return self.shares(tensor, dtype) * self.emit.constant(float(self.window.taps), dtype)
+
+
+def _with_ones(entries: Sequence[Any], reduced: Sequence[bool]) -> list[Any]:
+    """``entries`` with 1 for each dimension that is reduced."""
+    return [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]
 
 
 def _overhang(axis: Axis, size: int | None) -> int:
