@@ -122,11 +122,14 @@ void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, 
     with_numbers(int(bytes), [&](auto bits) {
         using E = decltype(bits);
         constexpr int64_t n = Turned<E>::n;
-        const int64_t turned = std::max(size, n) * channels;
+        // Both halves begin at different places of a page, so that no store looks like a load.
+        const int64_t turned = std::max(size, n) * channels + 1024 / int64_t(sizeof(E));
         const int64_t produced = std::max(results, n) * channels;
         const E *const elements = static_cast<const E *>(input);
         const auto pool_block = [&](int64_t block, int64_t, void *memory) {
-            E *const from = static_cast<E *>(memory);
+            // Rows begin with cache lines.
+            E *const from =
+                reinterpret_cast<E *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
             E *const to = from + turned;
             const int64_t first = block * channels;
             const int64_t count = std::min(channels, planes - first);
@@ -137,7 +140,7 @@ void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, 
                 to, static_cast<E *>(output) + first * results);
         };
         for_parts(parts_of(planes, channels), 1, 2. * double(channels * (size + results)),
-                  (turned + produced) * bytes, pool_block);
+                  (turned + produced) * bytes + 64, pool_block);
     });
 }
 
