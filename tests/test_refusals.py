@@ -242,8 +242,7 @@ def test_refusals_are_those_of_the_page() -> None:
 
 
 # What the reference and ATen compute with (refusals of scales and indices look at them by other
-# operations), and what the compiled library is called by. Its unpooling finds wrong indices itself,
-# before it writes.
+# operations), and what the compiled library is called by.
 WORKING = re.compile(
     r"aten::.*(pool|maximum|amax|mean|sum|add|pow|scatter|gather|div|quantize_per)|"
     r"dmlpool_(?!max_unpooling)"
@@ -286,8 +285,9 @@ def test_a_wrong_index_changes_no_tensor() -> None:
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter computes outside of PyTorch"
 )
 def test_no_wrong_input_reaches_a_kernel() -> None:
-    """Nothing that pools runs, by what PyTorch's profiler and the compiled library see. The values
-    of indices alone are checked while unpooling works, and nothing is returned then."""
+    """Nothing that pools runs, by what PyTorch's profiler and the compiled library see. The
+    library's max_unpooling is left out: it finds wrong indices itself, before it writes any
+    element, which tests/backends/test_cpu.py proves."""
     right = operations(refusals.right_requests())
     working = {name for name in right if WORKING.match(name)}
     assert len(working) > 5
