@@ -330,20 +330,6 @@ def test_the_report_says_why_a_pool_is_left_and_what_is_no_program() -> None:
         integer_pooling(torch.nn.AvgPool2d(2))
 
 
-def test_numbers_give_what_tensors_give() -> None:
-    """Q1 to Q4: the operator that takes scales and zero points as numbers."""
-    window = [2, 3], [2, 1], [1, 0], [0, 2], [1, 2], True, False, torch.int8
-    types = torch.float32, torch.uint8, torch.float32, torch.int8
-    numbers = 0.037, 119, 0.021, -3
-    vectors = [
-        torch.tensor([each], dtype=dtype) for each, dtype in zip(numbers, types, strict=True)
-    ]
-    operators = torch.ops.dmlpool
-    result = operators.quantized_linear_average_pooling_of_numbers(IMAGE, *numbers, *window)
-    expected = operators.quantized_linear_average_pooling(IMAGE, *vectors, *window)
-    samples.assert_same(result, expected)
-
-
 # What is needed elsewhere stays, and what cannot be replaced is left.
 
 

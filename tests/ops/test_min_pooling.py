@@ -123,6 +123,11 @@ def test_indices_of_every_type(
         assert indices.dtype is index_dtype
         expected = rule(samples.to_numpy(input), windows, whole).indices
         samples.assert_same(indices, expected.astype(samples.name_of(index_dtype)))
+    if (kind, mask) == ("max", "no mask"):
+        arguments = *samples.spelled_out(case.pooling), index_dtype, True
+        _, positions = torch.ops.dmlpool.max_pooling_with_indices(input, *arguments)
+        expected = rule(samples.to_numpy(input), case.pooling).plane_indices
+        samples.assert_same(positions, expected.astype(samples.name_of(index_dtype)))
 
 
 @pytest.mark.parametrize("dtype", samples.INTEGERS, ids=samples.name_of)
