@@ -52,11 +52,12 @@ GROUPS = {
     "batches": "one pool over batches of 1 to 256",
     "extremes": "windows that tile an image, long rows, one window over everything",
     "masks": "pools under a mask, half of it True",
-    "large": "windows of 2 to 31 over tensors that no cache of a GPU holds",
+    "windows": "windows of 2 to 31 and whole planes, for `make gpu`",
     "models": "what public models call, for `calls` and `make gpu`",
     "peers": "what `make gpu` measures beside torch.compile and cuDNN, KernelBench's problems too",
+    "prepared": "what networks and tests of large tensors launch, for `make gpu-prepare`",
 }
-APART = {"large", "models", "peers"}  # in no other list
+APART = {"windows", "models", "peers", "prepared"}  # in no other list
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
     "max 8/1 padding 4 dilation 3 64x192x65536": (10.7, 2.85),
@@ -98,11 +99,11 @@ class Workload:
         """``max 8x64x112x112 window 3/2 pad 1``, then options and the type if not float32."""
         parts = [self.family, "x".join(map(str, self.sizes))]
         if self.outputs:
-            parts.append(f"to {_short(self.outputs)}")
+            parts.append(f"to {short(self.outputs)}")
         else:
-            parts.append(f"window {_short(self.window)}/{_short(self.stride)}")
-            parts += [f"pad {_short(self.padding)}"] * any(self.padding)
-            parts += [f"dilation {_short(self.dilation)}"] * (max(self.dilation) > 1)
+            parts.append(f"window {short(self.window)}/{short(self.stride)}")
+            parts += [f"pad {short(self.padding)}"] * any(self.padding)
+            parts += [f"dilation {short(self.dilation)}"] * (max(self.dilation) > 1)
         parts += ["ceil"] * self.ceil_mode + ["padding not counted"] * (not self.include_padding)
         return " ".join(parts + [self.dtype] * (self.dtype != "float32"))
 
@@ -179,9 +180,13 @@ def in_layout(tensor: Tensor, channels_last: bool) -> Tensor:
     return tensor.contiguous(memory_format=last)
 
 
-def _short(numbers: Sequence[int]) -> str:
+def each_axis(numbers: Sequence[int]) -> str:
+    return "x".join(map(str, numbers))
+
+
+def short(numbers: Sequence[int]) -> str:
     """One number where all are the same."""
-    return str(numbers[0]) if len(set(numbers)) == 1 else "x".join(map(str, numbers))
+    return str(numbers[0]) if len(set(numbers)) == 1 else each_axis(numbers)
 
 
 def _rows(line: str) -> Iterator[Workload]:

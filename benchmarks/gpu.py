@@ -55,11 +55,9 @@ NETWORKS = {"unet": "U-Net", "resnet": "ResNet-50"}
 """Steps of networks, and their names in ``benchmarks.models``."""
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY", "missing", "kernels compiled")
 PRINTED = ("smoke", "rows", "peers")  # whole; of other steps the lines that tell
-F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16
-IMAGE = (32, 64, 112, 112)
 # Read between calls: several times the L2 cache, for longer than the host needs to launch a call.
 FLUSHED_BYTES = 2**29
-CALLS, HOST_CALLS = 10, 100
+CALLS = 10
 
 
 class Run(NamedTuple):
@@ -84,7 +82,6 @@ class Request:
 
     operator: str
     row: common.Workload
-    label: str  # of the window
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,8 +89,24 @@ class Request:
 
     @property
     def name(self) -> str:
-        shape, layout = "x".join(map(str, self.shape)), self.row.layout
+        shape, layout = common.each_axis(self.shape), self.row.layout
         return f"{self.operator} {self.label} {shape} {self.row.dtype} {layout}"
+
+    @property
+    def label(self) -> str:
+        """The window, with a number for each axis in the calls of public models."""
+        row = self.row
+        if row.outputs:
+            return f"to {common.each_axis(row.outputs)}"
+        if "models" in row.groups:
+            numbers = map(common.each_axis, (row.window, row.stride, row.padding))
+            return "{}/{} padding {}".format(*numbers)
+        if row.window == row.sizes[2:]:
+            return "whole"
+        parts = [f"{common.short(row.window)}/{common.short(row.stride)}"]
+        parts += [f"padding {common.short(row.padding)}"] * any(row.padding)
+        parts += [f"dilation {common.short(row.dilation)}"] * (max(row.dilation) > 1)
+        return " ".join(parts)
 
     @functools.cached_property
     def by(self) -> Any:
@@ -144,96 +157,51 @@ TRAINING = {"max": ("taps", "max grad"), "avg": ("avg grad",), "adaptive avg": (
 
 def request_of(row: common.Workload) -> Request:
     """The forward operator of a row."""
-    numbers = ["x".join(map(str, each)) for each in (row.window, row.stride, row.padding)]
-    label = "{}/{} padding {}".format(*numbers)
-    label = f"to {'x'.join(map(str, row.outputs))}" if row.outputs else label
-    return Request(row.family.replace("average", "avg"), row, label)
+    operator = row.family.replace("average", "avg")
+    return Request("quantized avg" if row.mode == "quantized" else operator, row)
 
 
-def sliding(
-    operator: str, shape: tuple[int, ...], dtype: torch.dtype, last: bool, *window: int
-) -> Request:
-    """A window of a size, stride, padding on both sides and dilation, the same along all axes."""
-    size, stride, padding, dilation = (*window, *(None, window[0], 0, 1)[len(window) :])
-    label = f"{size}/{stride}" + f" padding {padding}" * (padding > 0)
-    label += f" dilation {dilation}" * (dilation > 1)
-    return _request(operator, shape, dtype, last, label, size, stride, padding, dilation)
+def requests(row: common.Workload) -> list[Request]:
+    """What a row times, in training beside the forward operator of inference."""
+    forward = request_of(row)
+    if row.mode != "training":
+        return [forward]
+    return [replace(forward, operator=name) for name in TRAINING[forward.operator]]
 
 
-def whole(operator: str, shape: tuple[int, ...], dtype: torch.dtype, last: bool = False) -> Request:
-    """One window over each plane."""
-    return _request(operator, shape, dtype, last, "whole", shape[2:], 1, 0, 1)
-
-
-def adaptive(
-    operator: str, shape: tuple[int, ...], dtype: torch.dtype, last: bool, *sizes: int
-) -> Request:
-    label = f"to {'x'.join(map(str, sizes))}"
-    return _request(operator, shape, dtype, last, label, 1, 1, 0, 1, outputs=sizes)
-
-
-def _request(
+def request(
     operator: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     last: bool,
-    label: str,
-    *window: Any,
+    size: Any = 1,
+    stride: Any = None,
+    padding: int = 0,
+    dilation: int = 1,
     outputs: tuple[int, ...] = (),
 ) -> Request:
-    numbers = [each if isinstance(each, tuple) else (each,) * (len(shape) - 2) for each in window]
-    family, name = "max" if "max" in operator else "average", str(dtype).removeprefix("torch.")
-    family = f"adaptive {family}" if outputs else "max" if operator == "taps" else family
-    how = {"dtype": name, "channels_last": last, "outputs": outputs}
-    return Request(operator, common.Workload(family, shape, *numbers, **how), label)
-
-
-def of_models(batch: int = 32) -> list[Request]:
-    """The calls of public models."""
-    calls = common.select("models")
-    return [request_of(replace(row, sizes=(batch, *row.sizes[1:]))) for row in calls]
-
-
-def training_of(forward: Request) -> list[Request]:
-    return [replace(forward, operator=name) for name in TRAINING[forward.operator]]
-
-
-def published() -> list[Request]:
-    """KernelBench's pooling problems."""
-    found = []
-    for text in common.PUBLISHED:
-        operator, window, *more, shape = text.split()
-        numbers = [int(number) for number in (*window.split("/"), *more[1::2])]
-        found.append(sliding(operator, tuple(map(int, shape.split("x"))), F32, False, *numbers))
-    return found
+    """One number is for all axes; ``outputs`` are the sizes of an adaptive pool's results."""
+    window = [
+        (each,) * (len(shape) - 2) if isinstance(each, int) else each
+        for each in (size, stride or size, padding, dilation)
+    ]
+    family = "max" if "max" in operator or operator == "taps" else "average"
+    family = f"adaptive {family}" if outputs else family
+    how = {"dtype": str(dtype).removeprefix("torch."), "channels_last": last, "outputs": outputs}
+    return Request(operator, common.Workload(family, shape, *window, **how))
 
 
 def rows() -> list[Request]:
     """What is measured: first what no GPU has measured, then the others."""
-    both, every = (False, True), ("max", "taps", "max grad", "avg", "avg grad")
-    models = of_models()
-    folds = [each for each in models if each.operator == "adaptive avg"]
-    found = [
-        replace(each, row=replace(each.row, channels_last=last))
-        for last in (True, False)
-        for each in folds
-    ]
-    found += itertools.chain.from_iterable(map(training_of, models))
-    found += [*published(), *models]
-    found += [sliding("quantized avg", IMAGE, torch.uint8, last, 3, 1, 1) for last in both]
-    found += [sliding("max", IMAGE, torch.int8, last, 3, 1, 1) for last in both]
-    for size, stride, operator, dtype, last in itertools.product(
-        (9, 31, 7, 5, 3, 2), (1, 2), every, (F32, F16, BF16), both
-    ):
-        is_long = size > 7
-        if not is_long or (stride == 1 and dtype is not BF16 and (size > 9 or "grad" in operator)):
-            padding = size // 2 if size > 2 else 0
-            found.append(sliding(operator, IMAGE, dtype, last, size, stride, padding))
-    for shape in ((256, 2048, 7, 7), (256, 512, 14, 14), IMAGE):
-        wholes = itertools.product(every, (F32, F16), both)
-        found += [whole(operator, shape, dtype, last) for operator, dtype, last in wholes]
-    found += [whole("quantized avg", (256, 512, 14, 14), torch.uint8, last) for last in both]
-    return list(dict.fromkeys(found))
+    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
+    folds = [each for each in models if each.outputs]
+    found = [replace(each, channels_last=last) for last in (True, False) for each in folds]
+    found += [replace(each, mode="training") for each in models]
+    problems = {f"{problem} float32 contiguous" for problem in common.PUBLISHED}
+    found += [each for each in common.select("peers") if request_of(each).name in problems]
+    found += [*models, *common.select("windows")]
+    listed = itertools.chain.from_iterable(map(requests, found))
+    return list({each.name: each for each in listed}.values())
 
 
 def aten_call(request: Request, input: Tensor) -> Call | None:
@@ -267,18 +235,6 @@ class Clock:
         torch.cuda.synchronize()
         return statistics.median(start.elapsed_time(stop) for start, stop in events) / 1e3
 
-    def host(self, call: Call, seconds: float) -> float:
-        """The mean of calls one after the other, without waiting for the device. Of long calls, of
-        so many ``seconds``, there are few."""
-        count = max(1, min(HOST_CALLS, int(0.02 / seconds)))
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        taken = time.perf_counter() - start
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return taken / count
-
     def copy(self, moved: int) -> float:
         """The seconds of a copy that reads and writes ``moved`` bytes in all."""
         if moved not in self.copies:
@@ -298,15 +254,13 @@ def by_kernels(call: Callable[[], Any]) -> tuple[Tensor, ...]:
 
 
 def row_of(request: Request, clock: Clock) -> dict[str, Any]:
-    """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
+    """A call beside a copy of the same bytes and PyTorch's own operator."""
     read, call = request.prepared(clock.device)
     moved = sum(each.nbytes for each in (*read, *by_kernels(call)))
     found = {"copy": clock.copy(moved), "seconds": clock.kernels(call)}
-    found["host"] = clock.host(call, found["seconds"])
     theirs = aten_call(request, read[0])
     if theirs is not None and read[0].is_floating_point():
         found["aten"] = clock.kernels(theirs)
-        found["host_aten"] = clock.host(theirs, found["aten"])
     return found
 
 
@@ -319,9 +273,8 @@ def line(found: dict[str, Any]) -> str:
         parts = [f"{parts[0]} {found['seconds'] * 1e6:8.1f} us"]
     if "copy" in found:
         parts.append(f"{found['copy'] / found['seconds']:.2f} of the copy")
-    if "host_aten" in found:
+    if "aten" in found:
         parts.append(f"{found['aten'] / found['seconds']:.2f}x aten")
-        parts.append(f"host {found['host'] * 1e6:.1f} ({found['host_aten'] * 1e6:.1f}) us")
     return ", ".join(parts)
 
 
@@ -417,21 +370,11 @@ def recorded() -> Iterator[list[tuple[Any, ...]]]:
 
 def wanted() -> list[tuple[Any, ...]]:
     """What rows, peers, smoke, the networks and the large tensors of tests/test_cuda.py launch."""
-    peers = common.select("peers")
-    requests = [*rows(), *map(request_of, peers)]
-    large = (8200, 64, 64, 64)
-    averaged = sliding("avg", large, F16, False, 3, 2, 1)
-    requests.append(replace(averaged, row=replace(averaged.row, include_padding=False)))
-    requests.append(sliding("max", large, F16, False, 3, 2, 1))
-    trained = [request_of(row) for row in peers if row.mode == "training"]
-    for last in (False, True):
-        trained.append(adaptive("adaptive avg", (32, 2048, 7, 7), BF16, last, 1, 1))
-        trained.append(sliding("max", (32, 64, 112, 112), BF16, last, 3, 2, 1))
-        trained.append(sliding("max", (32, 32, 256, 256), BF16, last, 2))
-    for each in trained:
-        requests += training_of(each)
+    asked = rows()
+    for row in common.select("peers,prepared"):
+        asked += [request_of(row), *requests(row)]
     with recorded() as found:
-        for each in requests:
+        for each in asked:
             each.prepared()[1]()
         for call in calls.calls(True):
             call.compute(backend.BACKEND, call.input.to("meta"), call.window)

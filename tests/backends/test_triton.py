@@ -212,13 +212,13 @@ def test_no_size_is_compiled_in() -> None:
 
 IMAGES = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
 ASKED = {
-    "sliding": lambda *given: gpu.sliding(*given, 3, 2, 1),
-    "side by side": lambda *given: gpu.sliding(*given, 2),
-    "overlapping": lambda *given: gpu.sliding(*given, 3, 1, 1),
-    "long": lambda *given: gpu.sliding(*given, 31, 1, 15),
-    "adaptive": lambda *given: gpu.adaptive(*given, 7, 7),
-    "adaptive to one": lambda *given: gpu.adaptive(*given, 1, 1),
-    "whole": lambda operator, shape, dtype, last: gpu.whole(operator, shape, dtype, last),
+    "sliding": lambda *given: gpu.request(*given, 3, 2, 1),
+    "side by side": lambda *given: gpu.request(*given, 2),
+    "overlapping": lambda *given: gpu.request(*given, 3, 1, 1),
+    "long": lambda *given: gpu.request(*given, 31, 1, 15),
+    "adaptive": lambda *given: gpu.request(*given, outputs=(7, 7)),
+    "adaptive to one": lambda *given: gpu.request(*given, outputs=(1, 1)),
+    "whole": lambda name, sizes, *how: gpu.request(name, sizes, *how, sizes[2:]),
 }
 
 

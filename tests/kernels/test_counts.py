@@ -39,15 +39,17 @@ def test_few_kernels_serve_all_sizes(operator: str, dtype: torch.dtype) -> None:
     if operator.startswith("adaptive"):
         images = [(8, 64, *image) for image in IMAGES]
         given = [
-            gpu.adaptive(operator, image, dtype, False, n, n) for image in images for n in (7, 6, 1)
+            gpu.request(operator, image, dtype, False, outputs=(n, n))
+            for image in images
+            for n in (7, 6, 1)
         ]
         assert kernels_of(given) <= 12
         return
     for shapes in ([(8, 64, n) for n in range(1, 513, EVERY)], [(8, 64, *each) for each in PLANES]):
-        assert kernels_of(gpu.whole(operator, shape, dtype) for shape in shapes) <= 12
+        assert kernels_of(gpu.request(operator, s, dtype, False, s[2:]) for s in shapes) <= 12
     for window in ((3, 2, 1), (2,), (3, 1, 1)):
         given = [
-            gpu.sliding(operator, (1, 64, *image), dtype, last, *window)
+            gpu.request(operator, (1, 64, *image), dtype, last, *window)
             for image in IMAGES
             for last in (False, True)
         ]
@@ -60,15 +62,15 @@ def test_no_length_of_a_window_makes_another_kernel(operator: str) -> None:
     given = itertools.product(range(65, 257, 3), (1, 2, 4, 8))
     shape, dtype = (4, 8, 1000), torch.float32
     windows = [(length, stride, length // 2) for length, stride in given]
-    assert kernels_of(gpu.sliding(operator, shape, dtype, False, *each) for each in windows) <= 8
+    assert kernels_of(gpu.request(operator, shape, dtype, False, *each) for each in windows) <= 8
 
 
 def test_kernels_are_told_apart_by_what_is_compiled() -> None:
     """Another batch makes no kernel; another data type, window or layout does."""
     shapes, halves, floats = ((2, 64, 56, 56), (3, 64, 56, 56)), torch.float16, torch.float32
-    given = [gpu.sliding("max", shape, floats, False, 3, 2, 1) for shape in shapes]
+    given = [gpu.request("max", shape, floats, False, 3, 2, 1) for shape in shapes]
     assert kernels_of(given) == 1
-    given.append(gpu.sliding("max", shapes[0], halves, False, 3, 2, 1))
-    given.append(gpu.sliding("max", shapes[0], floats, False, 3, 1, 1))
-    given.append(gpu.sliding("max", shapes[0], floats, True, 3, 2, 1))
+    given.append(gpu.request("max", shapes[0], halves, False, 3, 2, 1))
+    given.append(gpu.request("max", shapes[0], floats, False, 3, 1, 1))
+    given.append(gpu.request("max", shapes[0], floats, True, 3, 2, 1))
     assert kernels_of(given) == 4
