@@ -131,6 +131,22 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
                       are_results ? p.output_row() : row_length * channels, are_one ? 1 : rows,
                       are_one ? (rows - 1) * row_length + b.outputs_w : b.outputs_w,
                       are_results ? divisor : 0};
+    combine_windows(from, (rows - 1) * pitch + w.span(b.outputs_w) * channels, t, m);
+    if (are_results)
+        return;
+    const int64_t count = b.outputs_w * channels;
+    if (are_whole && finish.is_uniform)
+        return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
+    const int64_t parts = has_all_channels ? 1 : b.outputs_w;
+    for (int64_t k = 0; k < rows; ++k)
+        for (int64_t x = 0; x < parts; ++x)
+            finish(b.plane, b.od, b.oh + r + k, (b.ow + x) * p.channels + b.channel, count / parts,
+                   t.to + (k * t.pitch + x * channels) * value,
+                   out + k * out_pitch + x * p.channels * finish.result_size);
+}
+
+void BlockPooling::combine_windows(const char *from, int64_t values, const Target &t,
+                                   const Workspace &m) const {
     const bool is_short =
         w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
     if (channels == 1 && is_short && w.dilation == 1 && !without(SHORT_WINDOWS))
@@ -145,18 +161,7 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
                               t.to + k * t.pitch * value,
                               from == m.staged ? m.produced : end_of_input);
     } else
-        combine_taps(from, (rows - 1) * pitch + w.span(b.outputs_w) * channels, t, m);
-    if (are_results)
-        return;
-    const int64_t count = b.outputs_w * channels;
-    if (are_whole && finish.is_uniform)
-        return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
-    const int64_t parts = has_all_channels ? 1 : b.outputs_w;
-    for (int64_t k = 0; k < rows; ++k)
-        for (int64_t x = 0; x < parts; ++x)
-            finish(b.plane, b.od, b.oh + r + k, (b.ow + x) * p.channels + b.channel, count / parts,
-                   t.to + (k * t.pitch + x * channels) * value,
-                   out + k * out_pitch + x * p.channels * finish.result_size);
+        combine_taps(from, values, t, m);
 }
 
 void BlockPooling::combine_taps(const char *from, int64_t values, const Target &t,

@@ -125,8 +125,10 @@ struct BlockPooling {
         int64_t outputs;
         double divisor;  // of sums that become results at once, else 0
     };
-    // Combines the taps of each window, or the doubled windows that make it. `values` are those of
-    // all rows of workspace.
+    // Combines the elements of each window along W. `values` are those of all rows of workspace.
+    void combine_windows(const char *from, int64_t values, const Target &t,
+                         const Workspace &m) const;
+    // The same, tap by tap of all windows, or by the doubled windows that make a window.
     void combine_taps(const char *from, int64_t values, const Target &t, const Workspace &m) const;
     // Copies values that lie a stride apart into contiguous rows of `scratch`, and lets `parts`
     // list taps there. A row of workspace becomes one row for each remainder of positions by the

@@ -27,7 +27,8 @@ def for_batches(
     The function gets the number of spatial dimensions, the input, its mask or None, and then its
     own arguments: all by position, as keywords would take a tenth of a small call. A layer gives
     itself in place of the number. The name of the function of ``nn.functional`` is the family's,
-    the dimensions and ``suffix``. ``of_quantized`` gets a quantized tensor after the function.
+    the dimensions and ``suffix``. ``of_quantized`` gets the function first, and then a
+    quantized tensor in place of the input.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
@@ -50,27 +51,21 @@ def for_batches(
                     return answer
             # The check is written out for usual tensors, as a call of a function takes 0.05 us.
             is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
-            is_quantized = False
+            compute, accepted = function, types
             if not (is_usual and input.dtype in types):
                 answer = observed.only_theirs(pool, rank, input, mask, arguments)
                 if answer is not NotImplemented:
                     return answer
-                is_quantized = of_quantized is not None and is_usual and input.is_quantized
-                operands.check_dense("input", input, (input.dtype,) if is_quantized else types)
+                if of_quantized is not None and is_usual and input.is_quantized:
+                    compute, accepted = functools.partial(of_quantized, function), (input.dtype,)
+                operands.check_dense("input", input, accepted)
             batched, added = input, None
             if rank == 1 or input.dim() != rank + 2:
                 batched, added = with_batch(f"{family}{rank}d", rank, input)
             if mask is not None:
-                if is_quantized:
-                    raise TypeError(
-                        "mask must be None for a quantized tensor: pool its integers instead"
-                    )
                 mask = _mask_for(input, added, mask)
             try:
-                if is_quantized:
-                    output = of_quantized(function, rank, batched, *arguments)
-                else:
-                    output = function(rank, batched, mask, *arguments)
+                output = compute(rank, batched, mask, *arguments)
                 return output if added is None else without(output, added)
             except NoOutputError as error:
                 wrong = error.naming("kernel_size")
@@ -132,6 +127,8 @@ def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:
     """``mask`` of an ``input`` as it is pooled, which has one dimension more where one was
     ``added``.
     """
+    if input.is_quantized:
+        raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
     checked: Any = operands.checked_mask(mask, input, 1 if added == 0 else 2)
     return checked if added is None else checked.unsqueeze(added)
 

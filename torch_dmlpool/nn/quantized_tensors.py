@@ -17,7 +17,9 @@ from torch_dmlpool.ops.adaptive_pooling import bins
 from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared
 
 
-def extremes(pool: Callable[..., Any], rank: int, input: Tensor, *arguments: Any) -> Any:
+def extremes(
+    pool: Callable[..., Any], rank: int, input: Tensor, _mask: None, *arguments: Any
+) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
@@ -28,6 +30,7 @@ def averages(
     _: Callable[..., Any],
     rank: int,
     input: Tensor,
+    _mask: None,
     kernel_size: Integers,
     stride: Integers | None,
     padding: Padding,
@@ -47,7 +50,7 @@ def averages(
 
 
 def adaptive_averages(
-    pool: Callable[..., Any], rank: int, input: Tensor, output_size: OutputSize
+    pool: Callable[..., Any], rank: int, input: Tensor, _mask: None, output_size: OutputSize
 ) -> Tensor:
     """Averages over ``output_size`` windows, by the same operator where they have one size."""
     types = quantized.check_quantized(input)
