@@ -99,7 +99,7 @@ struct Kernels {
     void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
                    void *to);
 };
-// The same for a data type by its number in backends/plans.py.
+// The kernels of a data type, which has number `type` in backends/plans.py.
 Kernels kernels_of(int64_t type, bool are_turned = false) {
     return with_floats(type, "averages of type", [=](auto element) {
         using U = decltype(element);
@@ -114,7 +114,7 @@ constexpr int64_t SHARES_MOST = 1 << 21;
 struct AverageGradient {
     const Geometry &g;
     const Kernels kernels;
-    const Kernels of_shares;  // for shares, which have the type of sums
+    const Kernels of_shares;  // for shares: of float64 if elements are that, else of float32
     const Strategy strategy;
     const char *const arriving;
     char *const gradient;
@@ -141,8 +141,8 @@ struct AverageGradient {
             by(0, d, h, i + at, n, values, to + at * by.result_size);
         }
     }
-    // Writes the sums of the values, shares or arriving elements, of the windows that read each
-    // element, divided by `divisor`.
+    // Writes each element of the gradient: the sum over the windows that read it of their shares,
+    // or of what arrives at them, divided by `divisor`.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
                      double divisor, char *to) const {
         const Geometry adjoint = adjoint_sums(windows, divisor);
@@ -151,7 +151,7 @@ struct AverageGradient {
             return gather_shares(op, windows.p, shares, by, to);
         pool(op, by, shares, to, adjoint, strategy);
     }
-    // The same for many channels and windows with a stride.
+    // Does so for many channels and windows with a stride: strategy GATHERED.
     void gather_shares(const RowOperations &op, const Problem &q, const char *shares,
                        const Divide &by, char *to) const {
         const Gathering gathering{q};

@@ -91,10 +91,10 @@ int64_t BlockPooling::double_windows(char *data, char *sums, int64_t n, int64_t 
             if (taken == 0)
                 op.combine(true, &row, 1, outputs, sums);
             else
-                op.add(row, outputs, sums);
+                op.accumulate(row, outputs, sums);
             taken += power;
         }
-        op.add(part(power), length - power * step, data);
+        op.accumulate(part(power), length - power * step, data);
     }
     int64_t count = 0;
     if (taken > 0)
@@ -191,7 +191,7 @@ void BlockPooling::take_strides(const char *from, int64_t parts, int64_t outputs
     if (doubles_w) {
         for (int64_t k = 0; k < parts; ++k) {
             char *const each = m.scratch + k * outputs * value;
-            take_each(value, w.stride, m.parts[k].from, outputs, each);
+            take_spaced(value, w.stride, m.parts[k].from, outputs, each);
             m.parts[k].from = each;
         }
         return;
@@ -201,8 +201,8 @@ void BlockPooling::take_strides(const char *from, int64_t parts, int64_t outputs
     const int64_t remainder = (w.extent() - 1) % w.stride;
     const int64_t length = outputs + strides;
     for (int64_t phase = 0; phase < w.stride; phase += std::gcd(w.stride, w.dilation))
-        take_each(value, w.stride, from + phase * value, phase <= remainder ? length : length - 1,
-                  m.scratch + phase * length * value);
+        take_spaced(value, w.stride, from + phase * value, phase <= remainder ? length : length - 1,
+                    m.scratch + phase * length * value);
     for (int64_t t = 0; t < w.window; ++t) {
         const int64_t at = t * w.dilation;
         m.parts[t].from = m.scratch + (at % w.stride * length + at / w.stride) * value;

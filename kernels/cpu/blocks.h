@@ -86,7 +86,7 @@ struct BlockPooling {
     const int64_t row_length = parts_of(w.span(plan.outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;
     // The most rows that a window reads along D and H.
-    const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
+    const int64_t most_rows = std::max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
     // Sums of several channels are divided in the loop that adds their taps.
     const double divisor = channels > 1 ? finish.divisor : 0;
     // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which

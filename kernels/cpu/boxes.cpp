@@ -14,19 +14,19 @@
 namespace dmlpool {
 namespace {
 
-// The least number of outputs of a box: along W divided by the channels, along H of one channel.
+// A box has at least BOX_OUTPUTS_W / channels outputs along W, and BOX_OUTPUTS_H of one channel.
 constexpr int64_t BOX_OUTPUTS_W = 2048;
 constexpr int64_t BOX_OUTPUTS_H = 64;
-// A box holds half of the channels, or half of these and so on, if all do not fit into half of a
-// second-level cache, but at least BOX_CHANNELS. So few large planes are boxes enough for all
-// threads.
+// Channels are halved while a box of them does not fit into half of a second-level cache, down to
+// BOX_CHANNELS. A call of a single large plane then has boxes for several threads.
 constexpr int64_t BOX_BYTES = 1 << 19;
 constexpr int64_t BOX_CHANNELS = 64;
 
 struct BoxPooling : BlockPooling {
     const bool doubles_h = is_wide(op.is_idempotent, p.channels, h);
-    // The rows of workspace that are pooled along W at once.
-    const int64_t most = std::min(plan.outputs_h, rows_at_once(w, plan.outputs_w, channels, value));
+    // The rows that are combined along H before they are pooled along W.
+    const int64_t group =
+        std::min(plan.outputs_h, rows_at_once(w, plan.outputs_w, channels, value));
 
     static BlockPlan plan_of(const RowOperations &op, const Problem &p) {
         const Axis &h = p.h();
@@ -49,7 +49,7 @@ struct BoxPooling : BlockPooling {
         parallel(
             p.planes * d.outputs * tiles_h * tiles_w * channel_parts, cost,
             [=](int64_t begin, int64_t end) {
-                const Workspace m = workspace(most, box_size);
+                const Workspace m = workspace(group, box_size);
                 // Outputs along D come before tiles along H, as boxes share input along D.
                 Digits<5> digits(begin, {channel_parts, tiles_w, d.outputs, tiles_h, p.planes});
                 for (int64_t number = begin; number < end; ++number, ++digits)
@@ -65,7 +65,7 @@ struct BoxPooling : BlockPooling {
                                                          op.units[1], m.of_h)
                                         : find_taps(m.box, length, h, op.units[1], m.of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
-            rows = std::min(most, b.outputs_h - r);
+            rows = std::min(group, b.outputs_h - r);
             for (int64_t k = 0; k < parts; ++k)
                 m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
             op.combine(true, m.moved, parts, length,
@@ -75,7 +75,7 @@ struct BoxPooling : BlockPooling {
         }
     }
     // Combines what a box reads along D into `height` rows of `length` values. Rows outside the
-    // input get the value that changes nothing.
+    // input get the operation's identity.
     void pool_along_d(const Block &b, int64_t height, int64_t length, const Workspace &m) const {
         const Span depth = windows.at(0, b.od);
         const int64_t top = h.first(b.oh);

@@ -118,7 +118,9 @@ Reason turned_is_slower(const Request &r) {
     const int64_t most = width <= TURNED_NARROW  ? TURNED_TAPS
                          : width <= TURNED_WIDTH ? TURNED_TAPS / 4
                                                  : 0;
-    const auto taps = [](const Windows &w) { return w.most(0) * w.most(1) * w.most(2); };
+    const auto taps = [](const Windows &w) {
+        return w.most_taps(0) * w.most_taps(1) * w.most_taps(2);
+    };
     return (r.operation == AVERAGE ? taps(r.windows) : taps(adjoint_of(r.windows))) > most
                ? "windows are large or rows are long"
                : nullptr;
@@ -191,8 +193,8 @@ Reason gathered_is_slower(const Request &r) {
     return p.channels >= FEW_GATHERED ? "there are many channels"
            : p.w().stride != 2 || p.h().stride > 2 || p.d().stride > 2
                ? "the stride along W is not 2, or another one is larger"
-           : seen.most(0) * seen.most(1) >= SHARED_ROWS ? "windows share many rows"
-                                                        : nullptr;
+           : seen.most_taps(0) * seen.most_taps(1) >= SHARED_ROWS ? "windows share many rows"
+                                                                  : nullptr;
 }
 
 Reason boxes_cannot(const Request &r) {

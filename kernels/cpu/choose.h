@@ -45,10 +45,10 @@ struct Request {
 };
 
 // The same problem with fewer axes or planes, where windows allow it: rows that windows read whole,
-// rows that windows tile, and planes. Averages whose planes are `are_alike` may have their planes
-// joined. Numbers of winners stay the same.
+// rows that windows tile, and planes. Averages must not join planes that have divisors of their
+// own, as under a mask. Numbers of winners stay the same.
 Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners);
-Problem joined_averages(const Problem &p, bool is_gradient, bool are_alike);
+Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes);
 
 // The implementation that serves the request. AUTOMATIC where none does that is not for POOL.
 Strategy choose(const Request &request);

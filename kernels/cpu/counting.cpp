@@ -30,15 +30,15 @@ struct Counted final : Finish {
         const int32_t *const from = static_cast<const int32_t *>(sums);
         N *const out = static_cast<N *>(to);
         if (is_uniform)
-            return add(from, count, 0, out);
+            return write_counts(from, count, 0, out);
         const int64_t counted = int64_t(g.rows_divisor(d, h));
         const int64_t read = g.known_count(0, d).read * g.known_count(1, h).read;
         g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
             const TapCount taps = g.known_count(2, output);
-            add(from + at, n, counted * taps.counted - read * taps.read, out + at);
+            write_counts(from + at, n, counted * taps.counted - read * taps.read, out + at);
         });
     }
-    static void add(const int32_t *from, int64_t count, int64_t padding, N *out) {
+    static void write_counts(const int32_t *from, int64_t count, int64_t padding, N *out) {
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = std::max(N(from[i] + int32_t(padding)), N(1));

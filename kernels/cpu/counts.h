@@ -96,7 +96,7 @@ struct Geometry : Windows {
         for (int a = 0; a < 3; ++a)
             largest *= p.counting.include_padding && p.axes[a].window > 0
                            ? double(count_of(a, 0).counted)
-                           : double(std::max<int64_t>(most(a), 1));
+                           : double(std::max<int64_t>(most_taps(a), 1));
         return largest;
     }
     // Calls act(at, n, o) for parts [at, at + n) of `count` elements from element i of a row of

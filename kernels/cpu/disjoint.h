@@ -63,7 +63,7 @@ struct DisjointGradient {
             }
         });
     }
-    // Writes all rows of the gradient that belong to a row of windows, below outputs `columns`.
+    // Writes all rows of the gradient that belong to outputs `columns` of a row of windows.
     void write_rows(int64_t row_of_shares, int64_t plane, int64_t od, int64_t oh,
                     const Range &columns, const char *shares) const {
         const Range depth = positions_of(p.d(), od, od + 1);

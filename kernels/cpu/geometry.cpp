@@ -23,13 +23,13 @@ int64_t inverse_of(int64_t a, int64_t m) {
 
 }  // namespace
 
-Seen::Seen(const Axis &axis)
+SeenAxis::SeenAxis(const Axis &axis)
     : axis(axis),
       divisor(std::gcd(axis.stride, axis.dilation)),
       step(axis.dilation / divisor),
       inverse(inverse_of(axis.stride / divisor, step)) {}
 
-Span Seen::span_of(int64_t x) const {
+Span SeenAxis::span_of(int64_t x) const {
     const Range around = outputs_around(x);
     const int64_t place = x + axis.padding;
     int64_t first = around.begin;
@@ -53,7 +53,7 @@ Windows::Windows(const Problem &problem) : p(problem) {
 
 void Windows::keep(int a) {
     kept[a].clear();
-    // The rows of one-dimensional pools: as many as there are planes.
+    // Planes that were joined as rows: the axis is long, and computing a span takes no division.
     if (!seen[a].empty() && seen[a].front().axis.window == 1 && seen[a].front().axis.stride == 1)
         return;
     for (int64_t o = 0; p.axes[a].outputs <= TILE_OUTPUTS && o < p.axes[a].outputs; ++o)
@@ -66,7 +66,7 @@ Windows adjoint_of(const Windows &windows) {
         const Axis &axis = windows.p.axes[a];
         int64_t step = 1;
         if (axis.window > 0) {
-            result.seen[a] = {Seen(axis)};
+            result.seen[a] = {SeenAxis(axis)};
             step = result.seen[a].front().step;
         }
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
@@ -89,13 +89,13 @@ Range Windows::reach(int a, int64_t output, int64_t outputs) const {
     return {axis.span_of(output).begin, span.begin + span.count};
 }
 
-int64_t Windows::most(int a) const {
+int64_t Windows::most_taps(int a) const {
     const Axis &axis = p.axes[a];
     if (axis.window == 0 && seen[a].empty())  // the bin that begins latest inside a position
         return parts_of(axis.size + axis.outputs - std::gcd(axis.size, axis.outputs), axis.outputs);
     int64_t bound = std::min(axis.window, parts_of(axis.size, axis.dilation));
     if (!seen[a].empty()) {
-        const Seen &from = seen[a].front();
+        const SeenAxis &from = seen[a].front();
         bound = std::min(parts_of(axis.size, from.step),
                          parts_of(from.axis.window, from.axis.stride / from.divisor));
     } else if (axis.whole().begin < axis.whole().end)

@@ -32,7 +32,7 @@ struct Span {
     int64_t tap;
 
     // Whether both spans have the same positions.
-    bool reads(const Span &other) const { return begin == other.begin && count == other.count; }
+    bool matches(const Span &other) const { return begin == other.begin && count == other.count; }
 };
 
 // Consecutive outputs that read equally many positions. There are `outputs` of them, and each reads
@@ -132,14 +132,14 @@ struct Problem {
 
 namespace dmlpool {
 
-// The windows of an axis seen from the input: position x is read by outputs a `step` apart.
-struct Seen {
+// The windows of an axis seen from the input: which outputs read position x. They lie `step` apart.
+struct SeenAxis {
     Axis axis;
     int64_t divisor;  // of stride and dilation, the greatest common one
     int64_t step;
     int64_t inverse;  // of stride / divisor, modulo step
 
-    explicit Seen(const Axis &axis);
+    explicit SeenAxis(const Axis &axis);
     // The outputs whose windows begin at or before position x and end after it.
     Range outputs_around(int64_t x) const {
         const int64_t place = x + axis.padding;
@@ -160,19 +160,19 @@ struct PlanePart {
     Range outputs;
 };
 
-// Cuts planes into parts of about `most` elements, and of at least `extents` extents of a window,
-// along the first axis that has more than one position. A window that reads two parts is visited
-// for each of them.
+// Cuts planes into parts of about `elements` elements, and of at least `extents` extents of a
+// window, along the first axis that has more than one position. A window that reads two parts is
+// visited for each of them.
 struct PlaneParts {
     const Problem &p;
-    const int64_t most;
+    const int64_t elements;
     const int64_t extents;
 
     const int cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
     const Axis &axis = p.axes[cut];
     const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
-    const int64_t step =
-        std::clamp<int64_t>(most / slab, std::min(axis.size, extents *axis.extent()), axis.size);
+    const int64_t step = std::clamp<int64_t>(
+        elements / slab, std::min(axis.size, extents *axis.extent()), axis.size);
     const int64_t count = parts_of(axis.size, step);  // of a plane
 
     // Part `number`, counted over all planes.
@@ -201,7 +201,7 @@ struct Windows {
     // between arriving elements, so that its windows have stride 1.
     int64_t spacing = 1;
     // An entry for each axis whose windows are seen from the input, else empty.
-    std::vector<Seen> seen[3];
+    std::vector<SeenAxis> seen[3];
     // What each output reads along D and along H. It is kept for at most TILE_OUTPUTS outputs, and
     // only where computing it takes divisions, because every row of every plane asks for it.
     std::vector<Span> kept[3];
@@ -226,7 +226,7 @@ struct Windows {
     // A range that has all positions that outputs [output, output + outputs) read.
     Range reach(int axis, int64_t output, int64_t outputs) const;
     // The most positions that an output reads.
-    int64_t most(int axis) const;
+    int64_t most_taps(int axis) const;
     // Whether there is one output, which reads all of a plane.
     bool are_planes() const;
 };

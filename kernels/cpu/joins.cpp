@@ -70,9 +70,9 @@ struct Joined {
                  ends[2]);
         }
     }
-    // Whether it is faster to average the rows of all planes as those of one. Short rows are
-    // turned, unless windows tile them. The bits of longer windows depend on how many windows a row
-    // has.
+    // Whether it is faster to average the rows of all planes as those of one. Short rows are left
+    // to TURNED, unless windows tile them. Sums of longer windows would be added in another order
+    // if the row had more windows.
     bool joins_averages(bool is_gradient) const {
         const Axis &w = axes[2];
         if (first < 2 || w.outputs == 1 || w.size > ROW_MOST || w.window == 0 ||
@@ -81,8 +81,8 @@ struct Joined {
         return is_tiled(w) || (w.size > TURNED_WIDTH && (w.window > w.stride || !is_gradient));
     }
     // If windows tile the first axis, planes laid end to end are one long plane with the same
-    // windows. Planes of one row become the rows of one plane, unless windows tile that row. The
-    // winner of a plane's single window has its tap as position.
+    // windows. Planes of one row become the rows of one plane, unless windows tile that row. If a
+    // plane has one window, which begins with the plane, a winner's position is its tap's number.
     void join_planes(bool has_winners) {
         const Axis &row = axes[2];
         if (first == 2 && row.outputs > 1 && row.window > 0 && row.size <= ROW_MOST &&
@@ -105,7 +105,7 @@ struct Joined {
             p.planes * axis.size, p.planes * axis.outputs, axis.window, axis.stride, 0, 1};
         p.planes = 1;
     }
-    // The problem. Axes that are left over have bins if the first axis has.
+    // The joined problem. Axes before `first` become one position, in a bin if `first` has bins.
     Problem problem() {
         for (int a = 0; a < first; ++a)
             axes[a] = {1, 1, std::min<int64_t>(axes[first].window, 1), 1, 0, 1};
@@ -125,11 +125,11 @@ Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners) {
     return joined.problem();
 }
 
-Problem joined_averages(const Problem &p, bool is_gradient, bool are_alike) {
+Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes) {
     Joined joined(p);
     joined.join_rows();
     joined.join_tiled_rows(std::numeric_limits<int64_t>::max());
-    if (are_alike && p.channels == 1 && joined.joins_averages(is_gradient))
+    if (may_join_planes && p.channels == 1 && joined.joins_averages(is_gradient))
         joined.join_planes(false);
     return joined.problem();
 }

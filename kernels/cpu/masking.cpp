@@ -25,8 +25,8 @@ constexpr int64_t BLOCK = 1 << 14;  // elements of one part
 // they are in a cache.
 constexpr int64_t CACHED = 1 << 18;
 
-// The index in the mask of what an element is masked by.
-int64_t place_of(const Masking &m, int64_t element) {
+// The index in the mask of the entry that decides about an element.
+int64_t mask_index(const Masking &m, int64_t element) {
     const int64_t loop = element / m.sizes[2];
     return loop / m.sizes[1] * m.steps[0] + loop % m.sizes[1] * m.steps[1] +
            element % m.sizes[2] * m.steps[2];
@@ -59,7 +59,7 @@ void mask_range(const Masking &m, const void *input, const void *mask, int64_t b
         const int64_t inner = m.sizes[2];
         for (int64_t at = begin, n; at < end; at += n) {
             n = std::min(end - at, inner - at % inner);
-            mask_elements(from + at, static_cast<const uint8_t *>(mask) + place_of(m, at),
+            mask_elements(from + at, static_cast<const uint8_t *>(mask) + mask_index(m, at),
                           m.steps[2] == 0, T(m.fill), n, to + (at - begin));
         }
     });
@@ -92,7 +92,7 @@ void pool_masked(const Problem &p, const Masking &m, const void *input, const vo
 template <class L, class N>
 void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
     constexpr int64_t n = LANES<L>;
-    const auto buffer = [=](int64_t i) {
+    const auto divided = [=](int64_t i) {
         const auto by = converted<int32_t, n, N>(read<Vector<N, n>>(divisors + i));
         return Vector<L, n>(read<Vector<L, n>>(sums + i) /
                             __builtin_convertvector(by, Vector<L, n>));
@@ -102,9 +102,9 @@ void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
             out[i] = sums[i] / L(divisors[i]);
         return;
     }
-    const Vector<L, n> last = buffer(count - n);
+    const Vector<L, n> last = divided(count - n);
     for (int64_t i = 0; i + n <= count; i += n)
-        write(buffer(i), out + i);
+        write(divided(i), out + i);
     write(last, out + count - n);
 }
 
@@ -142,8 +142,8 @@ struct DivideByCounts final : Finish {
         const L *const from = static_cast<const L *>(sums);
         U *const out = static_cast<U *>(to);
         // Divisors lie as the mask does: each plane has its own, and each channel its own or not.
-        const int64_t begin = place_of(m, (first + plane) * p.plane()) / (p.plane() / p.channels) *
-                              (p.output_plane() / p.channels);
+        const int64_t begin = mask_index(m, (first + plane) * p.plane()) /
+                              (p.plane() / p.channels) * (p.output_plane() / p.channels);
         const int64_t row = (d * p.h().outputs + h) * p.w().outputs;
         if (p.channels == 1 || m.steps[2] != 0)
             return divide_each(from, divisors + begin + row * p.channels + i, count, out);

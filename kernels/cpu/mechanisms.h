@@ -25,7 +25,7 @@ enum Mechanism : int {
 #define NUMBERED(mechanism, name) mechanism,
     MECHANISMS(NUMBERED)
 #undef NUMBERED
-        MECHANISM_COUNT,  // the implementations of choose.cpp follow
+        MECHANISM_COUNT,  // the next bits switch off the implementations of choose.cpp
 };
 
 // For benchmarks and tests alone: a bit for each mechanism that is switched off, and the name of a

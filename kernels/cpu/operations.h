@@ -115,7 +115,7 @@ struct RowOperations : WindowOperations {
     virtual void combine_successive(const char *from, int64_t count, int64_t length,
                                     bool reads_first, void *out) const = 0;
     // Combines a row of values with the values of `into`, which are the first operand.
-    virtual void add(const Row &values, int64_t length, void *into) const = 0;
+    virtual void accumulate(const Row &values, int64_t length, void *into) const = 0;
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;

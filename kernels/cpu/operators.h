@@ -50,22 +50,20 @@ void max_pooling_indices(const Problem &p, const void *taps, void *indices);
 // The gradient of the input. `arriving` is the gradient of the output.
 void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient);
 
-// Functions of positions, which are integers of 4 or 8 bytes. In their problem the larger planes,
-// whose elements positions number, are the input planes. The planes of `positions` are the output
-// planes, whichever of the two a function writes.
-//
-// `unique_positions` copies positions, but writes -1 for those outside the plane and for all but
-// the last of equal ones. `gather_positions` writes the element at each position, or 0 where the
-// position is outside the plane. `scatter_positions` writes zeros and adds each element at its
-// position. `max_unpooling` writes zeros and then each element at its index, where Problem::bytes
-// are those of indices, which are POSITIONS or INDICES. The last of equal ones stays. Unless
-// `unique` is null, it gets what `unique_positions` writes, as int32 if planes have less than 2^31
-// positions. If an index but -1 is outside its plane, it writes nothing but `unique`, and returns
-// true.
+// Functions of positions: integers of 4 or 8 bytes that number the elements of the problem's input
+// planes. Its output planes have a position for each element. A function writes one of the two.
+
+// Writes zeros, and then each element at its index. Indices are POSITIONS or INDICES, and have
+// Problem::bytes bytes. The last of equal ones stays. Unless `unique` is null, it gets what
+// `unique_positions` writes, as int32 if planes have less than 2^31 positions. If an index but -1
+// is outside its plane, nothing but `unique` is written, and the result is true.
 bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
                    void *unique);
+// Copies positions, but writes -1 for those outside a plane and for all but the last of equal ones.
 void unique_positions(const Problem &p, const void *positions, void *unique);
+// Writes the element at each position, or 0 where the position is outside the plane.
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output);
+// Writes zeros, and adds each element at its position.
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output);
 
 void average_pooling(const Problem &p, const void *input, void *output);
@@ -74,7 +72,7 @@ void average_pooling_grad(const Problem &p, const void *arriving, void *gradient
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q);
 
-// Masks are bools, and any byte of a bool but 0 is True. So it is where bools are pooled, whose
+// Masks are bools. A bool is true if its byte is any but 0, also where bools are pooled: their
 // maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the
 // mask is false.
 void masked(const Masking &m, const void *input, const void *mask, void *output);

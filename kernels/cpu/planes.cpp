@@ -20,7 +20,7 @@ constexpr int64_t PART_ELEMENTS = 1 << 18;
 // Positions shorter than a vector are combined several at a time, as rows of at most ROW_ELEMENTS
 // elements.
 constexpr int64_t ROW_ELEMENTS = 2048;
-// Bytes of values that become results together, and the fewest planes: one call folds so many.
+// One call finishes planes whose values have FINISHED_BYTES, but at least FINISHED_PLANES planes.
 constexpr int64_t FINISHED_BYTES = 65536;
 constexpr int64_t FINISHED_PLANES = 64;
 // Longer positions are not read in order before they are combined.
@@ -54,7 +54,7 @@ struct PlanePooling {
     void pool() const {
         const double cost = double(std::min(part, size) * channels);
         if (parts > 1)
-            return pool_in_parts(cost);
+            return pool_large_planes(cost);
         for_parts(p.planes, at_once, cost, is_in_place ? 0 : pitch,
                   [&](int64_t first, int64_t planes, char *produced) {
                       char *const out = output + first * channels * finish.result_size;
@@ -71,8 +71,8 @@ struct PlanePooling {
                           finish(first, 0, 0, 0, planes * channels, results, out);
                   });
     }
-    // Large planes: all parts become values first, and then the parts of each plane one.
-    void pool_in_parts(double cost) const {
+    // Combines all parts of large planes first, and then the values of each plane's parts.
+    void pool_large_planes(double cost) const {
         std::vector<char> of_parts(p.planes * parts * pitch);
         parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
             pool_parts(begin, end, of_parts.data() + begin * pitch);
@@ -114,7 +114,7 @@ struct PlanePooling {
             return op.combine_successive(from, count, length, reads_first, to);
         std::vector<Row> rows(count);
         for (int64_t k = 0; k < count; ++k)
-            rows[k] = {from + k * step, k * part * op.units[2]};  // numbers of parts
+            rows[k] = {from + k * step, k * part * op.units[2]};  // a part's first tap
         op.combine(are_values, rows.data(), count, length, to);
     }
 };

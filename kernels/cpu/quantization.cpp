@@ -256,7 +256,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
     const Geometry g(is_turned ? turned_problem(p) : p, true);
     double most = 255;  // the largest sum of the most taps that a window reads
     for (int a = 0; a < 3; ++a)
-        most *= double(g.most(a));
+        most *= double(g.most_taps(a));
     const auto run = [&](auto sum) {
         using L = decltype(sum);
         const Rows<Sum<L, int8_t>> of_signed({});

@@ -24,7 +24,7 @@ namespace {
 //     is_idempotent             combining a value twice changes nothing
 //     has_numbers               values hold the number of the tap that they come from
 //     can_divide                values are sums that can be divided in the loop that adds
-//     has_keys                  elements are made into other bits of the same order
+//     has_keys                  elements are converted to integers of the same order: keys
 //     is_plain()                elements are values as they lie in memory
 //     identity()                the value that changes nothing
 //     of(first, second)         combines two values
@@ -40,9 +40,9 @@ struct Rows final : RowOperations {
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
     // The most rows that one loop combines. Windows of more taps are doubled (`is_wide`).
     template <bool are_values>
-    static constexpr int64_t MOST = are_values && Op::has_keys ? 4 : Op::rows_at_once;
-    // The windows of few elements that are folded together.
-    static constexpr int64_t FEW = std::min<int64_t>(LANES<L>, 32 / sizeof(L));
+    static constexpr int64_t MOST_ROWS = are_values && Op::has_keys ? 4 : Op::rows_at_once;
+    // reduce_short reads vectors of so many lanes, and folds those of as many windows together.
+    static constexpr int64_t FOLDED = std::min<int64_t>(LANES<L>, 32 / sizeof(L));
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -52,7 +52,7 @@ struct Rows final : RowOperations {
         for (int64_t k = 0; k < places; ++k)
             std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
-    void add(const Row &values, int64_t length, void *into) const override {
+    void accumulate(const Row &values, int64_t length, void *into) const override {
         combine_unrolled<true, 1, true>(&values, 0, length, static_cast<L *>(into), {});
     }
     // GCC would inline it into combine_window, so that all of its code would be there twice.
@@ -110,7 +110,7 @@ struct Rows final : RowOperations {
         L *const out = static_cast<L *>(produced);
         if constexpr (LANES<L> > 1)
             if (size < LANES<L>)
-                return reduce_few<are_plain>(from, size, size, planes, out, end);
+                return reduce_short<are_plain>(from, size, size, planes, out, end);
         const Run whole = {0, size, 0, planes, size};
         reduce<are_plain>({from, 0}, 0, &whole, planes, 1, out, end);
     }
@@ -159,10 +159,10 @@ struct Rows final : RowOperations {
         }
     }
 
-    // Combines elements [begin, begin + length) of `count` rows into `out`. With `adds` it combines
-    // the result with what `out` holds. It works on blocks of n elements. The last block may
-    // overlap the one before. Repetitions are a loop in here, as they may be few vectors each.
-    template <bool are_values, int64_t count, bool adds = false,
+    // Combines elements [begin, begin + length) of `count` rows into `out`, and with `accumulates`
+    // what `out` holds, too. It works on blocks of n elements. The last block may overlap the one
+    // before. `times` is a loop in here, as a call for each repetition may cost more than its work.
+    template <bool are_values, int64_t count, bool accumulates = false,
               int64_t n = are_values ? LANES<L> : Op::lanes>
     void combine_unrolled(const Row *all_rows, int64_t begin, int64_t length, L *out,
                           const Times &times) const {
@@ -170,8 +170,8 @@ struct Rows final : RowOperations {
         constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
         if constexpr (n > 1)
             if (length < n)
-                return combine_unrolled<are_values, count, adds, fewer>(all_rows, begin, length,
-                                                                        out, times);
+                return combine_unrolled<are_values, count, accumulates, fewer>(all_rows, begin,
+                                                                               length, out, times);
         const Op by = op;
         Row rows[count];
 #pragma GCC unroll 9
@@ -183,21 +183,21 @@ struct Rows final : RowOperations {
         // GCC would not inline it, as it is called in two places.
         const auto block = [&](int64_t i) __attribute__((always_inline)) {
             B produced = tree<are_values, n, 0, count>(by, rows, i);
-            if constexpr (Op::can_divide && !adds)
+            if constexpr (Op::can_divide && !accumulates)
                 Op::divide_block(produced, divisor, inverse);
-            return adds ? combined(block_at<B>(to + i), produced) : produced;
+            return accumulates ? combined(block_at<B>(to + i), produced) : produced;
         };
         const int64_t whole = length / n * n;
-        const bool has_remainder = adds && whole < length;
+        const bool has_remainder = accumulates && whole < length;
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
         for (int64_t t = 0, first = 0; t < times.count && length > 0; ++t, first += step) {
             to = out + t * times.pitch - first;
             const int64_t end = first + length;
-            B beyond;
+            B last_block;
             if (has_remainder)
-                beyond = block(end - n);
-            // Without `adds` the last block is in the loop, so that its code is there once.
-            const int64_t stop = (adds ? first + whole : end) - n;
+                last_block = block(end - n);
+            // Without `accumulates` the last block is in the loop, so that its code is there once.
+            const int64_t stop = (accumulates ? first + whole : end) - n;
             for (int64_t i = first;;) {
                 store(block(i), to + i);
                 if constexpr (n == 1)
@@ -210,7 +210,7 @@ struct Rows final : RowOperations {
                 i = stop;
             }
             if (has_remainder)
-                store(beyond, to + end - n);
+                store(last_block, to + end - n);
         }
     }
     // Combines any number of rows: by the `combine_unrolled` of that number, or by `combine_many`.
@@ -218,7 +218,7 @@ struct Rows final : RowOperations {
     __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t begin,
                                                      int64_t length, L *out,
                                                      const Times &times) const {
-        if constexpr (unrolled > MOST<are_values>)
+        if constexpr (unrolled > MOST_ROWS<are_values>)
             for (int64_t t = 0; t < times.count; ++t) {
                 L *const to = out + t * times.pitch;
                 const int64_t from = begin + t * times.step / SIZE<are_values>;
@@ -232,15 +232,15 @@ struct Rows final : RowOperations {
         else
             combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out, times);
     }
-    // Combines no rows, or more than MOST. Idempotent operations combine SEVERAL rows at a time
-    // with the result so far. For sums each half of the rows is summed, and both sums are added,
-    // PART elements at a time.
+    // Combines no rows, or more than MOST_ROWS. Idempotent operations combine SEVERAL rows at a
+    // time with the result so far. For sums each half of the rows is summed, and both sums are
+    // added, PART elements at a time.
     template <bool are_values>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {
         constexpr int64_t PART = 8192 / sizeof(L);
         L remainder[PART];
-        constexpr int64_t SEVERAL = MOST<are_values> < 8 ? 4 : 8;
+        constexpr int64_t SEVERAL = MOST_ROWS<are_values> < 8 ? 4 : 8;
         int64_t half = SEVERAL;
         if (count == 0)
             std::fill_n(out, length, Op::identity());
@@ -257,7 +257,7 @@ struct Rows final : RowOperations {
                 for (int64_t from : {int64_t(0), half})
                     combine_rows<are_values>(rows + from, from ? count - half : half, begin + at, n,
                                              from ? remainder : out + at, {});
-                add({reinterpret_cast<const char *>(remainder), 0}, n, out + at);
+                accumulate({reinterpret_cast<const char *>(remainder), 0}, n, out + at);
             }
         }
     }
@@ -277,9 +277,9 @@ struct Rows final : RowOperations {
     // before. n windows at a time are read as one or two vectors and folded together. The last n
     // may overlap those before. Nothing is read from `end` on.
     template <bool are_values>
-    __attribute__((noinline)) void reduce_few(const char *from, int64_t count, int64_t step,
-                                              int64_t outputs, L *out, const char *end) const {
-        constexpr int64_t n = FEW;
+    __attribute__((noinline)) void reduce_short(const char *from, int64_t count, int64_t step,
+                                                int64_t outputs, L *out, const char *end) const {
+        constexpr int64_t n = FOLDED;
         using V = Vector<L, n>;
         const V identity = V{} + Op::identity();
         Vector<IntegerOf<L>, n> lane;
@@ -295,7 +295,7 @@ struct Rows final : RowOperations {
             else
                 produced = by.template load<n>(reinterpret_cast<const T *>(begin) + at, 0).part[0];
             if constexpr (Op::has_numbers)
-                // lanes that are thrown away hold anything
+                // wraps around: lanes outside the window may hold any number
                 produced = difference<L, n>(produced, lane + IntegerOf<L>(at));
             return produced;
         };
@@ -333,7 +333,7 @@ struct Rows final : RowOperations {
     // Reduces windows of LANES contiguous elements or more. Each becomes a vector, and n vectors
     // are folded together.
     template <bool are_values>
-    __attribute__((noinline)) void reduce_many(const char *from, int64_t count, int64_t step,
+    __attribute__((noinline)) void reduce_long(const char *from, int64_t count, int64_t step,
                                                int64_t outputs, L *out) const {
         constexpr int64_t n = LANES<L>;
         const auto vector = [=](int64_t o) __attribute__((always_inline)) {
@@ -394,7 +394,7 @@ struct Rows final : RowOperations {
         Vector<IntegerOf<L>, n> lane;
         for (int64_t i = 0; i < n; ++i)
             lane[i] = IntegerOf<L>(i);
-        if (count % n) {  // the last ones
+        if (count % n) {  // the lanes after the last whole vector
             at = count - n;
             const V last = take(Count<1>());
             result = lane < IntegerOf<L>(n - count % n) ? result : last;
@@ -432,15 +432,15 @@ struct Rows final : RowOperations {
             const char *const from = row.from + (run.begin - origin) * SIZE<are_values>;
             const int64_t different = run.step > 0 ? run.outputs : 1;
             const bool is_apart =
-                n == 1 || step > 1 || run.count == 0 || (run.count < n && 2 * different < FEW);
+                n == 1 || step > 1 || run.count == 0 || (run.count < n && 2 * different < FOLDED);
             for (int64_t k = 0; k < different && is_apart; ++k)
                 out[o + k] = reduce_apart<are_values>({from + k * run.step * SIZE<are_values>, 0},
                                                       run.count, step);
             if constexpr (n > 1)
                 if (!is_apart && run.count < n)
-                    reduce_few<are_values>(from, run.count, run.step, different, out + o, end);
+                    reduce_short<are_values>(from, run.count, run.step, different, out + o, end);
                 else if (!is_apart)
-                    reduce_many<are_values>(from, run.count, run.step, different, out + o);
+                    reduce_long<are_values>(from, run.count, run.step, different, out + o);
             for (int64_t k = o; Op::has_numbers && run.count > 0 && k < o + different; ++k)
                 out[k] = Op::renumbered(out[k], row.number + run.tap * units[2]);
             std::fill_n(out + o + different, run.outputs - different, L(out[o]));

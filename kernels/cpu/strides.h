@@ -1,6 +1,6 @@
 // Rows whose elements lie a stride from each other: taken out of a row, or put into one.
 //
-//     take_each, stride 3    | a . . b . . c . . |  ->  | a b c |
+//     take_spaced, stride 3    | a . . b . . c . . |  ->  | a b c |
 //     put_spaced, 2 apart     | a b c |  ->  | 0 a 0 b 0 c 0 |
 #pragma once
 
@@ -37,21 +37,21 @@ __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int
 // Takes `count` values from a row, a stride apart: out[i] = row[i * stride]. A stride that is known
 // when the library is compiled is `fixed`, and any other one is `any`. `size` is a value's bytes.
 template <int64_t fixed, class V>
-void take_each(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
+void take_spaced(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
     const int64_t stride = fixed ? fixed : any;
     VECTORIZE
     for (int64_t i = 0; i < count; ++i)
         out[i] = row[i * stride];
 }
-inline void take_each(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
+inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
     const auto run = [=](auto value) {
         using V = decltype(value);
         const V *const from = static_cast<const V *>(row);
         V *const to = static_cast<V *>(out);
         if (stride == 2)
-            take_each<2>(stride, from, count, to);
+            take_spaced<2>(stride, from, count, to);
         else
-            take_each<0>(stride, from, count, to);
+            take_spaced<0>(stride, from, count, to);
     };
     if (size == 16)
         run(__int128());

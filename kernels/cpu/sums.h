@@ -12,8 +12,8 @@ const RowOperations &bool_sums();
 
 namespace {
 
-// sum / by, where `inverse` is 1 / by. For float32 it multiplies by the inverse, and a second
-// product corrects the error. That is twice as fast as a division.
+// sum / by, where `inverse` is 1 / by. For float32 it multiplies by the inverse, and corrects that
+// by the remainder, unless the sum is infinite or NaN. That is twice as fast as a division.
 inline double quotient(double sum, double by, double) {
     return sum / by;
 }

@@ -27,7 +27,7 @@ namespace dmlpool {
 namespace {
 
 constexpr int64_t CHUNK = 4096;          // elements of a chunk, if planes are not very large
-constexpr int64_t MOST = 8192;           // chunks of a plane, and parts
+constexpr int64_t LIMIT = 8192;          // the most chunks of a plane, and the most parts
 constexpr int64_t PART_BYTES = 1 << 18;  // of a part, if its chunks do not reach further
 // What the memory that parts need beside operands may hold: 64 MB of bits, or of sums in float32.
 constexpr int64_t MOST_BITS = 1 << 29;
@@ -147,14 +147,14 @@ struct Part {
     }
 };
 
-// What `write_parts` does with positions. `source` has them, and `unique`, unless it is null, gets
-// them as integers of `unique_bytes` first.
+// The arguments of `write_parts`. It reads positions from `source`, and copies them to `unique` as
+// integers of `unique_bytes` before it writes, unless `unique` is null.
 struct Request {
     Positions source;
     void *unique;
     int64_t unique_bytes;
-    int64_t place_bytes;
-    int64_t most;            // places of all parts that are written at a time
+    int64_t place_bytes;     // bytes that the caller writes for a place
+    int64_t most_places;     // places of all parts that are written at a time
     bool is_strict = false;  // whether nothing is written if there is a wrong number
 };
 
@@ -165,7 +165,7 @@ bool write_parts(const Request &request, const std::function<void(const Part &)>
     const int64_t size = request.source.size;
     const int64_t threads = available_threads();
     const int64_t pixels = p.output_plane() / p.channels;
-    const int64_t chunk = std::max({int64_t(1), CHUNK / p.channels, parts_of(pixels, MOST)});
+    const int64_t chunk = std::max({int64_t(1), CHUNK / p.channels, parts_of(pixels, LIMIT)});
     const int64_t count = parts_of(pixels, chunk);
     // What a plane's only chunk reaches is not kept, but taken for all of the plane.
     std::vector<Range> reached(count > 1 ? p.planes * count : 1, Range{0, size});
@@ -190,10 +190,10 @@ bool write_parts(const Request &request, const std::function<void(const Part &)>
     for (const Range &range : reached)
         reach += double(std::max<int64_t>(0, range.end - range.begin));
     int64_t step = std::max({PART_BYTES / (request.place_bytes * p.channels),
-                             int64_t(2 * reach / double(reached.size())), parts_of(size, MOST)});
+                             int64_t(2 * reach / double(reached.size())), parts_of(size, LIMIT)});
     if (p.planes < 4 * threads)
         step = std::min(step, parts_of(size, threads));
-    step = std::clamp<int64_t>(request.most / (threads * p.channels), 1, step);
+    step = std::clamp<int64_t>(request.most_places / (threads * p.channels), 1, step);
     const int64_t parts = parts_of(size, step);
     const double cost = 4. * double(p.output_plane() + p.plane()) / double(parts);
     parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
@@ -324,7 +324,7 @@ void scatter_positions(const Problem &p, const void *input, const void *position
         using T = decltype(element);
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output));
     };
-    // No position has two integers, so that their bytes can be added to zeros.
+    // Integers have unique positions: each is added to a 0, so its bytes stay whatever its type.
     type_of(p).infinity != 0 ? with_floats(p.type, "data type", run)
                              : with_numbers(type_of(p).bytes, run);
 }

@@ -47,14 +47,15 @@ struct WindowPooling {
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
     const char *const end_of_input = input + p.input_bytes(op.element_size);
-    const int64_t most_rows = std::max<int64_t>(1, windows.most(0) * windows.most(1));
-    const int64_t most_taps = std::max<int64_t>(1, windows.most(2));
+    const int64_t most_rows = std::max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
+    const int64_t most_taps = std::max<int64_t>(1, windows.most_taps(2));
     const bool shares_columns = !without(SHARED_COLUMNS) && op.is_separable &&
                                 most_rows >= SHARED_ROWS &&
                                 channels * w.stride < SHARED_CHANNELS * w.extent();
-    const bool reads = channels > 1 && !shares_columns && reads_first(windows, op.element_size);
-    // Rows that windows share with those above are read once, others window by window.
-    const bool reads_taps = reads && h.window <= h.stride;
+    const bool reads_ahead =
+        channels > 1 && !shares_columns && reads_first(windows, op.element_size);
+    // Rows that windows share with those above are read once; else windows are read one by one.
+    const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
     const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
     const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
                                              std::min(w.outputs, TILE_OUTPUTS));
@@ -72,9 +73,9 @@ struct WindowPooling {
         int64_t stop;
         char *out;
     };
-    // The rows that a tile reads, from position `low` on. They have elements, or values if they
-    // were combined into one (`are_shared`).
-    struct Read {
+    // The rows that a tile reads, from position `low` on: elements, or one of values if
+    // `are_shared`.
+    struct TileRows {
         Row *rows;
         int64_t count;
         int64_t low;
@@ -113,7 +114,7 @@ struct WindowPooling {
                          m.height = windows.at(1, digits[1]);
                          // The row before may read the same.
                          if (tiles == 1 && number > begin && digits[1] > 0 && !are_numbered &&
-                             finish.is_uniform && m.height.reads(above))
+                             finish.is_uniform && m.height.matches(above))
                              std::memcpy(out, out - row_bytes, row_bytes);
                          else
                              pool_tile({digits[3], digits[2], digits[1], first,
@@ -123,25 +124,25 @@ struct WindowPooling {
                  });
     }
     void pool_tile(const Tile &t, Memory &m) const {
-        const Read read = read_rows(t, m);
+        const TileRows found = find_tile_rows(t, m);
         if (m.first != t.first)
             find_runs(windows, are_numbered, t.first, t.stop, m.runs);
         m.first = t.first;
         if (channels > 1)
-            return combine_windows(t, read, m);
+            return combine_windows(t, found, m);
         const int64_t outputs = t.stop - t.first;
         char *const results = is_in_place ? t.out : m.produced.data();
-        op.reduce_windows(read.are_shared, read.rows[0], read.low, m.runs.data(), outputs,
-                          w.dilation, results, read.end);
+        op.reduce_windows(found.are_shared, found.rows[0], found.low, m.runs.data(), outputs,
+                          w.dilation, results, found.end);
         if (!finish.is_direct)
             finish(t.plane, t.od, t.oh, t.first, outputs, results, t.out);
     }
-    // Lists the rows that a tile reads, and combines them into one row if windows share them.
-    Read read_rows(const Tile &t, Memory &m) const {
+    // Lists the rows that a tile reads, and combines them into one row if windows share it.
+    TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
         const Range reach = windows.reach(2, t.first, t.stop - t.first);
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
-        if (reads && !reads_taps)
+        if (reads_ahead && !reads_windows_ahead)
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
         const int64_t count =
@@ -159,7 +160,7 @@ struct WindowPooling {
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
-    void combine_windows(const Tile &t, const Read &read, Memory &m) const {
+    void combine_windows(const Tile &t, const TileRows &found, Memory &m) const {
         char *const out = t.out;
         char *const results = is_in_place ? out : m.produced.data();
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
@@ -181,42 +182,42 @@ struct WindowPooling {
             const int64_t different = run.step > 0 || op.writes_results ? run.outputs : 1;
             for (int64_t each = 0, n; each < different; each += n, k += n) {
                 n = std::min(most, different - each);
-                if (reads_taps)
-                    n = std::clamp<int64_t>(READ_BYTES / (run.count * read.count * position + 1), 1,
-                                            n);
+                if (reads_windows_ahead)
+                    n = std::clamp<int64_t>(READ_BYTES / (run.count * found.count * position + 1),
+                                            1, n);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + each * run.step, run.count, run.tap};
-                const int64_t count = find_taps(read, span, m.taps.data());
-                if (reads_taps && read.count > 0)
-                    read_taps(read.count, count / read.count, n * run.step, n == 1, m);
-                op.combine_window(read.are_shared, m.taps.data(), count, channels,
+                const int64_t count = find_taps(found, span, m.taps.data());
+                if (reads_windows_ahead && found.count > 0)
+                    read_windows_ahead(found.count, count / found.count, n * run.step, n == 1, m);
+                op.combine_window(found.are_shared, m.taps.data(), count, channels,
                                   results + k * pitch, out + k * result_pitch,
-                                  {n, run.step * read.step, channels, divisor});
+                                  {n, run.step * found.step, channels, divisor});
             }
             for (int64_t copy = different; copy < run.outputs; ++copy, ++k)
                 std::memcpy(results + k * pitch, results + (k - 1) * pitch, pitch);
         }
         finish_all();
     }
-    // Reads what successive windows, the first with `taps` taps of each of `rows` rows, read. The
-    // loop that combines the taps of a single window reads the last one in that order itself.
-    void read_taps(int64_t rows, int64_t taps, int64_t steps, bool is_single,
-                   const Memory &m) const {
+    // Reads `rows` rows of windows in the order of memory before they are combined. The first
+    // window has `taps` taps of each. The loop that combines a single window reads its last tap.
+    void read_windows_ahead(int64_t rows, int64_t taps, int64_t steps, bool is_single,
+                            const Memory &m) const {
         const int64_t positions = std::max((taps - 1) * w.dilation + 1, steps);
         for (int64_t r = 0; r < rows && taps > 0; ++r)
             read_in_order(m.taps[r * taps].from,
                           (positions - (is_single && r == rows - 1)) * position);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
-    int64_t find_taps(const Read &read, const Span &span, Row *taps) const {
+    int64_t find_taps(const TileRows &found, const Span &span, Row *taps) const {
         int64_t count = 0;
-        for (int64_t r = 0; r < read.count; ++r) {
-            Row tap = {read.rows[r].from + (span.begin - read.low) * read.step,
-                       read.rows[r].number + span.tap * op.units[2]};
+        for (int64_t r = 0; r < found.count; ++r) {
+            Row tap = {found.rows[r].from + (span.begin - found.low) * found.step,
+                       found.rows[r].number + span.tap * op.units[2]};
             for (int64_t t = 0; t < span.count; ++t) {
                 taps[count++] = tap;
-                tap.from += w.dilation * read.step;
+                tap.from += w.dilation * found.step;
                 tap.number += op.units[2];
             }
         }
