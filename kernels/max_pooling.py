@@ -34,8 +34,8 @@ def comparable(v, WITH_TAPS):
 
 
 CODE_ZERO = tl.constexpr(8388608.0)
-"""2^23: the number of a position is kept as a float32, this plus the number, whose low bits are
-those of the number."""
+"""2^23. With ``MODE.asm`` numbers of positions are kept as float32s, this plus the number, so that
+``better`` can move them by FMA. The low 23 bits are the number."""
 
 
 @triton.jit
@@ -45,9 +45,9 @@ def better(m, i, v, j, WITH_TAPS, ASM):
     """
     if WITH_TAPS and ASM:
         # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the
-        # later one wins. The number moves by an addition to 0 times the old: a move, or an addition
-        # alone, which can be made once for several winners, would become a select on the pipe that
-        # compares.
+        # later one wins. Its number is then computed as 0 * old + new, an FMA. The compiler would
+        # turn a move into a select, which takes the same pipe as the comparison. It would do so
+        # with 0 + new, too, as that does not depend on the old number.
         return tl.inline_asm_elementwise(
             "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
             " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p fma.rn.f32 $1, $1, 0f00000000, $5;}",
@@ -152,7 +152,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """Windows unrolled at compile time; a lane owns a tile of 1 depth by R rows by Q columns of
     outputs.
 
-    x: the input, N x C planes of D x H x W, of any strides; y, t: values and, with taps, these,
+    x: the input, N x C planes of D x H x W, of any strides; y, t: maxima and, if wanted, taps,
     dense. What is counted in vectors: see ``launch.tile_launch``.
     """
     R: tl.constexpr = FORM.tile[1]
@@ -205,7 +205,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                 columns, numbers, ORIGIN, 1, Q, COLUMN, COLUMN_GROUP, WITH_TAPS, ASM
             )
             found = found + maxima
-            line = number_of(r, row, ROW) * COLUMN.window  # dilated windows with taps have one row
+            line = number_of(r, row, ROW) * COLUMN.window  # with taps, only 1D is dilated
             if WITH_TAPS and r < ROW.start:
                 line = addressing.as_block(line, FORM)
             for q in tl.static_range(Q):

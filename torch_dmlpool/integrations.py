@@ -80,7 +80,7 @@ def refuse_older_exporter() -> None:
 
 registration.before_fake[:] = [lower_for_inductor, require_translations]
 dispatching.before_trace[:] = [refuse_older_exporter]
-registration.in_place[:] = [take_apart_for_onnx]
+registration.replacements[:] = [take_apart_for_onnx]
 DTENSORS = "torch.distributed.tensor"
 if "torch_dmlpool.distributed" not in sys.modules:
     dispatching.untaught[DTENSORS] = (

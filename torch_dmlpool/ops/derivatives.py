@@ -35,36 +35,36 @@ class Derivative:
     ) -> Any:
         record, arguments, operator = call
         if operator is not None:
-            output, chosen, gradient = record(input, *arguments)
+            output, to_save, gradient = record(input, *arguments)
         else:
-            output, chosen, gradient, ctx.tangent = record(input, *arguments)
+            output, to_save, gradient, ctx.tangent = record(input, *arguments)
             if ctx.tangent is not None:
-                ctx.save_for_forward(*chosen)
+                ctx.save_for_forward(*to_save)
             ctx.has_winners = type(output) is tuple
             if ctx.has_winners:
                 ctx.mark_non_differentiable(*output[1:])
-        if chosen:
-            ctx.save_for_backward(*chosen)
+        if to_save:
+            ctx.save_for_backward(*to_save)
         ctx.set_materialize_grads(False)
         # Asking for saved tensors takes half a microsecond even if there are none.
-        ctx.recorded = gradient, bool(chosen), operator, arguments
+        ctx.recorded = gradient, bool(to_save), operator, arguments
         return output
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
         if arriving is None:
             return None, None
-        gradient, has_choice, operator, remaining = ctx.recorded
-        chosen = ctx.saved_tensors if has_choice else ()
+        gradient, has_saved, operator, remaining = ctx.recorded
+        saved = ctx.saved_tensors if has_saved else ()
         if operator is None:
-            return gradient(arriving, *chosen), None
+            return gradient(arriving, *saved), None
         is_alone = not is_grad_enabled() and not profiler._is_profiler_enabled
-        if is_alone and may_skip_dispatcher(arriving, *chosen):
-            result = gradient.gradient(arriving, *chosen)
+        if is_alone and may_skip_dispatcher(arriving, *saved):
+            result = gradient.gradient(arriving, *saved)
             if result is not None:
                 return result, None
-        adjoint, remaining = operator.adjoint(gradient.like, *chosen, *remaining)
-        return adjoint(arriving, *chosen, *remaining), None
+        adjoint, remaining = operator.adjoint(gradient.like, *saved, *remaining)
+        return adjoint(arriving, *saved, *remaining), None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
@@ -84,14 +84,14 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 def recording(
     output: Any,
-    chosen: Sequence[Tensor],
+    to_save: Sequence[Tensor],
     gradient: Callable[..., Any],
     tangent: Callable[..., Any] | None = None,
 ) -> Recording:
-    """A ``Recording`` whose ``gradient`` is for saved tensors of the same kind as ``chosen`` alone.
-    A hook may return others, and kernels do not check what they read.
+    """A ``Recording`` whose ``gradient`` rejects saved tensors of another kind than ``to_save``: a
+    hook may return others, and kernels do not check what they read.
     """
-    kinds = [_kind(tensor) for tensor in chosen]
+    kinds = [_kind(tensor) for tensor in to_save]
 
     def checked(arriving: Tensor, *saved: Tensor) -> Any:
         if saved and may_skip_dispatcher():
@@ -103,7 +103,7 @@ def recording(
                     )
         return gradient(arriving, *saved)
 
-    return output, chosen, checked, tangent
+    return output, to_save, checked, tangent
 
 
 def as_sharded(gradient: Tensor, shards: Any) -> Tensor:

@@ -65,7 +65,7 @@ def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
 def _averages_at_once(input: Tensor, mask: Tensor, window: Window, include_padding: bool) -> Tensor:
     pool: Any = backends.serving(input.device.type).masked_average_pooling
     if profiler._is_profiler_enabled:
-        pool = masked_average_pooling.shown(pool)
+        pool = masked_average_pooling.profiled(pool)
     if not records_gradient(input):
         return pool(input, mask, window, include_padding)[0]
     sizes = input.shape[2:]

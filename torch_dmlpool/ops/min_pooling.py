@@ -15,8 +15,8 @@ from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 
 
 def as_pooled(bools: Tensor) -> Tensor:
-    """``bools`` as maxima take them: as they are where the kernels read bools, else as uint8. Any
-    byte of a bool but 0 is True, so that a view would not do.
+    """``bools`` as maxima take them: as they are where the kernels read bools, else as uint8. A
+    view would not do, as a True may have any byte but 0.
     """
     are_taken = may_skip_dispatcher(bools) and backends.serving(bools.device.type).takes_bools
     return bools if are_taken else bools.to(torch.uint8)
@@ -31,7 +31,7 @@ def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
-    return operands.laid_out_like(_with_values(_back, maxima(pool, _opposite(input))), input)
+    return operands.laid_out_like(_with_values(_restored, maxima(pool, _opposite(input))), input)
 
 
 def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
@@ -57,7 +57,7 @@ def _opposite(tensor: Tensor) -> Tensor:
     return flipped.view(tensor.dtype) if tensor.dtype in elements.SIGNED else flipped
 
 
-def _back(values: Tensor) -> Tensor:
+def _restored(values: Tensor) -> Tensor:
     """The elements whose ``_opposite`` are ``values``. A zero comes back positive, as maxima may
     have lost its sign.
     """

@@ -54,9 +54,11 @@ _library = outliving(torch.library.Library(NAMESPACE, "FRAGMENT"), "library")
 before_fake: list[Callable[["Operator"], None]] = outliving([], "before_fake")
 """Functions of integrations that are called before an operator meets fake tensors: they give a
 compiler or an exporter what it needs, or raise an error."""
-in_place: list[Callable[["Operator"], Callable[..., Any] | None]] = outliving([], "in_place")
-"""Functions of integrations that may return what computes an operator where a program is
-exported."""
+replacements: list[Callable[["Operator"], Callable[..., Any] | None]] = outliving(
+    [], "replacements"
+)
+"""Functions of integrations that may return a function to compute an operator in place of the
+registered one, where a program is exported."""
 OPERATORS: dict[str, "Operator"] = outliving({}, "operators")
 """All registered operators by their names."""
 
@@ -119,11 +121,11 @@ class Operator:
         """Give PyTorch the operator's implementations."""
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-                _library.impl(self.name, self._recorded, key)
+                _library.impl(self.name, self._autograd_kernel, key)
             return
         _library.impl(self.name, self._computed, "CompositeExplicitAutograd")
         if self.has_derivative or self.reject is not None:
-            _library.impl(self.name, self._recorded, "Autograd")
+            _library.impl(self.name, self._autograd_kernel, "Autograd")
         torch.library.register_fake(self.overload, self._fake, lib=_library)
         torch.library.register_vmap(self.overload, self._mapped, lib=_library)
 
@@ -146,7 +148,7 @@ class Operator:
         backend = backends.serving("cpu" if input.is_cpu else input.device.type)
         function = self.entry.__get__(backend)
         if profiler._is_profiler_enabled:
-            function = self.shown(function)
+            function = self.profiled(function)
         return function(*arguments)
 
     def implementation(self, tensor: Tensor) -> Any:
@@ -154,10 +156,10 @@ class Operator:
         # Asking for the device's name takes four times as long.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
         function = self.entry.__get__(backend)
-        return self.shown(function) if profiler._is_profiler_enabled else function
+        return self.profiled(function) if profiler._is_profiler_enabled else function
 
-    def shown(self, function: Any) -> Any:
-        """``function``, recorded by a running profiler, which would not see a call that skips the
+    def profiled(self, function: Any) -> Any:
+        """``function`` as a running profiler records it, which would not see a call that skips the
         dispatcher.
         """
         return profiler.record_function(f"{NAMESPACE}::{self.name}")(function)
@@ -171,7 +173,7 @@ class Operator:
     def dispatched(self, *arguments: Any) -> Any:
         """The results of the registered operator; a window is given as its six schema arguments."""
         if type(arguments[0]) is not Tensor and not is_dynamo_compiling():
-            for replacement in in_place:
+            for replacement in replacements:
                 compute = replacement(self)
                 if compute is not None:
                     return compute(*arguments)
@@ -182,7 +184,7 @@ class Operator:
         raise NotImplementedError
 
     def composed(self, *arguments: Any, **_: str) -> Any:
-        """The same for arguments as the schema has them."""
+        """``differentiated`` for arguments as the schema has them: a decomposition."""
         return self.differentiated(False, self._checked(arguments)[0])
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
@@ -228,7 +230,7 @@ class Operator:
         results = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
-    def _recorded(self, *arguments: Any, **_: str) -> Any:
+    def _autograd_kernel(self, *arguments: Any, **_: str) -> Any:
         """The kernel of the key ``Autograd``, and of all keys of a composite operator: it applies
         the derivative if one is wanted, and else calls what lies below.
         """
@@ -325,7 +327,7 @@ class Linear(Operator):
                 backends.serving("cpu" if input.is_cpu else input.device.type)
             )
             if compute is not None:
-                compute = self.shown(compute) if profiler._is_profiler_enabled else compute
+                compute = self.profiled(compute) if profiler._is_profiler_enabled else compute
                 return self.apply(input, (compute, remaining, self))
         call = self._record, (skips_dispatcher, returns_values_only, remaining), None
         if skips_dispatcher:
@@ -339,30 +341,28 @@ class Linear(Operator):
         """The results inside the autograd function, where autograd has switched itself off. Their
         derivatives are operators.
         """
-        chosen, further = remaining[: self.count - 1], remaining[self.count - 1 :]
-        if skips_dispatcher or may_skip_dispatcher(input, *chosen):
+        to_save, further = remaining[: self.count - 1], remaining[self.count - 1 :]
+        if skips_dispatcher or may_skip_dispatcher(input, *to_save):
             output = self.implementation(input)(input, *remaining)
         else:
             with below_autograd():
                 output = self(input, *remaining)
         if type(output) is tuple:
-            chosen = output[1:]
+            to_save = output[1:]
             output = output[0] if returns_values_only else output
-        adjoint, back = self.adjoint(input, *chosen, *further)
+        adjoint, back = self.adjoint(input, *to_save, *further)
         shards = None if skips_dispatcher else shards_of(input)
 
         def gradient(arriving: Tensor, *saved: Tensor) -> Any:
             return adjoint(as_sharded(arriving, shards), *saved, *back)
 
         def tangent(direction: Tensor, *saved: Tensor) -> Any:
-            return self.along(direction, saved, further)
+            return self.jvp(direction, saved, further)
 
-        return recording(output, chosen, gradient, None if skips_dispatcher else tangent)
+        return recording(output, to_save, gradient, None if skips_dispatcher else tangent)
 
-    def along(
-        self, direction: Tensor, saved: tuple[Tensor, ...], remaining: tuple[Any, ...]
-    ) -> Any:
-        """The tangent of the first result in a direction."""
+    def jvp(self, direction: Tensor, saved: tuple[Tensor, ...], remaining: tuple[Any, ...]) -> Any:
+        """The Jacobian-vector product: the tangent of the first result."""
         return self(direction, *saved, *remaining)
 
 
@@ -375,9 +375,7 @@ class Winners(Linear):
     # the linear operator that gathers elements by their numbers, and its arguments after them
     gather: Callable[..., tuple[Operator, tuple[Any, ...]]]
 
-    def along(
-        self, direction: Tensor, saved: tuple[Tensor, ...], remaining: tuple[Any, ...]
-    ) -> Any:
+    def jvp(self, direction: Tensor, saved: tuple[Tensor, ...], remaining: tuple[Any, ...]) -> Any:
         gather, further = self.gather(*remaining)
         return gather(direction, *saved, *further)
 
