@@ -415,26 +415,4 @@ def _masking(
     return struct, strides_of(shape, memory_format)
 
 
-BACKEND = Backend(
-    "cpu",
-    max_pooling=max_pooling,
-    max_pooling_with_taps=max_pooling_with_taps,
-    max_pooling_with_indices=max_pooling_with_indices,
-    max_pooling_indices=max_pooling_indices,
-    max_pooling_grad_from_taps=max_pooling_grad_from_taps,
-    adaptive_max_pooling=adaptive_max_pooling,
-    unique_positions=unique_positions,
-    gather_positions=gather_positions,
-    scatter_positions=scatter_positions,
-    average_pooling=average_pooling,
-    average_pooling_grad=average_pooling_grad,
-    quantized_linear_average_pooling=quantized_linear_average_pooling,
-    masked=masked,
-    masked_average_pooling=masked_average_pooling,
-    max_unpooling=max_unpooling,
-    recorded_average_pooling=recorded_average_pooling,
-    recorded_adaptive_average_pooling=recorded_adaptive_average_pooling,
-    recorded_max_pooling=recorded_max_pooling,
-    quantized_tensors=QUANTIZED_TENSORS,
-    takes_bools=True,
-)
+BACKEND = Backend.of("cpu", globals(), quantized_tensors=QUANTIZED_TENSORS, takes_bools=True)

@@ -1,8 +1,8 @@
 """What a backend offers: a function for each operator of ``ops``, in one table."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -65,6 +65,12 @@ class Backend(NamedTuple):
     """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
+
+    @classmethod
+    def of(cls, name: str, functions: Mapping[str, Any], **more: Any) -> Self:
+        """The backend with those of a module's ``functions`` that have the name of a field."""
+        fields = {field: functions[field] for field in cls._fields if field in functions}
+        return cls(**(fields | {"name": name} | more))
 
     def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Tensor:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""

@@ -381,19 +381,4 @@ def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
     return slices.counts(window, sizes, like, True)
 
 
-BACKEND = Backend(
-    "reference",
-    max_pooling=max_pooling,
-    max_pooling_with_taps=max_pooling_with_taps,
-    max_pooling_with_indices=max_pooling_with_indices,
-    max_pooling_indices=max_pooling_indices,
-    max_pooling_grad_from_taps=max_pooling_grad_from_taps,
-    adaptive_max_pooling=adaptive_max_pooling,
-    unique_positions=unique_positions,
-    gather_positions=gather_positions,
-    scatter_positions=scatter_positions,
-    average_pooling=average_pooling,
-    average_pooling_grad=average_pooling_grad,
-    quantized_linear_average_pooling=quantized_linear_average_pooling,
-    masked=masked,
-)
+BACKEND = Backend.of("reference", globals())

@@ -421,22 +421,4 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-BACKEND = Backend(
-    "triton",
-    max_pooling=max_pooling,
-    max_pooling_with_taps=max_pooling_with_taps,
-    max_pooling_with_indices=max_pooling_with_indices,
-    max_pooling_indices=max_pooling_indices,
-    max_pooling_grad_from_taps=max_pooling_grad_from_taps,
-    adaptive_max_pooling=adaptive_max_pooling,
-    unique_positions=unique_positions,
-    gather_positions=gather_positions,
-    scatter_positions=scatter_positions,
-    average_pooling=average_pooling,
-    average_pooling_grad=average_pooling_grad,
-    quantized_linear_average_pooling=quantized_linear_average_pooling,
-    masked=masked,
-    recorded_average_pooling=recorded_average_pooling,
-    recorded_adaptive_average_pooling=recorded_adaptive_average_pooling,
-    recorded_max_pooling=recorded_max_pooling,
-)
+BACKEND = Backend.of("triton", globals())
