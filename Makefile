@@ -102,12 +102,14 @@ wheel: $(FOR)test  ## build this platform's wheel into dist/ as it is handed out
 wheels: $(FOR)test  ## wheels for Linux, Windows and macOS into dist/, built with zig and checked; ten minutes
 	$(BIN)/python tools/wheels.py
 
+ON_WINDOWS := tests/ops tests/nn $(patsubst %,tests/test_%.py,quantized properties threads memory_format)
+
 # Both test what make wheels has built, and are slow. TESTS may name files, and SAMPLE=8 every eighth case.
 test-windows: $(FOR)test  ## operators, layers, threads and more on the Windows wheel, under Debian's Wine; hours
-	$(BIN)/python tools/elsewhere.py windows $(TESTS) --sample $(or $(SAMPLE),1)
+	$(BIN)/python tools/elsewhere.py windows $(or $(TESTS),$(ON_WINDOWS)) --sample $(or $(SAMPLE),1)
 
 test-aarch64: $(FOR)test  ## the operators on the ARM wheel, under Debian's qemu-user; hours
-	$(BIN)/python tools/elsewhere.py aarch64 $(TESTS) --sample $(or $(SAMPLE),1)
+	$(BIN)/python tools/elsewhere.py aarch64 $(or $(TESTS),tests/ops) --sample $(or $(SAMPLE),1)
 
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist site .onnxruntime demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Tests a built wheel on a system that this machine is not: Windows under Wine, ARM under QEMU.
 
 ``python tools/elsewhere.py windows`` or ``aarch64`` gets what it needs from Debian and PyPI, lays
-it out in .elsewhere/, installs the wheel of dist/ there and runs the tests.
+it out in .elsewhere/ and installs the wheel of dist/ there. What follows goes to pytest.
 """
 
 import argparse
@@ -19,8 +19,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ["colorama", "filelock", "fsspec", "hypothesis", "jinja2", "networkx", "numpy", "pytest"]
 PACKAGES += ["setuptools", "sympy", "typing-extensions"]
-OPERATORS = ["tests/ops"]
-LAYERS = ["tests/nn", *(f"tests/test_{name}.py" for name in ("quantized", "properties", "threads"))]
 SERVED = """
 import torch, torch_dmlpool
 from torch_dmlpool import backends
@@ -38,15 +36,12 @@ class System(NamedTuple):
     python: str  # its version, and what pip calls its platforms
     platforms: list[str]
     command: Callable[[Path], tuple[list[str], dict[str, str]]]  # how its Python is called
-    tests: list[str]
-    not_run: list[str]  # what fails by the emulation's fault
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("system", choices=SYSTEMS)
-    parser.add_argument("files", nargs="*", help="tests, other than those named in this file")
-    parser.add_argument("--sample", default="1", help="of tests with parameters each n-th case")
+    parser.add_argument("tests", nargs=argparse.REMAINDER, help="what pytest is told")
     options = parser.parse_args()
     system = SYSTEMS[options.system]
     folder = ROOT / ".elsewhere" / options.system
@@ -67,9 +62,8 @@ def main() -> int:
                 print(line.decode(errors="replace"), end="", flush=True)
         return process.returncode
 
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    pytest += ["--sample", options.sample, *(f"--deselect={one}" for one in system.not_run)]
-    return status_of("-c", SERVED) or status_of(*pytest, *(options.files or system.tests))
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *options.tests]
+    return status_of("-c", SERVED) or status_of(*pytest)
 
 
 def install(system: System, folder: Path, wheel: Path) -> None:
@@ -135,6 +129,8 @@ def windows(folder: Path) -> tuple[list[str], dict[str, str]]:
         # sources; the embedded Python has none.
         "PYTORCH_JIT": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        # Wine 8 has no CopyFile2, by which Python copies files.
+        "PYTEST_ADDOPTS": f"--deselect={COPIES}",
     }
     if not (folder / "prefix").exists():
         boot = {**os.environ, **environment}
@@ -144,6 +140,7 @@ def windows(folder: Path) -> tuple[list[str], dict[str, str]]:
     return ["wine", str(python / "python.exe")], environment
 
 
+COPIES = "tests/ops/test_revision.py::test_every_change_of_a_source_is_another_revision"
 COMPLEX = """
 typedef struct { double parts[2]; } Double;
 typedef struct { float parts[2]; } Float;
@@ -210,16 +207,7 @@ ARM_PACKAGES = ["libbz2-1.0", "libc6", "libexpat1", "libffi8", "libgcc-s1", "lib
 ARM_PACKAGES += ["libpython3.11-minimal", "libpython3.11-stdlib", "libsqlite3-0", "libssl3"]
 ARM_PACKAGES += ["libstdc++6", "libuuid1", "python3.11-minimal", "zlib1g"]
 SYSTEMS = {
-    "windows": System(
-        "win_amd64",
-        "torch==2.13.0",
-        "3.13",
-        ["win_amd64"],
-        windows,
-        [*OPERATORS, *LAYERS, "tests/test_memory_format.py"],
-        # Wine 8 has no CopyFile2, by which Python copies files.
-        ["tests/ops/test_revision.py::test_every_change_of_a_source_is_another_revision"],
-    ),
+    "windows": System("win_amd64", "torch==2.13.0", "3.13", ["win_amd64"], windows),
     # A wheel of PyTorch 2.11 for ARM weighs 420 MB and wants CUDA's libraries.
     "aarch64": System(
         "manylinux_2_17_aarch64",
@@ -227,8 +215,6 @@ SYSTEMS = {
         "3.11",
         ["manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
         aarch64,
-        OPERATORS,
-        [],
     ),
 }
 
