@@ -154,12 +154,11 @@ def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
     return switch, {each.decode(): 1 << bit for bit, each in enumerate(names)}
 
 
-def ablate(asked: Sequence[Row], seconds: float, sets: Sequence[Sequence[str]]) -> str:
-    """A table of what calls take without a mechanism, or without a set, over what they take as they
-    are. "Nothing" is the same call once more: what noise makes of a ratio."""
+def ablate(asked: Sequence[Row], seconds: float) -> str:
+    """A table of what calls take without a mechanism over what they take as they are. "Nothing" is
+    the same call once more: what noise makes of a ratio."""
     off, bits = mechanisms()
     masks = {"nothing": 0, **bits, "all": sum(bits.values())}
-    masks |= {" + ".join(names): sum(bits[name] for name in names) for names in sets}
     ratios: dict[str, list[tuple[float, float, Row]]] = {name: [] for name in masks}
     for row in asked:
         torch.set_num_threads(row.threads)
@@ -198,7 +197,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--ablate", action="store_true", help="switch mechanisms off, on one thread"
     )
-    parser.add_argument("--set", action="append", default=[], help="of --ablate: names with a +")
     parser.add_argument("--out", type=Path, help="where all rows are measured: results/calls.json")
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])
@@ -206,8 +204,7 @@ def main(arguments: Sequence[str]) -> int:
     if not asked:
         parser.error(f"no call's name has all of these words: {options.words}")
     if options.ablate:
-        sets = [[name.strip() for name in one.split("+")] for one in options.set]
-        print(ablate(asked, options.row_seconds, sets))
+        print(ablate(asked, options.row_seconds))
         return 0
     wrong, summaries, seconds = [], [], options.row_seconds
     for name, column in itertools.groupby(asked, lambda row: row.column):

@@ -425,7 +425,7 @@ def plain(found: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(named))
 
 
-def fill(python: str, processes: int | None, prunes: bool) -> list[str]:
+def fill(python: str, prunes: bool) -> list[str]:
     """Write the list of kernels into the folder; the command that compiles what is missing."""
     CACHE.mkdir(exist_ok=True)
     tests, path = CACHE / "tests.pickle", CACHE / kernels.LIST
@@ -434,9 +434,7 @@ def fill(python: str, processes: int | None, prunes: bool) -> list[str]:
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     of_tests = pickle.loads(tests.read_bytes()) if tests.exists() else []
     path.write_bytes(pickle.dumps(list(dict.fromkeys([*plain(wanted()), *of_tests]))))
-    command = [python, "-m", "benchmarks.kernels", str(CACHE)]
-    command += ["--processes", str(processes)] if processes else []
-    return [*command, *["--prune"] * prunes]
+    return [python, "-m", "benchmarks.kernels", str(CACHE), *["--prune"] * prunes]
 
 
 def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[str], int]]:
@@ -484,7 +482,7 @@ def run(number: int, dry: bool) -> int:
     steps = list(commands(number, folder, dry))
     # What is prepared is code for one kind of GPU.
     if not dry and not torch.version.hip and torch.cuda.get_device_capability() == (9, 0):
-        steps.insert(0, ("missing", fill(sys.executable, None, False), MISSING))
+        steps.insert(0, ("missing", fill(sys.executable, False), MISSING))
     if CACHE.is_dir():
         kernels.relocate(CACHE)
     environment = {**os.environ, "OUT": str(folder), "TRITON_CACHE_DIR": str(CACHE)}
@@ -583,7 +581,6 @@ def main(arguments: Sequence[str]) -> int:
     chosen.add_argument("--collect", type=Path, nargs="+", help="make results of OUT's folders")
     add = parser.add_argument
     add("--python", default=sys.executable, help="of --prepare: it needs Triton alone")
-    add("--processes", type=int, help="of --prepare; as many as there are processors")
     add("--deadline", type=float, default=600.0, help="of --step: begin nothing after that")
     add("--every", type=int, default=1, help="of --step: only every Nth call or row")
     add("--dry", action="store_true", help="without a GPU, and without results")
@@ -596,7 +593,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.step:
         end = time.monotonic() + options.deadline
         return step(options.step, end, options.every, options.dry, options.words)
-    status = subprocess.run(fill(options.python, options.processes, True), cwd=ROOT).returncode
+    status = subprocess.run(fill(options.python, True), cwd=ROOT).returncode
     packed = Path(shutil.make_archive(str(CACHE), "gztar", CACHE))
     print(f"{packed.name} has {packed.stat().st_size / 2**20:.1f} MiB")
     return status or int(packed.stat().st_size > kernels.MOST_BYTES)

@@ -37,7 +37,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -241,7 +241,7 @@ LABEL, TARGET = re.compile(r"^(\.L_x_\d+):"), re.compile(r"\.L_x_\d+")
 class Instruction(NamedTuple):
     opcode: str
     guarded: bool
-    target: str  # of a branch
+    target: int | None  # of a branch, the number of an instruction
 
     @property
     def base(self) -> str:
@@ -250,18 +250,6 @@ class Instruction(NamedTuple):
     @property
     def words(self) -> int:
         return 4 if ".128" in self.opcode else 2 if ".64" in self.opcode else 1
-
-
-class Code(NamedTuple):
-    """Machine code of a kernel; ``labels`` are places in it."""
-
-    instructions: tuple[Instruction, ...]
-    labels: Mapping[str, int]
-
-    @property
-    def spills(self) -> int:
-        """Accesses to local memory."""
-        return sum(each.base in ("LDL", "STL") for each in self.instructions)
 
 
 class Counts(NamedTuple):
@@ -304,7 +292,7 @@ def clocks_of(addresses: Iterable[int]) -> float:
     return max(1.0, len(lines) / 4, max(Counter(each % 32 for each in words).values(), default=0))
 
 
-def machine_code(cubin: bytes) -> Code:
+def machine_code(cubin: bytes) -> list[Instruction]:
     """Disassembled with the tool that Triton brings."""
     import triton
 
@@ -313,16 +301,15 @@ def machine_code(cubin: bytes) -> Code:
         file.write(cubin)
         file.flush()
         text = subprocess.check_output([tool, "-c", file.name], text=True)
-    instructions: list[Instruction] = []
+    found: list[tuple[str, bool, str]] = []
     labels: dict[str, int] = {}
     for line in text.splitlines():
         if label := LABEL.match(line):
-            labels[label[1]] = len(instructions)
-        elif found := LINE.match(line):
-            target = TARGET.search(found[3])
-            guarded = found[1] is not None
-            instructions.append(Instruction(found[2], guarded, target[0] if target else ""))
-    return Code(tuple(instructions), labels)
+            labels[label[1]] = len(found)
+        elif each := LINE.match(line):
+            target = TARGET.search(each[3])
+            found.append((each[2], each[1] is not None, target[0] if target else ""))
+    return [Instruction(*each, labels.get(label)) for *each, label in found]
 
 
 Clocks = Callable[[Instruction], float]
@@ -341,14 +328,14 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
     return Counts(how.programs, warps, moved, *warp)
 
 
-def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float]:
+def one_warp(code: Sequence[Instruction], loads: int, l1: Clocks) -> tuple[int, int, float]:
     """Instructions, those of the ALU, and clocks of L1. Loops turn as often as they make ``loads``
     together; other branches are not taken.
     """
     turns: dict[int, int] = {}
     at, instructions, alu, clocks = 0, 0, 0, 0.0
-    while at < len(code.instructions) and instructions < 200_000:
-        each = code.instructions[at]
+    while at < len(code) and instructions < 200_000:
+        each = code[at]
         if each.base == "EXIT" and not each.guarded:
             break
         instructions += 1
@@ -356,11 +343,11 @@ def one_warp(code: Code, loads: int, l1: Clocks) -> tuple[int, int, float]:
         if each.base in ("LDG", "STG", "LDS", "STS"):
             clocks += l1(each)
         at += 1
-        target = code.labels.get(each.target, at)
+        target = at if each.target is None else each.target
         if each.base == "BRA" and target == at - 1:
             break  # the end is filled with branches to themselves
         if each.base == "BRA" and target < at:
-            in_loop = sum(one.base == "LDG" for one in code.instructions[target:at])
+            in_loop = sum(one.base == "LDG" for one in code[target:at])
             turns[at] = turns.get(at, 0) + 1
             if in_loop and turns[at] < math.ceil(loads / in_loop):
                 at = target

@@ -37,12 +37,11 @@ OPERATORS = r"_(Zn[aw]|Zd[al])\w+"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("platforms", nargs="*", help=f"of {', '.join(compilers.TARGETS)}; else all")
     parser.add_argument("--own", action="store_true", help="this machine's platform alone")
     options = parser.parse_args()
     own = [tag for tag, name in compilers.TARGETS.items() if name == compilers.own_target()]
     wrong = 0
-    for wheel in built(own if options.own else options.platforms or list(compilers.TARGETS)):
+    for wheel in built(own if options.own else list(compilers.TARGETS)):
         found = list(complaints(wheel))
         wrong += len(found)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB, {found or 'as it should be'}")
