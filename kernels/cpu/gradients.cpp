@@ -108,7 +108,7 @@ struct Scatter {
     static constexpr bool is_direct = std::is_same_v<T, L>;
     static constexpr int64_t PART = 1 << 18;  // elements of a part, whose sums stay in a cache
     const Problem &p;
-    const char *const arriving;
+    const T *const arriving;
     const char *const numbers;
     T *const gradient;
 
@@ -132,24 +132,23 @@ struct Scatter {
         std::fill_n(sums, size, L(0));
         const Range depth = parts.outputs_along(part, 0);
         const Range height = parts.outputs_along(part, 1);
-        for (int64_t od = depth.begin; od < depth.end; ++od)
-            for (int64_t oh = height.begin; oh < height.end; ++oh)
-                add_row(part, first, size, od, oh, sums);
+        const Range columns = parts.outputs_along(part, 2);
+        const int64_t width = p.output_row();
+        const int64_t begin = columns.begin * p.channels;
+        const int64_t end = columns.end * p.channels;
+        for (int64_t od = depth.begin; od < depth.end; ++od) {
+            int64_t row = (part.plane * p.d().outputs + od) * p.h().outputs + height.begin;
+            row *= width;
+            for (int64_t oh = height.begin; oh < height.end; ++oh, row += width)
+                places.each(numbers + row * bytes, bytes, od, oh, begin, end,
+                            [=, from = arriving + row](int64_t i, int64_t place) {
+                                const int64_t at = place - first;
+                                if (uint64_t(at) < uint64_t(size))
+                                    sums[at] += widen(read<T>(from + i));
+                            });
+        }
         if constexpr (!is_direct)
             divide<T>(sums, size, 1, nullptr, out);
-    }
-    void add_row(const PlanePart &part, int64_t origin, int64_t size, int64_t od, int64_t oh,
-                 L *sums) const {
-        const Range columns = parts.outputs_along(part, 2);
-        const int64_t row =
-            ((part.plane * p.d().outputs + od) * p.h().outputs + oh) * p.output_row();
-        const T *const from = reinterpret_cast<const T *>(arriving) + row;
-        places.each(numbers + row * bytes, bytes, od, oh, columns.begin * p.channels,
-                    columns.end * p.channels, [=](int64_t i, int64_t place) {
-                        const int64_t at = place - origin;
-                        if (uint64_t(at) < uint64_t(size))
-                            sums[at] += widen(read<T>(from + i));
-                    });
     }
 };
 
@@ -158,7 +157,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
     const Windows windows(p);
     if (choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)}) == GATHERED)
         return GatheredChannels<T>(p, arriving, taps, gradient).run();
-    Scatter<T>{p, static_cast<const char *>(arriving), static_cast<const char *>(taps),
+    Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}
         .run();
 }

@@ -159,7 +159,7 @@ inline V truth_of(V bytes) {
 }
 
 // Converts an element to the type in which it is added: half precision to float, others to
-// themselves. It computes with bits, as compilers do not vectorize casts of _Float16.
+// themselves. It computes with bits where the processor has no instruction for it.
 template <class T>
 inline T widen(T value) {
     return value;
@@ -171,9 +171,15 @@ inline float widen(BFloat16 value) {
     return bits_as<float>(uint32_t(value.bits) << 16);
 }
 inline float widen(Half value) {
+#if defined(__AVX512VL__)
+    return _mm_cvtss_f32(_mm_maskz_cvtph_ps(1, _mm_cvtsi32_si128(value.bits)));
+#elif defined(__F16C__)
+    return _cvtsh_ss(value.bits);
+#else
     const int32_t bits = int32_t(uint32_t(int16_t(value.bits)) << 13 & 0x8fffe000);
     const float scaled = bits_as<float>(bits) * 0x1p112f;
     return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
+#endif
 }
 
 // Calls act with a 0 of the float data type of this number (see TYPES). Errors say `what` has it.
