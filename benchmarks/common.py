@@ -352,5 +352,4 @@ def count(number: int, one: str) -> str:
     return f"{number} {one}{'s' * (number != 1)}"
 
 
-def mean(ratios: Iterable[float]) -> float:
-    return statistics.geometric_mean(ratios)
+mean = statistics.geometric_mean

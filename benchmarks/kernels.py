@@ -45,7 +45,6 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = "kernels.pickle"
-MOST_BYTES = 60 * 2**20
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 UNUSED = {".ttir", ".ttgir", ".llir", ".source", ".ptx"}
 
@@ -167,14 +166,6 @@ SCRATCH = [f"{kind}_scratch_{what}" for kind in ("global", "profile") for what i
 METADATA = [*SCRATCH, "launch_cooperative_grid", "launch_pdl"]
 
 
-def work_of(wanted: tuple[Any, ...]) -> int:
-    """About how long a kernel takes to compile, in taps times elements of a tile."""
-    constants = dict(wanted[1])
-    axes = (constants[axis].window for axis in ("DEPTH", "ROW", "COLUMN") if axis in constants)
-    form = constants.get("FORM")
-    return math.prod(axes) * (math.prod(form.tile) * form.vector if form else 1)
-
-
 def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
     started = time.monotonic()
     os.environ["TRITON_CACHE_DIR"] = str(folder)
@@ -193,12 +184,7 @@ def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
             if not any((folder / key).glob("*.cubin"))
         ]
         print(f"{len(absent)} of {len(kernels)} kernels are missing", flush=True)
-        # The slowest first, so that none is still compiled when other processors are done.
-        failed = [
-            why
-            for why in pool.imap_unordered(compiled, sorted(absent, key=work_of, reverse=True))
-            if why
-        ]
+        failed = list(filter(None, pool.imap_unordered(compiled, absent)))
     launchers = {launcher: wanted for wanted, (_, launcher) in zip(kernels, keys, strict=True)}
     asked = build_launchers(list(launchers.values()))
     for path in folder.iterdir():

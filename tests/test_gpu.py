@@ -130,8 +130,8 @@ def test_a_step_writes_each_row_as_it_is_known(
 
 
 def test_rows_that_no_gpu_has_measured_come_first() -> None:
-    """Global averages in both layouts, then what training of public models adds; every window at
-    strides 1 and 2 is there, and KernelBench's six."""
+    """Global averages in both layouts, then what training of public models adds, and then
+    KernelBench's six."""
     rows = gpu.rows()
     names = [row.name for row in rows]
     assert len(set(names)) == len(names)
@@ -143,17 +143,13 @@ def test_rows_that_no_gpu_has_measured_come_first() -> None:
     assert len(taps) >= 60
     assert max(map(rows.index, taps)) < names.index("avg 11/11 16x64x2048x2048 float32 contiguous")
     assert sum(name.removesuffix(" float32 contiguous") in common.PUBLISHED for name in names) == 6
-    for window, padding in {2: "", 3: " padding 1", 5: " padding 2", 7: " padding 3"}.items():
-        for operator in ("max", "taps", "max grad", "avg", "avg grad"):
-            of = [name for name in names if name.startswith(f"{operator} {window}/")]
-            assert sum(f"{padding} 32x64x112x112" in name for name in of) >= 12, (operator, window)
 
 
 def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result() -> None:
     compared = 0
     for row in gpu.rows():
-        if row.shape[0] == 32 and row.shape[1:] != (64, 112, 112):
-            pool = gpu.aten_call(row, torch.empty((1, 1, *row.shape[2:]), device="meta"))
+        if row.row.sizes[0] == 32 and row.row.sizes[1:] != (64, 112, 112):
+            pool = gpu.aten_call(row, torch.empty((1, 1, *row.row.sizes[2:]), device="meta"))
             if pool is not None:
                 results = pool()
                 results = results[0] if isinstance(results, tuple) else results
