@@ -9,7 +9,7 @@
 namespace dmlpool {
 namespace {
 
-// Planes of more elements are not joined into one row where only maxima are asked for.
+// Larger planes of one window each stay apart, for PLANES, where no winners are asked for.
 constexpr int64_t SMALL_PLANE = 8;
 // Longer planes of one row are not joined, unless they are asked for maxima of windows that tile
 // them.

@@ -86,9 +86,8 @@ void pool_masked(const Problem &p, const Masking &m, const void *input, const vo
               });
 }
 
-// Divides each sum by its divisor. Sums may lie where the quotients go. The vectors are written
-// out, because compilers would vectorize over as many divisors of a byte as fill a vector, and rows
-// are shorter.
+// Divides each sum by its divisor. Sums may lie where the quotients go. Vectors have as many lanes
+// as sums fill, because compilers would take as many as divisors of a byte fill: longer than rows.
 template <class L, class N>
 void quotients(const L *sums, const N *divisors, int64_t count, L *out) {
     constexpr int64_t n = LANES<L>;

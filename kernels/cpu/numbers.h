@@ -74,8 +74,8 @@ struct Numbers {
     void *numbers;
     int64_t units[3] = {1, 1, 1};  // what a step of one tap along each axis adds to a number
     int64_t plane_size;            // positions in a plane for INDICES, else 0
-    Columns<int64_t>
-        columns;  // the part of a number that depends on its place in the row of outputs
+    // The part of a number that depends on its output's place in the row.
+    Columns<int64_t> columns;
 
     Numbers(const Problem &p, void *numbers)
         : p(p),

@@ -80,8 +80,8 @@ def _filled_from_numbers(
 _TAPS = None, TAPS  # winners are taps, in the data type that holds the window's
 
 
-class _Known:
-    """The plan of a call and the plan of its gradient: ``interface.Known``."""
+class _GradientPlan:
+    """The plan of a call and the plan of its gradient: ``interface.GradientPlan``."""
 
     __slots__ = ("back", "dtype", "function", "like", "plan")
 
@@ -131,16 +131,16 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
 
 def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
     """Maxima and what their gradient needs."""
-    known = _known_maxima(input.shape, input.stride(), input.dtype, window)
-    values, taps = _with_winners(input, window, None, TAPS, plan=known.plan)
-    return values, (taps,), known
+    plans = _plans_of_maxima(input.shape, input.stride(), input.dtype, window)
+    values, taps = _with_winners(input, window, None, TAPS, plan=plans.plan)
+    return values, (taps,), plans
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_maxima(*request: Any) -> _Known:
+def _plans_of_maxima(*request: Any) -> _GradientPlan:
     plan = planned(*request, None, None, _TAPS)
     numbered = (plan.number_dtype, TAPS), plan.memory_format
-    return _Known((*request, None), plan, library.dmlpool_max_pooling_grad, *numbered)
+    return _GradientPlan((*request, None), plan, library.dmlpool_max_pooling_grad, *numbered)
 
 
 def max_pooling_with_indices(
@@ -287,15 +287,15 @@ def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
 
 def recorded_average_pooling(input: Tensor, window: Windows, *counted: Any) -> Recorded:
     """Averages and what their gradient needs."""
-    known = _known_averages(input.shape, input.stride(), input.dtype, window, counted)
-    plan = known.plan
-    output = _new(plan.output_sizes, plan.output_strides, known.dtype)
-    return _filled(output, library.dmlpool_average_pooling, plan, input), (), known
+    plans = _plans_of_averages(input.shape, input.stride(), input.dtype, window, counted)
+    plan = plans.plan
+    output = _new(plan.output_sizes, plan.output_strides, plans.dtype)
+    return _filled(output, library.dmlpool_average_pooling, plan, input), (), plans
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_averages(*request: Any) -> _Known:
-    return _Known(request, planned(*request), library.dmlpool_average_pooling_grad)
+def _plans_of_averages(*request: Any) -> _GradientPlan:
+    return _GradientPlan(request, planned(*request), library.dmlpool_average_pooling_grad)
 
 
 def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:

@@ -27,7 +27,7 @@ class GpuPlan:
     strides: tuple[int, ...]
     launches: tuple[Any, ...]  # empty if results are
     kernel: str  # of the first launch; tile kernels read a source of any strides
-    known: "Known | None" = None  # of the gradient, from the first call on that records it
+    gradient: "GradientPlan | None" = None  # from the first call on that records it
 
 
 @lru_cache(maxsize=4096)
@@ -83,8 +83,8 @@ def new(like: Tensor, plan: GpuPlan, dtype: torch.dtype) -> Tensor:
     return empty_strided_cuda(plan.sizes, plan.strides, dtype)
 
 
-class Known:
-    """What the gradient of results of ``plan`` needs: ``interface.Known``.
+class GradientPlan:
+    """What the gradient of results of ``plan`` needs: ``interface.GradientPlan``.
 
     ``fill`` launches its plan, which the further arguments are of. Without a plan, the gradient's
     operator is called.

@@ -15,7 +15,7 @@ Windows = Window | Sequence[int]
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
 
 
-class Known(Protocol):
+class GradientPlan(Protocol):
     """What a backend needs for the gradient of a call."""
 
     like: Tensor  # a meta tensor with the sizes, strides and data type of the input
@@ -24,7 +24,7 @@ class Known(Protocol):
         """The gradient; None if these tensors do not have the output's sizes and strides."""
 
 
-Recorded = tuple[Tensor, Sequence[Tensor], Known]
+Recorded = tuple[Tensor, Sequence[Tensor], GradientPlan]
 """The result of an operator whose input requires a gradient, the winners' taps if it is one of
 maxima, and what the gradient needs. A named tuple would take longer to make than this one."""
 

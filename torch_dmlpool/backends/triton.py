@@ -19,7 +19,7 @@ from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
-from torch_dmlpool.backends.gpu_plans import GpuPlan, Known, new, planned
+from torch_dmlpool.backends.gpu_plans import GpuPlan, GradientPlan, new, planned
 from torch_dmlpool.backends.interface import Backend, Recorded, Windows
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
@@ -168,7 +168,7 @@ def _by_reference(function: Any) -> Any:
     def recorded(input: Tensor, *arguments: Any) -> Recorded:
         results = function(input, *arguments)
         values, *taps = (results,) if isinstance(results, Tensor) else results
-        return values, taps, Known(input)
+        return values, taps, GradientPlan(input)
 
     return recorded
 
@@ -178,11 +178,11 @@ def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
     """Maxima and what their gradient needs."""
     dtype = _tap_dtype(window)
     values, taps, plan = _maxima(input, window, dtype)
-    if plan.known is None:
-        plan.known = Known(
+    if plan.gradient is None:
+        plan.gradient = GradientPlan(
             input, plan, _launch_max_gradient, "grad_launches", (), window, taps=dtype
         )
-    return values, (taps,), plan.known
+    return values, (taps,), plan.gradient
 
 
 @or_reference(reference.max_pooling_with_indices)
@@ -328,11 +328,11 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
 def recorded_average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Recorded:
     """Averages and what their gradient needs."""
     averages, plan = _averages(input, None, windows, *counted)
-    if plan.known is None:
+    if plan.gradient is None:
         window = windows if isinstance(windows, Window) else None
         request = "average_launches", ((0, 0, 0, 0),), window, False, *counted
-        plan.known = Known(input, plan, _launch_average_gradient, *request)
-    return averages, (), plan.known
+        plan.gradient = GradientPlan(input, plan, _launch_average_gradient, *request)
+    return averages, (), plan.gradient
 
 
 def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:

@@ -25,7 +25,7 @@ class Derivative:
     ``Recording``.
 
     Where a backend plans the gradient of ``operator`` with the call, ``record`` is a function of
-    that backend, and returns a ``Known`` in place of the gradient. ``backward`` calls it for
+    that backend, and returns a ``GradientPlan`` in place of the gradient. ``backward`` calls it for
     ordinary tensors. Where it returns None, the gradient is the adjoint operator's.
     """
 

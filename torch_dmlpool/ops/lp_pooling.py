@@ -1,6 +1,4 @@
-"""Lp pooling: (0, + |x|^p, ^(1/p)), made of the sums and maxima that exist, with all their
-derivatives.
-"""
+"""Lp pooling: (0, + |x|^p, ^(1/p)), composed of sums, maxima and their derivatives."""
 
 import math
 
