@@ -9,12 +9,26 @@ import cases
 import samples
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool.decompositions import decompositions
 
 operators = torch.ops.dmlpool
 WINDOW = (3, 2, 1, 1)
 """Windows that overlap, on padding."""
+
+
+TABLE = decompositions()
+
+
+class Decomposed(TorchDispatchMode):
+    """Operators are taken apart where they are called."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return TABLE.get(function, function)(*args, **(kwargs or {}))
 
 
 def int8(x: Tensor) -> Tensor:

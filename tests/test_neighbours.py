@@ -4,19 +4,18 @@ threads and so on."""
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import operators
 import oracle
 import pytest
 import samples
 import torch
 from test_properties import DIVISORS, laid_out, layouts, requests
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.decompositions import decompositions
 
 hypothesis = pytest.importorskip("hypothesis")
 strategies = hypothesis.strategies
@@ -164,20 +163,6 @@ def setting(name: str, value: object) -> Iterator[None]:
         choose(None if name == "default_device" else before)
 
 
-class Decomposed(TorchDispatchMode):
-    """Every operator is taken apart where it is called."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return table().get(function, function)(*args, **(kwargs or {}))
-
-
-@functools.cache
-def table() -> dict[Any, Callable[..., Any]]:
-    return decompositions()
-
-
 SAME_BITS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "one thread": lambda: setting("num_threads", 1),
     "three threads": lambda: setting("num_threads", 3),
@@ -191,8 +176,6 @@ SAME_BITS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 def compiled(call: Call, input: Tensor) -> list[Tensor]:
     torch._dynamo.reset()
-    if input.is_neg() or input._is_zerotensor():
-        input = samples.plain(input)  # which Inductor's code reads as they lie in memory
     return run(torch.compile(call, fullgraph=True), input)
 
 
@@ -203,36 +186,25 @@ def exported(call: Call, input: Tensor) -> list[Tensor]:
         def forward(self, input: Tensor) -> list[Tensor]:
             return call(input)
 
-    program = torch.export.export(Model(), (input,)).run_decompositions(decompositions())
-    return unwrapped(program.module()(input))
+    program = torch.export.export(Model(), (input,)).run_decompositions(operators.TABLE)
+    return program.module()(input)
 
 
 # The property.
 
 
-def run(call: Call, input: Tensor, kind: str | None = None) -> list[Tensor]:
+def run(call: Call, input: Tensor) -> list[Tensor]:
     """The results and, of floats, the gradient of the first of them for whole numbers, alike for
-    every sample; what arrives is of a kind where PyTorch has it."""
-    # PyTorch records no gradient of what was made in inference mode.
-    if not input.is_floating_point() or input.is_inference():
-        return unwrapped(call(input))
+    every sample."""
+    if not input.is_floating_point():
+        return call(input)
     leaf = input.detach().requires_grad_()
     results = call(leaf)
     first = results[0]
     numbers = torch.arange(math.prod(first.shape[1:]), dtype=torch.int64, device="cpu") % 5
     gradient = numbers.to(first.dtype).view(1, *first.shape[1:]).expand(first.shape)
-    if kind in SAME_NUMBERS and (made := samples.of_kind(kind, gradient)) is not None:
-        gradient = made
-    return unwrapped([*results, *torch.autograd.grad(first, leaf, gradient)])
-
-
-SAME_NUMBERS = ("negated", "imaginary", "made in inference mode", "overriding functions")
-"""Kinds of tensors with the numbers of the tensors that they are made of."""
-
-
-def unwrapped(results: Iterable[Tensor]) -> list[Tensor]:
-    """The results as plain tensors, without what they were computed from."""
-    return [result.detach().as_subclass(Tensor) for result in results]
+    results += torch.autograd.grad(first, leaf, gradient)
+    return [result.detach() for result in results]
 
 
 def check(
@@ -248,9 +220,9 @@ def check(
 
 
 @strategies.composite
-def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tensor, str | None]:
+def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tensor]:
     """Operators, the roundings of their results, and an input in some layout with numbers that are
-    hard for them, of a kind of tensors."""
+    hard for them."""
     pooling, sizes = draw(requests())
     leading = draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (3, 2), (2, 9), (2, 33)]))
     results, dtypes, roundings = FAMILIES[name]
@@ -261,11 +233,8 @@ def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tenso
         chosen = torch.rand(input.shape, generator=samples.seeded(seed=seed))
         input[chosen < 0.2], input[chosen > 0.7] = math.nan, -math.inf
     asked = Request(pooling, seed)
-    view, kind = laid_out(input, draw(layouts(input.dim()))), draw(kinds)
-    # Quantized tensors are made of the tensor's memory.
-    made = None if kind is None or name == "quantized tensors" else samples.of_kind(kind, view)
-    view = view if made is None else made
-    return functools.partial(results, request=asked), roundings(asked), view, kind
+    view = laid_out(input, draw(layouts(input.dim())))
+    return functools.partial(results, request=asked), roundings(asked), view
 
 
 def names_one_nan(view: Tensor) -> bool:
@@ -273,13 +242,10 @@ def names_one_nan(view: Tensor) -> bool:
     return int(view.isnan().sum()) <= 1
 
 
-kinds = strategies.sampled_from([None, None, *samples.KINDS])
-
-
 def expected_of(call: Call, rounded: Roundings, view: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What the same numbers give in a contiguous tensor, and the magnitudes of what is added up
     there."""
-    numbers = samples.plain(view)
+    numbers = view.contiguous()
     expected = run(call, numbers)
     return expected, run(call, numbers.abs().double()) if rounded[0] else expected
 
@@ -290,22 +256,21 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
 
     @hypothesis.given(problem=problems(name), way=strategies.sampled_from(list(SAME_BITS)))
     @hypothesis.settings(max_examples=20_000 // len(FAMILIES) + 1 if IS_FUZZ else 8)
-    def agrees(problem: tuple[Call, Roundings, Tensor, str | None], way: str) -> None:
-        call, rounded, view, kind = problem
+    def agrees(problem: tuple[Call, Roundings, Tensor], way: str) -> None:
+        call, rounded, view = problem
         expected, magnitudes = expected_of(call, rounded, view)
-        alone = run(call, view, kind)
+        alone = run(call, view)
         check(rounded, alone, expected, magnitudes)
         if names_one_nan(view):
-            with Decomposed():
-                check(rounded, run(call, view, kind), expected, magnitudes)
+            with operators.Decomposed():
+                check(rounded, run(call, view), expected, magnitudes)
         with SAME_BITS[way]():
-            again = run(call, view, kind)
-        one_by_one = [run(call, sample, kind) for sample in view.contiguous().split(1)]
+            again = run(call, view)
+        one_by_one = [run(call, sample) for sample in view.contiguous().split(1)]
         for result, same in zip(alone, again, strict=True):
             samples.assert_same(same, result)
-        # What was made in inference mode has no gradient; copies of its samples have one.
         cuts = [torch.cat(cut) for cut in zip(*one_by_one, strict=True)]
-        for cut, right in zip(cuts, expected[: len(cuts)], strict=True):
+        for cut, right in zip(cuts, alone, strict=True):
             samples.assert_same(cut, right)
 
     agrees()
@@ -318,9 +283,8 @@ def test_programs_agree(name: str, way: Callable[[Call, Tensor], list[Tensor]]) 
 
     @hypothesis.given(problem=problems(name))
     @hypothesis.settings(max_examples=(3 if way is compiled else 20) if IS_FUZZ else 1)
-    def agrees(problem: tuple[Call, Roundings, Tensor, str | None]) -> None:
-        call, rounded, view, kind = problem
-        hypothesis.assume(way is exported or kind not in samples.WITHOUT_INDUCTOR)
+    def agrees(problem: tuple[Call, Roundings, Tensor]) -> None:
+        call, rounded, view = problem
         hypothesis.assume(way is compiled or names_one_nan(view))
         check(rounded, way(call, view), *expected_of(call, rounded, view))
 

@@ -10,23 +10,9 @@ import cases
 import pytest
 import samples
 import torch
-from operators import NAMES, by_name, operators, with_lazy
+from operators import NAMES, TABLE, Decomposed, by_name, operators, with_lazy
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from torch_dmlpool.decompositions import decompositions
-
-TABLE = decompositions()
-
-
-class Decomposed(TorchDispatchMode):
-    """Operators are taken apart where they are called."""
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return TABLE.get(function, function)(*args, **(kwargs or {}))
 
 
 def taken_apart(operator: Any, *arguments: object) -> object:
