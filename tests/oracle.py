@@ -230,18 +230,13 @@ def requantized(
     return min(max(round(exact) + zero, ends.min), ends.max)
 
 
-def lowest(dtype: np.dtype) -> float | int | bool:
-    """What an empty window gives (M1, N1)."""
+def ends(dtype: np.dtype) -> tuple[float, float]:
+    """What a maximum of nothing is (M1, N1), and a minimum (N2)."""
     if dtype.kind == "b":
-        return False
-    return -np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min
-
-
-def highest(dtype: np.dtype) -> float | int | bool:
-    """What a minimum of nothing is (N2)."""
-    if dtype.kind == "b":
-        return True
-    return np.inf if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max
+        return False, True
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 @dataclass(frozen=True)
@@ -262,13 +257,13 @@ def maximum(values: np.ndarray, pooling: Pooling | Bins, mask: np.ndarray | None
     """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the
     first NaN wins. Under a mask only what is there can win (K4)."""
     # numpy's argmax is the rule itself: the first of equals, and the first NaN before everything.
-    return _extremum(values, pooling, np.argmax, lowest(values.dtype), mask)
+    return _extremum(values, pooling, np.argmax, ends(values.dtype)[0], mask)
 
 
 def minimum(values: np.ndarray, pooling: Pooling | Bins, mask: np.ndarray | None = None) -> Maximum:
     """The first least element of every window (N2); the first NaN wins here too, by numpy's
     rule."""
-    return _extremum(values, pooling, np.argmin, highest(values.dtype), mask)
+    return _extremum(values, pooling, np.argmin, ends(values.dtype)[1], mask)
 
 
 def _extremum(

@@ -391,6 +391,17 @@ def test_no_bytes_are_compared_under_a_mask() -> None:
     assert not [node for node in compared if node.inputs[0].dtype.name in ("UINT8", "INT8")]
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.int32], ids=str)
+def test_masked_integers(dtype: torch.dtype) -> None:
+    """K4: types that ONNX Runtime pools without a mask it pools with one; Where lacks some."""
+    request = {"window_size": 3, "strides": 2, "start_padding": 1, "return_indices": True}
+    functions = {
+        name: lambda x, name=name: getattr(dmlpool, name)(x.to(dtype), **request, mask=x > 1)
+        for name in ("max_pooling", "min_pooling")
+    }
+    exported(on(functions))
+
+
 def test_norms_of_whole_planes() -> None:
     """Norms over sizes that are left open, in an opset whose GlobalLpPool no Runtime has."""
     forms = [form for form in onnx_forms.whole_planes(2) if "norm" in form.name]

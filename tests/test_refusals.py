@@ -80,15 +80,6 @@ def test_directmls_names_are_answered_by_the_layers(name: str, rank: int) -> Non
         layer()
 
 
-def test_padding_of_a_start_and_an_end_that_is_no_pair_is_told_how_to_write_it() -> None:
-    """G4: torch.nn.functional.pad has the start and the end beside one another."""
-    message = (
-        "padding must be one int or one pair ((start, end),), got (32, 0): to pad 32 at the start "
-        "and 0 at the end write padding=((32, 0),)"
-    )
-    refused(ValueError, message, lambda: nn.MaxPool1d(3, padding=(32, 0)))
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -104,11 +95,6 @@ def test_a_name_that_is_elsewhere_is_said_to_be_there(name: str, meant: str) -> 
     message = f"{missing}: did you mean torch_dmlpool.{meant}?"
     refused(AttributeError, message, lambda: getattr(dmlpool, name))
     assert not hasattr(dmlpool, "something_else")
-
-
-def test_another_functions_names_are_unexpected() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'count_include_pad'"):
-        dmlpool.max_pooling(PLANES, 2, count_include_pad=True)
 
 
 OF_VALUES = re.compile("a tensor on another device|an index|a channel|a tensor of 0$|a tensor$")

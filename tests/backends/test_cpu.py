@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cases
 import pytest
 import samples
 import torch
@@ -16,12 +17,7 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool.backends import cpu, library
 from torch_dmlpool.window import Window
 
-pytestmark = [
-    pytest.mark.skipif(library.library is None, reason=f"no library: {library.missing}"),
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
-    ),
-]
+pytestmark = cases.OF_THE_LIBRARY
 MEBIBYTE = 2**20
 ROWS = Path(__file__).with_name("rows.py")
 
@@ -42,13 +38,10 @@ def test_memory_beside_operands_is_bounded(
     """No table grows with a row: one row of 2^24 elements takes at most 64 MB beside operands."""
     # Freed memory goes back to the system at once, so that none hides what the next call takes.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2"}
-    output = python(str(ROWS), str(size), environment=environment).stdout
-    taken = {}
-    for line in output.splitlines():
-        number, name = line.split("\t")
-        taken[name] = int(number)
+    output = python(ROWS, size, environment=environment).stdout
+    taken = [line.split("\t") for line in output.splitlines()]
     assert len(taken) == 15
-    assert {name: most for name, most in taken.items() if most > limit} == {}
+    assert not [(most, name) for most, name in taken if int(most) > limit]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

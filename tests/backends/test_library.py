@@ -19,12 +19,7 @@ import torch
 import torch_dmlpool as dmlpool
 from torch_dmlpool.backends import library
 
-pytestmark = [
-    pytest.mark.skipif(library.library is None, reason=f"no library: {library.missing}"),
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
-    ),
-]
+pytestmark = cases.OF_THE_LIBRARY
 SCARCE = Path(__file__).with_name("scarce.py")
 FUNCTIONS = set(library._FUNCTIONS)
 

@@ -1,8 +1,6 @@
 """Averages under a mask in one call of the CPU's library: how it counts, masks and divides, on
 requests that are drawn."""
 
-import os
-
 import cases
 import pytest
 import samples
@@ -10,16 +8,11 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import cpu, library, reference
+from torch_dmlpool.backends import cpu, reference
 from torch_dmlpool.ops import masked_pooling
 from torch_dmlpool.window import Window
 
-pytestmark = [
-    pytest.mark.skipif(library.library is None, reason=f"no library: {library.missing}"),
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
-    ),
-]
+pytestmark = cases.OF_THE_LIBRARY
 SHARES = [lambda shape: shape, lambda shape: (shape[0], 1, *shape[2:])]
 SHARES += [lambda shape: (1, *shape[1:]), lambda shape: (1, 1, *shape[2:])]
 """A mask for each element, for each sample, for each channel, and for all."""

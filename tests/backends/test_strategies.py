@@ -5,8 +5,6 @@ import contextlib
 import ctypes
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,12 +16,7 @@ import torch
 from torch_dmlpool.backends import cpu, library, reference
 from torch_dmlpool.window import Window
 
-pytestmark = [
-    pytest.mark.skipif(library.library is None, reason=f"no library: {library.missing}"),
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
-    ),
-]
+pytestmark = cases.OF_THE_LIBRARY
 NAMES = [
     *("planes", "rows", "boxes", "windows"),
     *("turned", "compared", "copied", "gathered", "scattered"),
@@ -47,16 +40,10 @@ def forced(strategy: int) -> Iterator[Callable[[], int]]:
         force(AUTOMATIC)
 
 
-def test_verbose_says_what_ran_and_why_not_others() -> None:
+def test_verbose_says_what_ran_and_why_not_others(python: Callable[..., Any]) -> None:
     """A line for each call, in the list's order."""
     call = "import torch, torch_dmlpool as d; d.nn.functional.max_pool2d(torch.ones(1, 3, 9, 9), 2)"
-    run = subprocess.run(
-        [sys.executable, "-c", call],
-        env={**os.environ, "DMLPOOL_VERBOSE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = python("-c", call, environment={**os.environ, "DMLPOOL_VERBOSE": "1"})
     assert run.stderr == (
         "dmlpool: maxima of float32, 3 planes of 1 channels, 1 by 1/1, 9 by 2/2, 9 by 2/2: rows; "
         "not planes: windows are not whole planes; not boxes: windows are small or share little\n"

@@ -4,7 +4,6 @@ import copy
 import importlib
 import itertools
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -217,7 +216,7 @@ TRACED = [each for each in cases_of(PYTORCHS) if "Unpool" not in each[0]]
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def loaded(tmp_path_factory: pytest.TempPathFactory, python: Callable[..., Any]) -> dict[str, str]:
     """What a process without this package says of traces, each with an input and its result."""
     folder = tmp_path_factory.mktemp("traces")
     named = {f"{name} {each}": (name, each) for name, each in TRACED}
@@ -237,8 +236,7 @@ for at in range({len(named)}):
 import sys
 assert not any(name.startswith("torch_dmlpool") for name in sys.modules)
 """
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    ran = python("-W", "ignore", "-c", code, cwd=folder)
     return dict(zip(named, ran.stdout.split(), strict=True))
 
 

@@ -57,18 +57,10 @@ BESIDE: Rows = {
 """Wrong for a tensor beside others."""
 SIZED: Rows = {"more rows": resized(2), "more columns": resized(3)}
 """Wrong for a tensor whose spatial sizes follow from the others."""
-TAPS = {
-    **{key: POOLED[key] for key in POOLED if key not in ("no rows",)},
-    "float32": of_type(torch.float32),
-    "int64": of_type(torch.int64),
-    "int16": of_type(torch.int16),
-}
-POSITIONS = {
-    **{key: POOLED[key] for key in POOLED if key != "no rows"},
-    "float32": of_type(torch.float32),
-    "int16": of_type(torch.int16),
-    "uint8": of_type(torch.uint8),
-}
+NUMBERS = {key: POOLED[key] for key in POOLED if key != "no rows"}
+NUMBERS |= {"float32": of_type(torch.float32), "int16": of_type(torch.int16)}
+TAPS = {**NUMBERS, "int64": of_type(torch.int64)}
+POSITIONS = {**NUMBERS, "uint8": of_type(torch.uint8)}
 OTHER_FLOATS: Rows = {"float64": of_type(torch.float64), "float16": of_type(torch.float16)}
 PARAMETER: Rows = {
     "a number": 0.5,
@@ -403,11 +395,22 @@ def test_rows_have_no_channels_innermost(name: str) -> None:
         (lambda _: dmlpool.nn.MaxPool2d(2, padding="causal"), "is for one spatial dimension"),
         (lambda _: dmlpool.nn.MaxPool3d(2, padding="SAME"), "got 'SAME': write 'same'"),
         (lambda x: dmlpool.nn.AvgPool2d(2, mask=x > 0), r"called: layer\(input, mask=mask\)"),
+        (
+            lambda x: dmlpool.max_pooling(x, 2, count_include_pad=1),
+            "unexpected.*'count_include_pad'",
+        ),
+        (
+            # torch.nn.functional.pad has the start and the end beside one another.
+            lambda _: dmlpool.nn.MaxPool1d(3, padding=(32, 0)),
+            r"^padding must be one int or one pair \(\(start, end\),\), got \(32, 0\): to pad 32 "
+            r"at the start and 0 at the end write padding=\(\(32, 0\),\)$",
+        ),
         (lambda _: dmlpool.maxpool, "did you mean torch_dmlpool.max_pooling"),
         (lambda _: dmlpool.nn.max_pooling, "'torch_dmlpool.nn' .*mean torch_dmlpool.max_pooling"),
     ],
 )
 def test_a_mistake_is_told_what_was_meant(call: Any, told: str) -> None:
+    """G4 and G5, and names of other functions."""
     with pytest.raises((TypeError, ValueError, AttributeError), match=told) as raised:
         call(torch.rand(2, 3, 8, 8))
     assert isinstance(raised.value, dmlpool.ArgumentError) is isinstance(raised.value, ValueError)

@@ -1,7 +1,6 @@
-"""Masked pools, minima and bools in programs that leave Python: torch.export and ONNX Runtime."""
+"""Masked pools, minima and bools in programs of torch.export."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -60,29 +59,3 @@ def test_exported_programs(name: str) -> None:
     x, mask = torch.cat([x, x.flip(-1)]), torch.cat([mask, mask.flip(-1)])
     found, expected = program.module()(x, mask), FUNCTIONS[name](x, mask)
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int8, torch.int32], ids=str)
-def test_types_in_onnx(dtype: torch.dtype) -> None:
-    """K4: types that ONNX Runtime pools without a mask it pools with one; Where lacks some."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    import torch_dmlpool.onnx
-
-    x, mask = samples.ties(2, 3, 9, 8).to(dtype), example()[1]
-    names = ("maxima with indices", "minima with indices")
-
-    class Both(torch.nn.Module):
-        def forward(self, x: Tensor, mask: Tensor) -> Any:
-            return [each for name in names for each in FUNCTIONS[name](x, mask)]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        table = torch_dmlpool.onnx.translations()
-        program = torch.onnx.export(
-            Both(), (x, mask), dynamo=True, custom_translation_table=table, verbose=False
-        )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    outputs = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
-    for found, expected in zip(outputs, Both()(x, mask), strict=True):
-        samples.assert_same(expected, found)
