@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -183,47 +184,49 @@ def masked(rank: int, is_exact: bool = False) -> Iterator[Form]:
     if rank == 3:
         # PyTorch takes the size of an intermediate result for fixed where the example's is 1.
         given["input"] = samples.normal(2, 3, 5, 6, 5)
-    maximum = _masked if is_exact else _masked_above
     for number, (name, window) in enumerate(windows(rank).items()):
-        per_sample = number % 2 == 1
-        where = f"{'sample' if per_sample else 'element'}, {name}"
-        for kind in ("Max", "Min"):
-            for indices in (False, True):
-                layer = _layer(f"{kind}Pool", rank)(**window, return_indices=indices)
-                function = functools.partial(maximum, layer, per_sample)
-                yield Form(f"masked {kind}, indices {indices}, per {where}", function, **given)
-        if is_exact:
-            continue
-        floats: Any = {**given, "bound": "close", "is_refused_before_19": "dilation" in window}
         layers = {
-            "average": _layer("AvgPool", rank)(**window, count_include_pad=False),
-            "average, counted": _layer("AvgPool", rank)(**window),
-            "average, divisor": _layer("AvgPool", rank)(**window, divisor_override=3),
-        }
-        for kind, layer in layers.items():
-            yield Form(
-                f"masked {kind}, per {where}",
-                functools.partial(_masked, layer, per_sample),
-                **floats,
+            f"{kind}, indices {indices}": _layer(f"{kind}Pool", rank)(
+                **window, return_indices=indices
             )
-        norm = functools.partial(_masked, _layer("LPPool", rank)(2, **window), per_sample)
-        yield Form(f"masked norm, per {where}", norm, **given, bound="close")
-    for size in (1, 3):
-        larger = {} if size == 1 else {"larger": None}
-        for per_sample in (False, True):
-            name = f"to {size}, per {'sample' if per_sample else 'element'}"
-            for indices in (False, True):
-                layer = _layer("AdaptiveMaxPool", rank)(size, return_indices=indices)
-                function = functools.partial(maximum, layer, per_sample)
-                yield Form(
-                    f"masked maximum, indices {indices}, {name}", function, **{**given, **larger}
-                )
-            if not is_exact:
-                layer = _layer("AdaptiveAvgPool", rank)(size)
-                function = functools.partial(_masked, layer, per_sample)
-                yield Form(
-                    f"masked average, {name}", function, **{**given, **larger}, bound="close"
-                )
+            for kind in ("Max", "Min")
+            for indices in (False, True)
+        }
+        if not is_exact:
+            average = _layer("AvgPool", rank)
+            layers |= {
+                "average": average(**window, count_include_pad=False),
+                "average, counted": average(**window),
+                "average, divisor": average(**window, divisor_override=3),
+                "norm": _layer("LPPool", rank)(2, **window),
+            }
+        yield from _under_masks(layers, number % 2 == 1, name, given, is_exact)
+    for size, per_sample in itertools.product((1, 3), (False, True)):
+        layers = {
+            f"maximum, indices {indices}": _layer("AdaptiveMaxPool", rank)(
+                size, return_indices=indices
+            )
+            for indices in (False, True)
+        }
+        if not is_exact:
+            layers["average"] = _layer("AdaptiveAvgPool", rank)(size)
+        fixed = {} if size == 1 else {"larger": None}
+        yield from _under_masks(layers, per_sample, f"to {size}", {**given, **fixed}, is_exact)
+
+
+def _under_masks(
+    layers: dict[str, Any], per_sample: bool, name: str, given: Any, is_exact: bool
+) -> Iterator[Form]:
+    for kind, layer in layers.items():
+        is_maximum = "indices" in kind
+        function = _masked_above if is_maximum and not is_exact else _masked
+        yield Form(
+            f"masked {kind}, per {'sample' if per_sample else 'element'}, {name}",
+            functools.partial(function, layer, per_sample),
+            **given,
+            bound="equal" if is_maximum else "close",
+            is_refused_before_19="average" in kind and "dilated" in name,
+        )
 
 
 def types(rank: int) -> Iterator[Form]:

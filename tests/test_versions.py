@@ -5,10 +5,10 @@ import contextlib
 import functools
 import importlib
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import cases
 import pytest
@@ -17,15 +17,6 @@ import torch
 import torch_dmlpool
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
-KERNELS = (
-    PACKAGE.parent / "kernels" if (PACKAGE.parent / "kernels").is_dir() else PACKAGE / "kernels"
-)
-
-
-@pytest.fixture
-def run_python(python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
-    return lambda source: python("-W", "error", "-c", source).stdout
-
 
 # PyTorch's private names, which may change without notice.
 
@@ -178,7 +169,7 @@ sys.meta_path.insert(0, Broken())
 
 
 @cases.each("what", WITHOUT, list(WITHOUT)[:1])
-def test_a_process_without(what: str, run_python: Callable[..., str]) -> None:
+def test_a_process_without(what: str, python: Callable[..., Any]) -> None:
     """E7: all but the two functions of quantized tensors, and those say what to use instead."""
     ending = """
 functions = dmlpool.quantized_average_pooling, dmlpool.quantized_max_pooling
@@ -186,7 +177,8 @@ for function in functions * (not hasattr(torch, "quint8")):
     try: function(torch.ones(1, 1, 4, 4), 2)
     except NotImplementedError as error: print(error)
 """
-    output = run_python("import torch" + WITHOUT[what] + POOLING + ending)
+    program = "import torch" + WITHOUT[what] + POOLING + ending
+    output = python("-W", "error", "-c", program).stdout
     assert output.startswith(POOLED)
     refusals = output.removeprefix(POOLED).splitlines()
     assert len(refusals) == 2 * what.startswith("quantized")
@@ -236,15 +228,13 @@ print([name for name in after if after[name] != compiled.get(name) and "lowering
 """
 
 
-def test_importing_and_compiling_leave_the_users_settings_alone(
-    python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_importing_and_compiling_leave_the_users_settings_alone(python: Callable[..., Any]) -> None:
     """Every setting of the compilers that can be read, the lists of patterns, warnings and
     defaults. A first graph adds lowerings of the operators, and changes nothing else."""
     assert python("-W", "ignore", "-c", UNCHANGED).stdout.splitlines() == ["[]", "[]"]
 
 
-def test_importing_does_nothing_but_register(run_python: Callable[..., str]) -> None:
+def test_importing_does_nothing_but_register(python: Callable[..., Any]) -> None:
     """E7: operators are there before the first call, settings stay; neither triton nor a kernel of
     it is loaded."""
     program = """
@@ -263,7 +253,7 @@ from torch_dmlpool import backends
 torch.cuda.is_available = lambda: False
 print(*(backends.serving(device).name for device in ("cuda", "mps", "xpu")))
 """
-    assert run_python(program).splitlines() == [
+    assert python("-W", "error", "-c", program).stdout.splitlines() == [
         "dmlpool::max_pooling dmlpool::average_pooling",
         "True True",
         "[]",

@@ -39,17 +39,23 @@ DIVISORS: list[dict[str, Any]] = [
 ]
 
 
+def check_average(case: cases.Case, input: Tensor, mask: Tensor, **counted: Any) -> Tensor:
+    """Averages of what is there, within the bound of E6."""
+    found = dmlpool.average_pooling(input, **case.arguments, **counted, mask=mask)
+    assert found.dtype is input.dtype
+    arguments = samples.to_numpy(input), case.pooling
+    exact = oracle.average(*arguments, **counted, mask=whole(mask, input))
+    samples.assert_average(found, *exact, log_of(case))
+    return found
+
+
 @pytest.mark.parametrize("counted", DIVISORS, ids=str)
 @cases.parametrized(cases.LINES + cases.FEW)
 def test_averages(case: cases.Case, counted: dict[str, Any], device: torch.device) -> None:
     """K1 to K3 over every geometry: what is there is added and counted, and padding where it
     counts."""
     input = samples.normal(*INPUT, *case.sizes).to(device)
-    mask = samples.mask_of("each element", (*INPUT, *case.sizes)).to(device)
-    found = dmlpool.average_pooling(input, **case.arguments, **counted, mask=mask)
-    numbers = samples.to_numpy(input)
-    exact = oracle.average(numbers, case.pooling, **counted, mask=whole(mask, input))
-    samples.assert_average(found, *exact, log_of(case))
+    check_average(case, input, samples.mask_of("each element", input.shape).to(device), **counted)
 
 
 @pytest.mark.parametrize("counted", DIVISORS, ids=str)
@@ -74,11 +80,7 @@ def test_averages_of_every_data_type(
 ) -> None:
     """K2: halves are summed in float32 and rounded once."""
     input = samples.normal(*INPUT, *case.sizes, dtype=dtype).to(device)
-    mask = samples.mask_of("each sample", (*INPUT, *case.sizes)).to(device)
-    found = dmlpool.average_pooling(input, **case.arguments, mask=mask)
-    assert found.dtype is dtype
-    exact = oracle.average(samples.to_numpy(input), case.pooling, mask=whole(mask, input))
-    samples.assert_average(found, *exact, log_of(case))
+    check_average(case, input, samples.mask_of("each sample", input.shape).to(device))
 
 
 def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
@@ -153,11 +155,7 @@ def test_every_layout(layout: str, name: str, device: torch.device) -> None:
             samples.assert_same(found, expected.values)
             assert found.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
             if dtype.is_floating_point:
-                averages = dmlpool.average_pooling(input, **case.arguments, mask=mask)
-                numbers = samples.to_numpy(input)
-                exact = oracle.average(numbers, case.pooling, mask=whole(mask, input))
-                samples.assert_average(averages, *exact, log_of(case))
-                assert averages.stride() == found.stride()
+                assert check_average(case, input, mask).stride() == found.stride()
 
 
 @cases.in_pairs(case=cases.FEW, dtype=[torch.float32, torch.float16])
@@ -297,13 +295,10 @@ def test_empty_batches(device: torch.device) -> None:
             assert result.shape[:2] == shape[:2]
 
 
-FAMILIES = {"AvgPool": {}, "MaxPool": {}, "MinPool": {}, "LPPool": {}}
-
-
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize(
     "family",
-    [*FAMILIES, "AdaptiveAvgPool", "AdaptiveMaxPool", "AdaptiveMinPool"],
+    ["LPPool", *(f"{how}{kind}Pool" for how in ("", "Adaptive") for kind in ("Avg", "Max", "Min"))],
 )
 def test_layers(family: str, rank: int, device: torch.device) -> None:
     """K1 with PyTorch's words: unbatched inputs, rows in (N, W, C) order, and functions."""
