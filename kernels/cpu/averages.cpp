@@ -18,17 +18,18 @@
 namespace dmlpool {
 namespace {
 
+using DivideSums = decltype(divide<float>);  // the same for every data type
+
 // Divides sums by the taps that their windows count, and writes them as elements.
 struct Divide final : Finish {
     const Geometry &g;
     int64_t sum;  // bytes of a sum
-    void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
-                   void *to);
+    DivideSums *divide;
     // The taps that outputs of one channel count along W.
     const Columns<double> columns{g.p, 0, [this](int64_t output) { return counted(output); },
                                   !is_uniform && g.p.channels == 1};
 
-    Divide(const Geometry &g, int64_t sum, int64_t element, decltype(divide) divide)
+    Divide(const Geometry &g, int64_t sum, int64_t element, DivideSums *divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
           g(g),
           sum(sum),
@@ -96,8 +97,7 @@ const RowOperations &sums_of(bool are_turned) {
 // What the averages of a data type are computed with.
 struct Kernels {
     const RowOperations &sums;
-    void (*divide)(const void *sums, int64_t count, double divisor, const double *columns,
-                   void *to);
+    DivideSums *divide;
 };
 // The kernels of a data type, which has number `type` in backends/plans.py.
 Kernels kernels_of(int64_t type, bool are_turned = false) {

@@ -48,13 +48,9 @@ struct Geometry : Windows {
         const int64_t read = are_read || !with_padding ? at(a, o).count : 0;
         if (counting.divisor != 0)
             return {a == 0 ? counting.divisor : 1, read};
-        int64_t counted = read;
-        if (with_padding) {
-            const int64_t room = axis.size + counting.end_padding[a] - axis.first(o);
-            counted = room >= axis.extent() ? axis.window
-                      : room <= 0           ? 0
-                                            : parts_of(room, axis.dilation);
-        }
+        Axis padded = axis;
+        padded.size += counting.end_padding[a];
+        const int64_t counted = with_padding ? padded.high(o) : read;
         return {std::max<int64_t>(counted, 1), read};
     }
     bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= KEPT_COUNTS; }
