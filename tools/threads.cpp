@@ -48,22 +48,20 @@ Problem problem_of(int64_t planes, int64_t channels, std::vector<int64_t> sizes,
     return p;
 }
 
-Bytes drawn_floats(int64_t count) {
+std::vector<float> drawn_floats(int64_t count) {
     std::vector<float> values(count);
     uint32_t state = 1;
     for (float &value : values) {
         state = state * 1664525 + 1013904223;
         value = float(int32_t(state >> 8) % 1000) / 8;
     }
-    const auto *const first = reinterpret_cast<const unsigned char *>(values.data());
-    return Bytes(first, first + count * int64_t(sizeof(float)));
+    return values;
 }
 
-bool agree(const Problem &given) {
+bool agree(Problem p) {
     using namespace dmlpool;
-    Problem p = given;
     const int64_t inputs = p.planes * p.plane(), outputs = p.planes * p.output_plane();
-    const Bytes input = drawn_floats(inputs), arriving = drawn_floats(outputs);
+    const auto input = drawn_floats(inputs), arriving = drawn_floats(outputs);
     Bytes taps(outputs), positions(outputs * 8);
     bool result = true;
     // `call` fills `bytes` bytes: the same with one thread and with four.
