@@ -128,18 +128,11 @@ def reading(pooling: Pooling | Bins, sizes: tuple[int, ...], output: tuple[int, 
     return Reading(output, tuple(taps), tuple(inside), in_box)
 
 
-def divisor(window: Reading, include_padding: bool, divisor_override: int | None) -> int:
-    """What a window's sum is divided by (A1, A2, A5); 0 where no tap counts (A3)."""
-    if divisor_override is not None:
-        return divisor_override
-    return window.taps_in_box if include_padding else len(window.taps)
-
-
 def divisors(
     window: Reading, are_there: np.ndarray, include_padding: bool, divisor_override: int | None
 ) -> np.ndarray:
-    """What the sum of each sample and channel is divided by under a mask: the elements that are
-    there count, and padding where it does (K3); 1 where nothing does."""
+    """What the sum of each sample and channel is divided by (A1, A2, A5): the elements that are
+    there count, and padding where it does (K3); 1 where nothing does (A3)."""
     if divisor_override is not None:
         return np.full(are_there.shape[:-1], divisor_override)
     padding = window.taps_in_box - len(window.taps) if include_padding else 0
@@ -212,7 +205,7 @@ def quantized_average(
         if window.taps:
             zeros = np.array(input_zeros, np.int64)[:, None]
             sums = (values[window.elements].astype(np.int64) - zeros).sum(-1)
-        count = divisor(window, include_padding, None) or 1
+        count = (window.taps_in_box if include_padding else len(window.taps)) or 1
         for sample, channel in np.ndindex(sums.shape):
             scales = input_scales[channel], output_scales[channel], output_zeros[channel]
             found = requantized(int(sums[sample, channel]), count, *scales, dtype)

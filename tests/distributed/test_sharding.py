@@ -355,18 +355,9 @@ def trained(network: nn.Module, images: Tensor) -> None:
 
 def trains(how: str) -> None:
     torch.manual_seed(1)
-    pools = (
-        dmlpool.nn.MaxPool2d(3, 2, padding=1),
-        dmlpool.nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-    )
-    layers = (
-        nn.Conv2d(1, 8, 3),
-        pools[0],
-        nn.Conv2d(8, 8, 3, padding=1),
-        pools[1],
-        nn.Flatten(),
-        nn.Linear(72, 4),
-    )
+    layers = nn.Conv2d(1, 8, 3), dmlpool.nn.MaxPool2d(3, 2, padding=1)
+    layers += nn.Conv2d(8, 8, 3, padding=1), dmlpool.nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    layers += nn.Flatten(), nn.Linear(72, 4)
     alone = nn.Sequential(*layers).double()
     parallel: Any = copy.deepcopy(alone)
     images = samples.normal(8, 1, 8, 8, dtype=torch.float64)

@@ -49,15 +49,9 @@ def test_elements_return_to_their_maxima(
             samples.to_numpy(input), samples.to_numpy(positions), case.sizes
         )
         samples.assert_same(dmlpool.max_unpooling(input, indices, (2, 3, *case.sizes)), expected)
-        samples.assert_same(
-            operators.max_unpooling(input, indices, list(case.sizes), False), expected
-        )
-        samples.assert_same(
-            operators.max_unpooling(input, positions, list(case.sizes), True), expected
-        )
-        samples.assert_same(
-            operators.max_unpooling(input, positions.int(), list(case.sizes), True), expected
-        )
+        for numbers, per_plane in ((indices, False), (positions, True), (positions.int(), True)):
+            found = operators.max_unpooling(input, numbers, list(case.sizes), per_plane)
+            samples.assert_same(found, expected)
 
 
 @cases.parametrized(POOLED)

@@ -185,25 +185,13 @@ def test_a_gradient_is_refused() -> None:
     text = (
         "quantized_linear_average_pooling has no gradient, but input_scale requires one: detach it"
     )
+    window = dmlpool.Window.directml(2, 2).arguments
+    by_name = scale.clone().requires_grad_(), None, scale, None, *window, False, torch.uint8
     for call in (
         lambda: pooled(scale.clone().requires_grad_()),
         lambda: torch.func.grad(pooled)(scale),
         lambda: torch.func.jvp(pooled, (scale,), (scale,)),
-        lambda: operators.quantized_linear_average_pooling(
-            input,
-            scale.clone().requires_grad_(),
-            None,
-            scale,
-            None,
-            [2, 2],
-            [1, 1],
-            [0, 0],
-            [0, 0],
-            [1, 1],
-            False,
-            False,
-            torch.uint8,
-        ),
+        lambda: operators.quantized_linear_average_pooling(input, *by_name),
     ):
         with pytest.raises(RuntimeError, match=text):
             call()
