@@ -24,7 +24,7 @@ from . import addressing, requantization, sums
 SUM = tl.constexpr(0)
 GREATEST = tl.constexpr(1)
 FIRST_GREATEST = tl.constexpr(2)
-"""``MODE.operation``: what is computed of a window; the last gives the winner's number as well."""
+"""``MODE.operation``: what a window gives. FIRST_GREATEST also gives the winner's number."""
 WHOLE = tl.constexpr(0)
 WINDOWS = tl.constexpr(1)
 BINS = tl.constexpr(2)
@@ -63,7 +63,7 @@ def first_greater(a, i, b, j):
 
 
 @triton.jit
-def later(value, best, v, k):
+def next_greater(value, best, v, k):
     """The maximum of an earlier value and a later one, and its position: of equal ones the first.
     The later one's zeros must be positive, its NaN the one that Triton gives.
     """
@@ -93,9 +93,9 @@ def bin_of(number, size, bins):
     that holds it, and how many bins do.
     """
     least = size // bins[0]
-    rest = size - least * bins[0]
-    start = number * least + addressing.over(number * rest, bins)
-    end = (number + 1) * least + addressing.over((number + 1) * rest + (bins[0] - 1), bins)
+    remainder = size - least * bins[0]
+    start = number * least + addressing.over(number * remainder, bins)
+    end = (number + 1) * least + addressing.over((number + 1) * remainder + (bins[0] - 1), bins)
     return start, end - start
 
 
@@ -139,8 +139,8 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
 
     ``source`` points to each window's first element, the next lies ``apart`` elements further on,
     and ``limit`` says how many there are. A thread reads ``BLOCK.loads`` of them in each of
-    ``steps`` steps. ``gradients`` is empty unless elements are gradients to be divided: ``(number
-    of the first, bins, length, axis)`` of bins, or with a COUNT of windows, over ``length``.
+    ``steps`` steps. Gradients of averages are divided by what their bin, or with a COUNT their
+    window, counts: ``gradients`` is ``(number of the first, bins, the input's size, axis)``, or ().
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     T: tl.constexpr = BLOCK.positions
@@ -179,8 +179,8 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
 
 @triton.jit
 def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
-    """The maxima of a tile's windows, and how many elements of its window come before each: those
-    before the first of equal ones. The arguments are those of ``summed``.
+    """The maxima of a tile's windows, and the number of each in its window, counted from 0: of
+    equal elements the first one's. The arguments are those of ``summed``.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
@@ -188,8 +188,7 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     NEAR: tl.constexpr = T if BLOCK.rows else 1
     LOADS: tl.constexpr = BLOCK.loads
     k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
-    # A thread begins with its first element, so that a window of nothing but the lowest value names
-    # its first one.
+    # The winner of a window of nothing but the lowest value is its first element.
     best = tl.where(k < limit, k, NOWHERE)
     value = tl.full(best.shape, FILL, TYPE)
     for _ in range(steps):
@@ -199,7 +198,7 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
             if OP == GREATEST:
                 value = greater(value, v)
             else:
-                value, best = later(value, best, v + 0.0 if TYPE.is_floating() else v, k)
+                value, best = next_greater(value, best, v + 0.0 if TYPE.is_floating() else v, k)
             k += T
     if T == 1:
         return tl.reshape(value, [BLOCK.results]), tl.reshape(best, [BLOCK.results])
@@ -230,17 +229,17 @@ def finished_sum(tensors, r, result, count, counted, divisor, channel, MODE):
     """Sums of ``count`` elements divided, or requantized if ``y`` has 8 bits. The zero points of
     elements of 8 bits are subtracted first.
     """
-    x, y, given = tensors
+    x, y, qparams = tensors
     KINDS: tl.constexpr = MODE.kinds  # Triton 3.6 hands no tuple on that is part of another
     if x.dtype.element_ty.primitive_bitwidth == 8:
-        zero = requantization.parameter(given[1], channel, KINDS[1], tl.int32)
+        zero = requantization.parameter(qparams[1], channel, KINDS[1], tl.int32)
         result -= count.to(result.dtype) * zero
     own = tl.zeros_like(r) + (tl.maximum(counted, 1) if MODE.count > 0 else divisor)
     if result.dtype.is_floating():
         own = own.to(result.dtype)
         result = sums.quotient(result, own, 1.0 / own)
     elif y.dtype.element_ty.primitive_bitwidth == 8:
-        result = requantization.quotients(result, own, channel, given, KINDS, y.dtype.element_ty)
+        result = requantization.quotients(result, own, channel, qparams, KINDS, y.dtype.element_ty)
     return result
 
 
@@ -258,9 +257,10 @@ def fold(
     counted window's does so first. Sums of integers leave out the zero point, and are requantized
     if ``y`` has 8 bits.
 
-    FIRST_GREATEST writes to ``codes`` the winner's number, ``(tap + shift * window) * below``. With
-    ``MODE.numbered`` it adds the number that the launches of the axes further in gave to the
-    winner, from ``numbers``. A window without elements gets -1, or ``least`` if that is greater.
+    FIRST_GREATEST writes the winner's number to ``codes``: its tap (in a slice plus the slice's
+    start, ``shift * window``) times ``below``, the taps of the axes further in. With
+    ``MODE.numbered`` it adds the winner's number along these axes, from ``numbers``. A window
+    without elements gets -1, or ``least`` if that is greater.
     """
     results, steps, divisor, length, inner, outputs, axis, numbering, planes = sizes
     below, shift, least = numbering
@@ -298,6 +298,6 @@ def fold(
         result = summed(source, limit, apart, steps, (), 0, TYPE, BLOCK)
         counted = counted_by(o, length[0], axis, 2) if MODE.count == 2 else count
         channel = addressing.channel_of(r, planes)
-        given = (x_scale, x_zero, y_scale, y_zero)
-        result = finished_sum((x, y, given), r, result, count, counted, divisor, channel, MODE)
+        qparams = (x_scale, x_zero, y_scale, y_zero)
+        result = finished_sum((x, y, qparams), r, result, count, counted, divisor, channel, MODE)
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)

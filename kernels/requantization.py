@@ -45,7 +45,7 @@ def parameter(source, channel, KIND, TYPE):
 
 
 @triton.jit
-def quantities(channel, given, TAPS, SIGNED, FORM, MODE):
+def quantities(channel, qparams, TAPS, SIGNED, FORM, MODE):
     """``(fill, factor, offset, output zero)`` of channels: what padding is filled with, and the
     arguments of ``requantized``.
     """
@@ -54,12 +54,12 @@ def quantities(channel, given, TAPS, SIGNED, FORM, MODE):
     KINDS: tl.constexpr = MODE.kinds
     if FORM.channels:
         channel = (channel * V)[:, None] + tl.arange(0, V)[None, :]
-    scale = parameter(given[0], channel, KINDS[0], tl.float32).to(tl.float64)
+    scale = parameter(qparams[0], channel, KINDS[0], tl.float32).to(tl.float64)
     factor = scale / (
-        parameter(given[2], channel, KINDS[2], tl.float32).to(tl.float64) * MODE.divisor
+        parameter(qparams[2], channel, KINDS[2], tl.float32).to(tl.float64) * MODE.divisor
     )
     factor = tl.minimum(factor, LARGEST_FACTOR) + tl.zeros_like(channel).to(tl.float64)
-    byte = parameter(given[1], channel, KINDS[1], tl.int32) + tl.zeros_like(channel).to(tl.int32)
+    byte = parameter(qparams[1], channel, KINDS[1], tl.int32) + tl.zeros_like(channel).to(tl.int32)
     fill = byte if FORM.channels else byte[:, None]
     if V >= 4:
         fill = fill.to(tl.uint32, bitcast=True) & 0xFF
@@ -72,7 +72,7 @@ def quantities(channel, given, TAPS, SIGNED, FORM, MODE):
     if SIGNED:
         byte += 128
     offset = (byte * TAPS).to(tl.float64) + 2.0**52  # off the bits of a sum as a float64
-    return fill, factor, offset, parameter(given[3], channel, KINDS[3], tl.int32)
+    return fill, factor, offset, parameter(qparams[3], channel, KINDS[3], tl.int32)
 
 
 @triton.jit
@@ -134,17 +134,17 @@ def requantized(sums, offset, factor, zero):
 
 
 @triton.jit
-def quotients(sums, divisor, channel, given, KINDS, TYPE):
+def quotients(sums, divisor, channel, qparams, KINDS, TYPE):
     """Sums without zero points over ``divisor`` elements, requantized to TYPE.
 
     With up to 2**20 taps a float64 quotient is a half only if the exact quotient is one.
     """
     LOWEST: tl.constexpr = -128 if TYPE.is_int_signed() else 0
-    scale = parameter(given[0], channel, KINDS[0], tl.float32) + tl.zeros(sums.shape, tl.float32)
-    step = parameter(given[2], channel, KINDS[2], tl.float32) + tl.zeros(sums.shape, tl.float32)
+    scale = parameter(qparams[0], channel, KINDS[0], tl.float32) + tl.zeros(sums.shape, tl.float32)
+    step = parameter(qparams[2], channel, KINDS[2], tl.float32) + tl.zeros(sums.shape, tl.float32)
     real = sums.to(tl.float64) * scale.to(tl.float64)
     real = real / (divisor.to(tl.float64) * step.to(tl.float64))
     real = tl.minimum(tl.maximum(real, -1024.0), 1024.0)
     whole = ((real + NEAREST) - NEAREST).to(tl.int32)
-    whole += parameter(given[3], channel, KINDS[3], tl.int32)
+    whole += parameter(qparams[3], channel, KINDS[3], tl.int32)
     return tl.minimum(tl.maximum(whole, LOWEST), LOWEST + 255)

@@ -34,7 +34,7 @@ def both(a, b, OP):
     elif OP == folding.GREATEST:
         return folding.greater(a[0], b[0]), a[1]
     else:
-        return folding.later(a[0], a[1], b[0], b[1])
+        return folding.next_greater(a[0], a[1], b[0], b[1])
 
 
 @triton.jit
@@ -124,7 +124,7 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
     ``place`` is ``(index of the result, first element of the line, distance between neighbours,
     first position of the window, whether the window exists)``.
     """
-    x, numbers, y, codes, given = tensors
+    x, numbers, y, codes, qparams = tensors
     r, base, apart, start, live = place
     length, window, end = axis
     result, winner = part
@@ -141,7 +141,7 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
         if MODE.count == 2:
             counted = tl.maximum(tl.minimum(start + window, length + end) - start, 0)
         result = folding.finished_sum(
-            (x, y, given), r, result, count, counted, divisor, channel, MODE
+            (x, y, qparams), r, result, count, counted, divisor, channel, MODE
         )
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)
 
@@ -172,8 +172,8 @@ def share(
     o = (q - outer * groups[0]) * G
     base = outer.to(tl.int64) * length * inner[0] + within
     channel = addressing.channel_of(outer * inner[0] + within, planes)
-    given = (x_scale, x_zero, y_scale, y_zero)
-    tensors = (x, numbers, y, codes, given)
+    qparams = (x_scale, x_zero, y_scale, y_zero)
+    tensors = (x, numbers, y, codes, qparams)
     source = x + base
     first = o * stride - start
     last = first + window  # past the first window

@@ -83,6 +83,6 @@ dispatching.before_trace[:] = [refuse_older_exporter]
 registration.replacements[:] = [take_apart_for_onnx]
 DTENSORS = "torch.distributed.tensor"
 if "torch_dmlpool.distributed" not in sys.modules:
-    dispatching.untaught[DTENSORS] = (
+    dispatching.missing_integrations[DTENSORS] = (
         "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
     )

@@ -22,14 +22,14 @@ using DivideSums = decltype(divide<float>);  // the same for every data type
 
 // Divides sums by the taps that their windows count, and writes them as elements.
 struct Divide final : Finish {
-    const Geometry &g;
+    const CountedWindows &g;
     int64_t sum;  // bytes of a sum
     DivideSums *divide;
     // The taps that outputs of one channel count along W.
     const Columns<double> columns{g.p, 0, [this](int64_t output) { return counted(output); },
                                   !is_uniform && g.p.channels == 1};
 
-    Divide(const Geometry &g, int64_t sum, int64_t element, DivideSums *divide)
+    Divide(const CountedWindows &g, int64_t sum, int64_t element, DivideSums *divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
           g(g),
           sum(sum),
@@ -112,7 +112,7 @@ Kernels kernels_of(int64_t type, bool are_turned = false) {
 constexpr int64_t SHARES_MOST = 1 << 21;
 
 struct AverageGradient {
-    const Geometry &g;
+    const CountedWindows &g;
     const Kernels kernels;
     const Kernels of_shares;  // for shares: of float64 if elements are that, else of float32
     const Strategy strategy;
@@ -145,7 +145,7 @@ struct AverageGradient {
     // or of what arrives at them, divided by `divisor`.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
                      double divisor, char *to) const {
-        const Geometry adjoint = adjoint_sums(windows, divisor);
+        const CountedWindows adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
         if (strategy == GATHERED)
             return gather_shares(op, windows.p, shares, by, to);
@@ -188,7 +188,7 @@ struct AverageGradient {
                       by(first, 0, 0, 0, planes * channels, values, shares);
                       char *const out = gradient + first * size * channels * element;
                       if (channels == 1)
-                          return with_numbers(int(element), [&](auto bits) {
+                          return with_integers(int(element), [&](auto bits) {
                               using E = decltype(bits);
                               repeat_elements(reinterpret_cast<const E *>(shares), planes, size,
                                               reinterpret_cast<E *>(out));
@@ -272,8 +272,8 @@ void average_pooling(const Problem &plain, const void *input, void *output) {
     const bool is_turned = choose({AVERAGE, windows}) == TURNED;
     const Kernels kernels = kernels_of(int(p.type), is_turned);
     const int64_t element = kernels.sums.element_size;
-    expect_all(output, p.planes * p.output_plane() * element);
-    const Geometry g(is_turned ? turned_problem(p) : p, false);
+    use_large_pages(output, p.planes * p.output_plane() * element);
+    const CountedWindows g(is_turned ? turned_problem(p) : p, false);
     const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
     pool_sums(kernels.sums, finish, p, g, input, output);
 }
@@ -282,12 +282,12 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
     const Problem p = joined_averages(plain, true, true);
     const int type = int(p.type);
     const int64_t element = kernels_of(type).sums.element_size;
-    expect_all(gradient, p.input_bytes(element));
+    use_large_pages(gradient, p.input_bytes(element));
     const Windows windows(p);
     const Strategy chosen = choose({AVERAGE_GRADIENT, windows});
     const bool is_turned = chosen == TURNED;
     const Problem q = is_turned ? turned_problem(p) : p;
-    const Geometry g(q, false);
+    const CountedWindows g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
         AverageGradient{g,        kernels_of(type, is_turned),     kernels_of(type == 1, is_turned),
                         strategy, static_cast<const char *>(from), static_cast<char *>(to)}

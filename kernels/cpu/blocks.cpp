@@ -54,8 +54,8 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.all_rows.resize(most_rows + 3 * taps);
     m.rows = m.all_rows.data();
     m.parts = m.rows + most_rows;
-    m.of_h = m.parts + taps;
-    m.moved = m.of_h + taps;
+    m.parts_of_h = m.parts + taps;
+    m.shifted = m.parts_of_h + taps;
     const int64_t values = 2 * staged + scratch + sums_of_rows + box_size + sums;
     m.memory.resize(values * value + ALIGNMENT);
     char *next = m.memory.data();
@@ -180,8 +180,8 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
     }
     for (int64_t k = 0; k < t.runs; ++k) {
         for (int64_t tap = 0; tap < parts; ++tap)
-            m.moved[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
-        op.combine(true, m.moved, parts, channels, t.to + k * t.pitch * value,
+            m.shifted[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
+        op.combine(true, m.shifted, parts, channels, t.to + k * t.pitch * value,
                    {t.outputs, w.stride * channels * value, channels, t.divisor});
     }
 }

@@ -23,10 +23,10 @@ struct BlockPlan {
     int64_t outputs_w;
 };
 
-// The outputs of a block along an axis. There are at least `least`, and enough for neighbouring
+// The number of outputs of a block along an axis: at least `least`, and enough for neighbouring
 // blocks to share little of what they read.
 int64_t block_outputs(const Axis &axis, int64_t least);
-// The rows of workspace that stay in the first-level cache with what is made of them.
+// The number of rows of workspace that stay in the first-level cache with their outputs.
 int64_t rows_at_once(const Axis &w, int64_t outputs_w, int64_t channels, int64_t value);
 
 // Rows of outputs, or some of their columns and channels.
@@ -46,10 +46,10 @@ struct Block {
 // A thread's memory. All pointers point into `all_rows` or `memory`.
 struct Workspace {
     std::vector<Row> all_rows;
-    Row *rows;   // the rows of the input that a row of outputs reads along D and H
-    Row *parts;  // what the first window along W is combined from: taps, or doubled windows
-    Row *of_h;   // the same along H
-    Row *moved;  // the same of a window after the first
+    Row *rows;        // the rows of the input that a row of outputs reads along D and H
+    Row *parts;       // what the first window along W is combined from: taps, or doubled windows
+    Row *parts_of_h;  // the same along H
+    Row *shifted;     // the parts of a window after the first
     std::vector<char> memory;
     char *staged;        // rows that were combined along D and H
     char *produced;      // values of outputs, before they are finished
@@ -117,7 +117,7 @@ struct BlockPooling {
 
   private:
     // Where values of outputs are written: `runs` rows of `outputs` values of all channels. Rows
-    // that lie one after the other are one run.
+    // without a gap between them are one run.
     struct Target {
         char *to;
         int64_t pitch;  // values from one row to the next

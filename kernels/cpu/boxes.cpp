@@ -62,13 +62,13 @@ struct BoxPooling : BlockPooling {
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
         const int64_t parts = doubles_h ? double_windows(m.box, m.sums, length, height * length, h,
-                                                         op.units[1], m.of_h)
-                                        : find_taps(m.box, length, h, op.units[1], m.of_h);
+                                                         op.units[1], m.parts_of_h)
+                                        : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
             for (int64_t k = 0; k < parts; ++k)
-                m.moved[k] = {m.of_h[k].from + r * step, m.of_h[k].number};
-            op.combine(true, m.moved, parts, length,
+                m.shifted[k] = {m.parts_of_h[k].from + r * step, m.parts_of_h[k].number};
+            op.combine(true, m.shifted, parts, length,
                        m.staged + (b.low - b.first) * channels * value, {rows, step, pitch});
             fill_margins(b, rows, m);
             pool_along_w(b, r, rows, m.staged, m);

@@ -255,7 +255,7 @@ constexpr Implementation IMPLEMENTATIONS[] = {
 std::atomic<int64_t> forced = AUTOMATIC;
 std::atomic<int64_t> forced_calls = 0;
 
-// Why an implementation is not taken, while `wanted` is forced. Gradients of planes are no pools.
+// Why an implementation is not taken while `wanted` is forced. PLANES serves a gradient even then.
 Reason reason_of(const Implementation &one, const Request &request, Strategy wanted) {
     Reason reason = one.cannot != ALWAYS ? one.cannot(request) : nullptr;
     if (reason != nullptr || wanted == one.number)
@@ -269,8 +269,8 @@ Reason reason_of(const Implementation &one, const Request &request, Strategy wan
     return one.is_slower != ALWAYS ? one.is_slower(request) : nullptr;
 }
 
-// With DMLPOOL_VERBOSE=1: adds why nothing served a call so far, and writes a line once `name`
-// does.
+// With DMLPOOL_VERBOSE=1: collects the reasons why implementations do not serve a call, and writes
+// them in a line once the implementation `name` does.
 void tell(const Request &request, const std::string &reasons, const char *name) {
     static constexpr const char *TYPE_NAMES[] = {
         "float32", "float64", "float16", "bfloat16", "int8",   "int16", "int32",
@@ -308,15 +308,15 @@ const char *name_of_mechanism(int64_t number) {
         MECHANISMS(NAMED)
 #undef NAMED
     };
-    // The last two implementations serve what no other does.
+    // The last two implementations serve what no other does, and cannot be switched off.
     if (number < 0 || number >= MECHANISM_COUNT + int64_t(std::size(IMPLEMENTATIONS)) - 2)
         return nullptr;
     return number < MECHANISM_COUNT ? NAMES[number]
                                     : IMPLEMENTATIONS[number - MECHANISM_COUNT].name;
 }
 
-// Whether windows are wide and overlap. They are then made of windows of 1, 2, 4, ... taps, each
-// from two of the size before, so that an axis of k taps costs log k.
+// Combining two windows of 1, 2, 4, ... taps gives one of twice as many, so that k taps cost log k
+// steps. Each step computes a window at every position, not only at those of outputs.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     const int64_t least = channels == 1 ? (is_idempotent ? WIDE_MAXIMA : WIDE_SUMS)
                                         : (is_idempotent ? WIDE_MAXIMA + 1 : WIDE_SUMS_OF_CHANNELS);

@@ -23,7 +23,7 @@ enum Strategy : int64_t {
     SCATTERED,  // gradients of maxima, each window to its winner: gradients.cpp
 };
 
-// What is asked for: POOL of the strategies that combine any values, the others of the operators.
+// What a caller asks for: an operator, or POOL, the strategies that combine values of any operator.
 enum Operation : int {
     POOL = 1,
     AVERAGE = 2,
@@ -50,7 +50,7 @@ struct Request {
 Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners);
 Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes);
 
-// The implementation that serves the request. AUTOMATIC where none does that is not for POOL.
+// The implementation that serves the request. AUTOMATIC where only those for POOL can serve it.
 Strategy choose(const Request &request);
 
 // For tests alone: every call that the strategy can compute is computed by it, until AUTOMATIC is
@@ -61,12 +61,12 @@ int64_t calls_forced();
 
 // Windows of at least this many rows may combine rows first, which windows share.
 constexpr int64_t SHARED_ROWS = 8;
-// Windows of one channel whose elements are converted are reduced one by one from this many taps
-// on, and rows of at most TURNED_WIDTH elements are turned rather than joined.
+// Windows of one channel whose elements are converted are reduced one by one from LONG_CONVERTED
+// taps on. Planes whose rows have at most TURNED_WIDTH elements are transposed rather than joined.
 constexpr int64_t LONG_CONVERTED = 16;
 constexpr int64_t TURNED_WIDTH = 16;
-// Whether an axis is wide: windows overlap so much that they are made of windows of 1, 2, 4, ...
-// taps.
+// Whether an axis is wide: windows overlap so much that combining them from windows of 1, 2, 4, ...
+// taps is faster.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
 // With at least this stride each window of one channel reads its own elements, because every fifth
 // element of a row cannot be taken in vectors.

@@ -15,9 +15,9 @@ namespace {
 // is 0. Counts have type N, whose memory may be that of the sums.
 template <class N>
 struct Counted final : Finish {
-    const Geometry &g;
+    const CountedWindows &g;
 
-    explicit Counted(const Geometry &g)
+    explicit Counted(const CountedWindows &g)
         : Finish(sizeof(N), !g.p.counting.include_padding || !reads_padding(g.p), false), g(g) {}
     static bool reads_padding(const Problem &p) {
         for (const Axis &axis : p.axes)
@@ -49,7 +49,7 @@ struct Counted final : Finish {
 
 void masked_divisors(const Problem &plain, const void *mask, void *divisors) {
     const Problem p = joined_averages(plain, false, false);
-    const Geometry g(p, true);
+    const CountedWindows g(p, true);
     if (p.bytes == 1)
         pool(bool_sums(), Counted<uint8_t>(g), mask, divisors, g);
     else

@@ -19,15 +19,15 @@ struct TapCount {
     int64_t read;
 };
 
-// What windows read, and how many taps of each an average counts.
-struct Geometry : Windows {
-    bool are_read;           // whether the caller asks for TapCount::read
-    bool is_uniform = true;  // whether all windows have the same counts
-    // If they have. Divisors are doubles, as three axes may count 2^93 taps.
-    double divisor_of_all = 0;
-    std::vector<TapCount> counts[3];  // along each axis, if they have not; else empty
+// Windows, and what the average of each is divided by: the number of taps that it counts.
+struct CountedWindows : Windows {
+    bool needs_read;                  // whether the caller asks for TapCount::read
+    bool is_uniform = true;           // whether all windows have the same counts
+    double divisor_of_all = 0;        // if they have; a double, as three axes may count 2^93 taps
+    std::vector<TapCount> counts[3];  // along each axis, empty unless `keeps`
 
-    Geometry(const Problem &problem, bool are_read) : Windows(problem), are_read(are_read) {
+    CountedWindows(const Problem &problem, bool needs_read)
+        : Windows(problem), needs_read(needs_read) {
         for (int a = 0; a < 3; ++a)
             is_uniform = is_uniform && all_agree(a);
         if (is_uniform)
@@ -36,16 +36,16 @@ struct Geometry : Windows {
             for (int64_t o = 0; o < p.axes[a].outputs && keeps(a); ++o)
                 counts[a].push_back(count_of(a, o));
     }
-    // The windows of another geometry seen from the input, which all divide by the same number.
-    Geometry(Windows &&adjoint, double divisor)
-        : Windows(std::move(adjoint)), are_read(false), divisor_of_all(divisor) {}
+    // The windows of a gradient, whose sums are all divided by `divisor`: see `adjoint_sums`.
+    CountedWindows(Windows &&adjoint, double divisor)
+        : Windows(std::move(adjoint)), needs_read(false), divisor_of_all(divisor) {}
 
-    // The counts of output o along axis a: computed, and below it, as kept or computed.
+    // Computes the counts of output o along axis a. `known_count` looks them up in `counts` first.
     TapCount count_of(int a, int64_t o) const {
         const Axis &axis = p.axes[a];
         const Counting &counting = p.counting;
         const bool with_padding = counting.include_padding && axis.window > 0;
-        const int64_t read = are_read || !with_padding ? at(a, o).count : 0;
+        const int64_t read = needs_read || !with_padding ? at(a, o).count : 0;
         if (counting.divisor != 0)
             return {a == 0 ? counting.divisor : 1, read};
         Axis padded = axis;
@@ -59,15 +59,15 @@ struct Geometry : Windows {
     }
     // Whether two windows count as many taps, and read as many where that matters.
     bool agree(const TapCount &one, const TapCount &other) const {
-        return one.counted == other.counted && (!are_read || one.read == other.read);
+        return one.counted == other.counted && (!needs_read || one.read == other.read);
     }
     // Whether all windows agree along an axis.
     bool all_agree(int a) const {
         const Axis &axis = p.axes[a];
         const TapCount first = count_of(a, 0);
-        // Such counts never grow along an axis, so that the first and the last one decide.
+        // These counts never grow along an axis, so that the first and the last one decide.
         const bool falls = p.counting.divisor != 0 || (p.counting.include_padding && axis.window);
-        if (falls && !are_read)
+        if (falls && !needs_read)
             return agree(first, count_of(a, axis.outputs - 1));
         const Range whole = axis.whole();
         for (int64_t o = 1; o < axis.outputs; ++o) {
@@ -114,10 +114,10 @@ struct Geometry : Windows {
     }
 };
 
-// Pools planes of p by sums. `g` is their geometry, or that of `turned_problem`, whose planes are
-// turned first: its results have as many bytes as elements.
+// Pools planes of p by sums. `g` has their windows, or those of `turned_problem`: then planes are
+// transposed first, and results must have as many bytes as elements.
 inline void pool_sums(const RowOperations &sums, const Finish &finish, const Problem &p,
-                      const Geometry &g, const void *input, void *output) {
+                      const CountedWindows &g, const void *input, void *output) {
     if (g.p.channels == p.channels)
         return pool(sums, finish, input, output, g);
     turn_planes(p.planes, g.p.channels, sums.element_size, p.plane(), p.output_plane(), input,
@@ -128,8 +128,8 @@ inline void pool_sums(const RowOperations &sums, const Finish &finish, const Pro
 // The gradient of averages as sums over the windows that read an element, all divided by `divisor`.
 // Small windows with a stride along W become windows with stride 1 over rows of outputs with zeros
 // inserted between them.
-Geometry adjoint_sums(const Windows &windows, double divisor) {
-    Geometry result(adjoint_of(windows), divisor);
+CountedWindows adjoint_sums(const Windows &windows, double divisor) {
+    CountedWindows result(adjoint_of(windows), divisor);
     for (int a = 0; a < 3; ++a) {
         const Axis &axis = windows.p.axes[a];
         const bool has_zeros = a == 2 && windows.p.channels == 1 && puts_zeros_between(axis);

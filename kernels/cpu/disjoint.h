@@ -82,7 +82,7 @@ struct DisjointGradient {
                 else if (written != nullptr)
                     std::memcpy(out, written, bytes);
                 else {
-                    with_numbers(int(element), [&](auto bits) {
+                    with_integers(int(element), [&](auto bits) {
                         using E = decltype(bits);
                         write_elements(width, columns, reinterpret_cast<const E *>(shares),
                                        reinterpret_cast<E *>(out));

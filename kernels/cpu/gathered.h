@@ -50,12 +50,11 @@ struct Gathering {
     const Windows seen = adjoint_of(Windows(p));
     const int64_t channels = p.channels;
     const Axis &w = p.w();
-    // Step between consecutive windows that read the same element, by axis: in output positions,
-    // and in tap numbers.
-    const int64_t outputs[3] = {seen.seen[0][0].step, seen.seen[1][0].step, seen.seen[2][0].step};
-    const int64_t taps[3] = {taps_between(0), taps_between(1), taps_between(2)};
+    // The distances along each axis of consecutive windows that read an element, and of their taps.
+    const int64_t steps[3] = {seen.seen[0][0].step, seen.seen[1][0].step, seen.seen[2][0].step};
+    const int64_t tap_steps[3] = {tap_step(0), tap_step(1), tap_step(2)};
 
-    int64_t taps_between(int a) const { return p.axes[a].stride / seen.seen[a][0].divisor; }
+    int64_t tap_step(int a) const { return p.axes[a].stride / seen.seen[a][0].divisor; }
     // Calls write(m, first, stop, at) for positions [first, stop) of each row: `m` has their groups
     // and the rows of windows, and `at` is the first element. A sum has `value` bytes.
     template <class Write>
@@ -105,9 +104,10 @@ struct Gathering {
         m.rows.clear();
         for (int64_t i = 0; i < d.count; ++i)
             for (int64_t j = 0; j < h.count; ++j) {
-                const int64_t od = d.begin + i * outputs[0];
-                const int64_t oh = h.begin + j * outputs[1];
-                const int64_t tap = (d.tap - i * taps[0]) * p.h().window + (h.tap - j * taps[1]);
+                const int64_t od = d.begin + i * steps[0];
+                const int64_t oh = h.begin + j * steps[1];
+                const int64_t tap =
+                    (d.tap - i * tap_steps[0]) * p.h().window + (h.tap - j * tap_steps[1]);
                 const int64_t row = (plane * p.d().outputs + od) * p.h().outputs + oh;
                 m.rows.push_back({row * p.output_row(), tap * w.window});
             }
@@ -117,14 +117,14 @@ struct Gathering {
         m.windows.clear();
         for (const Reader &row : m.rows)
             for (int64_t k = 0; k < span.count; ++k)
-                m.windows.push_back({row.place + (span.begin + k * outputs[2]) * channels,
-                                     row.number + span.tap - k * taps[2]});
+                m.windows.push_back({row.place + (span.begin + k * steps[2]) * channels,
+                                     row.number + span.tap - k * tap_steps[2]});
     }
 };
 
 // The gradient of maxima.
 template <class T>
-struct GatheredChannels : Gathering {
+struct GatheredMaxima : Gathering {
     using L = Wide<T>;
     using Integer = IntegerOf<L>;
     static constexpr int64_t n = LANES<L>;
@@ -132,9 +132,9 @@ struct GatheredChannels : Gathering {
     const T *const arriving;
     const uint8_t *const winners;
     T *const gradient;
-    const bool writes_first = is_large(p.input_bytes(sizeof(T))) && !without(EXPECT_WRITES);
+    const bool prefetches = is_large(p.input_bytes(sizeof(T))) && !without(PREFETCH_WRITES);
 
-    GatheredChannels(const Problem &p, const void *arriving, const void *winners, void *gradient)
+    GatheredMaxima(const Problem &p, const void *arriving, const void *winners, void *gradient)
         : Gathering{p},
           arriving(static_cast<const T *>(arriving)),
           winners(static_cast<const uint8_t *>(winners)),
@@ -144,8 +144,8 @@ struct GatheredChannels : Gathering {
             L *sums = reinterpret_cast<L *>(m.sums.get());
             if constexpr (is_direct) {
                 sums = gradient + at;
-                if (writes_first)
-                    expect_writes(sums, (stop - first) * channels * sizeof(L));
+                if (prefetches)
+                    prefetch_writes(sums, (stop - first) * channels * sizeof(L));
             }
             for (const Group &group : m.groups)
                 write_group(group, m, sums + (group.position - first) * channels);
@@ -156,17 +156,17 @@ struct GatheredChannels : Gathering {
     void write_group(const Group &group, Memory &m, L *out) const {
         find_windows(group.span, m);
         const int64_t count = int64_t(m.windows.size());
-        const auto run = count == 1   ? &GatheredChannels::gather<1>
-                         : count == 2 ? &GatheredChannels::gather<2>
-                         : count == 4 ? &GatheredChannels::gather<4>
-                                      : &GatheredChannels::gather<0>;
+        const auto run = count == 1   ? &GatheredMaxima::gather<1>
+                         : count == 2 ? &GatheredMaxima::gather<2>
+                         : count == 4 ? &GatheredMaxima::gather<4>
+                                      : &GatheredMaxima::gather<0>;
         (this->*run)(m.windows.data(), count, group.positions, out);
     }
-    // Writes the sums of the positions of a group, each of `any` windows. If their number is known
-    // when the library is compiled it is `fixed`.
+    // Writes the sums of the positions of a group, each over `number` windows. `fixed` is that
+    // number if the library is compiled for it, else 0.
     template <int64_t fixed>
-    void gather(const Reader *readers, int64_t any, int64_t positions, L *out) const {
-        const int64_t count = fixed ? fixed : any;
+    void gather(const Reader *readers, int64_t number, int64_t positions, L *out) const {
+        const int64_t count = fixed ? fixed : number;
         const T *from = arriving;
         const uint8_t *which = winners;
         // A copy stays in registers, because nothing else can change it.

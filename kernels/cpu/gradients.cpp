@@ -22,7 +22,7 @@ namespace {
 // Where the taps of windows lie in a plane. The place of a tap is position * unit + channel *
 // channel_unit. Taps come from the caller, so some may be numbers that no window has. Their place
 // is NOWHERE.
-struct Taps {
+struct TapPlaces {
     // It is less than any place, and the sum of three of them does not overflow.
     static constexpr int64_t NOWHERE = std::numeric_limits<int64_t>::min() / 4;
     const Problem &p;
@@ -34,7 +34,7 @@ struct Taps {
     // is an entry for every number of one byte, so that taps of one byte need no check.
     std::vector<int64_t> offsets;
 
-    __attribute__((noinline)) Taps(const Problem &p, int64_t unit, int64_t channel_unit)
+    __attribute__((noinline)) TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
         : p(p),
           unit(unit),
           taps(int64_t(std::min(
@@ -113,7 +113,7 @@ struct Scatter {
     T *const gradient;
 
     const int bytes = int(p.bytes);
-    const Taps places{p, p.channels, 1};
+    const TapPlaces places{p, p.channels, 1};
     const PlaneParts parts{p, PART, 4};
     const int64_t most = parts.step * parts.slab;  // elements of a part
 
@@ -156,7 +156,7 @@ template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
     const Windows windows(p);
     if (choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)}) == GATHERED)
-        return GatheredChannels<T>(p, arriving, taps, gradient).run();
+        return GatheredMaxima<T>(p, arriving, taps, gradient).run();
     Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}
         .run();
@@ -167,9 +167,9 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 void max_pooling_indices(const Problem &plain, const void *taps, void *indices) {
     const Problem p = joined_maxima(plain, true, true);
     constexpr int64_t BLOCK = 4096;
-    const int tap_bytes = type_of(p).bytes;
+    const int tap_bytes = type_of(p).bytes;  // the problem's first tensor holds taps
     const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
-    const Taps places(p, 1, plane_size);
+    const TapPlaces places(p, 1, plane_size);
     const int64_t width = p.output_row();
     const int64_t blocks = parts_of(width, BLOCK);
     const int64_t rows = p.planes * p.d().outputs * p.h().outputs;
@@ -193,7 +193,7 @@ void max_pooling_indices(const Problem &plain, const void *taps, void *indices) 
 void max_pooling_grad(const Problem &plain, const void *arriving, const void *taps,
                       void *gradient) {
     const Problem p = joined_maxima(plain, true, true);
-    expect_all(gradient, p.input_bytes(type_of(p).bytes));
+    use_large_pages(gradient, p.input_bytes(type_of(p).bytes));
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     // Whether several windows may read an element. If not, nothing is added, and elements of half
     // precision are copied as integers.

@@ -25,7 +25,7 @@ enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 // Why the last call in this thread FAILED.
 thread_local char message[256];
 
-// Makes the call, and turns what it throws into a Code and a message.
+// Calls `call`, and turns what it throws into a Code and a message.
 template <class Call>
 int32_t code_of(const Call &call) noexcept {
     try {
@@ -129,8 +129,8 @@ void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) 
                 reinterpret_cast<GetThreads>(torch_get_num_threads));
 }
 
-// For benchmarks and tests: switches off the mechanisms whose bits are set, and says the name of a
-// mechanism, or null where there is none of that number.
+// For benchmarks and tests: switches off the mechanisms whose bits are set. `dmlpool_mechanism`
+// returns the name of a mechanism, or null where there is none of that number.
 void dmlpool_without(uint64_t mechanisms) {
     switched_off = mechanisms;
 }

@@ -52,7 +52,7 @@ void mask_elements(const T *input, const uint8_t *mask, bool is_same, T fill, in
 // `begin`.
 void mask_range(const Masking &m, const void *input, const void *mask, int64_t begin, int64_t end,
                 void *output) {
-    with_numbers(int(m.bytes), [=, &m](auto number) {
+    with_integers(int(m.bytes), [=, &m](auto number) {
         using T = decltype(number);
         const T *const from = static_cast<const T *>(input);
         T *const to = static_cast<T *>(output);
@@ -158,7 +158,7 @@ struct DivideByCounts final : Finish {
 
 void masked(const Masking &m, const void *input, const void *mask, void *output) {
     const int64_t count = m.sizes[0] * m.sizes[1] * m.sizes[2];
-    expect_all(output, count * m.bytes);
+    use_large_pages(output, count * m.bytes);
     parallel(parts_of(count, BLOCK), double(BLOCK), [&](int64_t begin, int64_t end) {
         const int64_t first = begin * BLOCK;
         mask_range(m, input, mask, first, std::min(end * BLOCK, count),
@@ -169,7 +169,7 @@ void masked(const Masking &m, const void *input, const void *mask, void *output)
 void masked_average_pooling(const Problem &plain, const Masking &m, const void *input,
                             const void *mask, const void *divisors, void *output) {
     const Problem p = joined_averages(plain, false, false);
-    expect_all(output, p.planes * p.output_plane() * m.bytes);
+    use_large_pages(output, p.planes * p.output_plane() * m.bytes);
     with_floats(p.type, "averages of type", [&](auto element) {
         using U = decltype(element);
         const RowOperations &sums = float_sums(int(p.type));

@@ -35,7 +35,7 @@ struct Winners final : Finish {
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.value(winners[i]);
         if (has_values && by.are_bools)
-            make_bools(out, count);
+            normalize_bools(out, count);
         const int64_t least = numbers.none();
         int64_t found[Numbers::PART];
         for (int64_t at = 0, n; at < count; at += n) {
@@ -98,7 +98,7 @@ struct ChannelWinners final : WindowOperations {
             const int64_t offset = t * times.step;
             compare(taps, count, channels, offset / element_size, which, values);
             if (has_values && op.are_bools)
-                make_bools(values, channels);
+                normalize_bools(values, channels);
         }
     }
     // Compares two vectors of channels at a time. The last vectors may overlap those before.
@@ -155,9 +155,9 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
     const DataType &data_type = type_of(p);
     const int64_t outputs = p.planes * p.output_plane();
     if (output != nullptr)
-        expect_all(output, outputs * data_type.bytes);
+        use_large_pages(output, outputs * data_type.bytes);
     if (winners != nullptr)
-        expect_all(winners, outputs * p.bytes);
+        use_large_pages(winners, outputs * p.bytes);
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
@@ -196,7 +196,7 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
     else if (p.type == 1)
         pool_values(double());
     else
-        with_numbers(data_type.bytes, pool_values);
+        with_integers(data_type.bytes, pool_values);
 }
 
 }  // namespace dmlpool

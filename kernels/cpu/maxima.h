@@ -19,9 +19,9 @@ constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
-// Makes 1 of every byte of a bool that is True. Their keys do not keep which byte it was.
+// Sets every byte but 0 to 1, the byte of True, as the keys of all such bytes are equal.
 template <class S>
-void make_bools(S *bytes, int64_t count) {
+void normalize_bools(S *bytes, int64_t count) {
     VECTORIZE
     for (int64_t i = 0; i < count; ++i)
         bytes[i] = bytes[i] != 0;
@@ -40,8 +40,8 @@ struct Max {
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t rows_at_once = 9;
     S inverted_bits = 0;  // the bits that are inverted in negative elements: all but the sign
-    // is subtracted from an element's bits and wraps around: NaNs of negative sign come out on top,
-    // and unsigned integers are ordered as signed ones
+    // Subtracted from an element's bits with wraparound. It turns the order of unsigned integers
+    // into that of signed ones, and moves NaNs of both signs above infinity.
     S offset = 0;
 
     Max() = default;
@@ -66,7 +66,7 @@ struct Max {
         if constexpr (std::is_same_v<V, S> && std::is_floating_point_v<S>) {
             using Bits = IntegerOf<S>;
             larger = bits_as<S>(
-                Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all ones are a NaN too
+                Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all bits set: a NaN
         } else if constexpr (std::is_floating_point_v<S>) {
             const auto is_nan = second != second;
             larger = V(decltype(is_nan)(larger) | is_nan);
@@ -119,7 +119,7 @@ struct Values final : Finish {
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.store(from[i]);
         if (are_bools)
-            make_bools(out, count);
+            normalize_bools(out, count);
     }
 };
 
@@ -141,10 +141,10 @@ struct Winner {
     // The lower bits of tap 0. FIRST ^ number is FIRST - number, as FIRST has all its bits set, and
     // cannot overflow.
     static constexpr P FIRST = (P(1) << SHIFT) - 1;
-    // The highest of the lower bits. It is set for every tap, as numbers are less than HALF, and
-    // not set in the identity.
-    static constexpr P HALF = P(1) << (SHIFT - 1);
-    S negative = LOWEST<S>;   // elements whose bits are less than this have a key LOWEST - element
+    // The highest of the lower bits tells a tap from the identity, where it is not set. It is set
+    // for every tap, as numbers are less than IS_TAP.
+    static constexpr P IS_TAP = P(1) << (SHIFT - 1);
+    S negative = LOWEST<S>;   // elements below it are negative floats, with key LOWEST - element
     S infinity = HIGHEST<S>;  // elements whose bits without the sign are greater are NaNs
     S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
     S lowest = LOWEST<S>;  // the key of the lowest element of the type
@@ -164,7 +164,7 @@ struct Winner {
             flip = LOWEST<S>;
         }
     }
-    static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + HALF - 1; }
+    static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + IS_TAP - 1; }
     static bool is_plain() { return false; }
     template <class V>
     static V of(V first, V second) {
@@ -217,7 +217,7 @@ struct Winner {
     S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest)); }
     // The number of a winner's tap, or -1 for a window that reads no element.
     static int64_t number(P winner) {
-        return winner & HALF ? int64_t(FIRST - (winner & FIRST)) : -1;
+        return winner & IS_TAP ? int64_t(FIRST - (winner & FIRST)) : -1;
     }
 };
 

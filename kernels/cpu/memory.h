@@ -13,9 +13,9 @@
 
 namespace dmlpool {
 
-// Asks Linux for large pages if a result has 32 MB or more. The system hands out pages when they
-// are first written, and large ones take a third of that time.
-inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t bytes) {
+// Asks Linux for large pages for a result of 32 MB or more. The first write to a page waits for the
+// system to hand it out, and large pages take a third of that time.
+inline void use_large_pages([[maybe_unused]] void *memory, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t PAGE = 1 << 21;
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
@@ -25,9 +25,9 @@ inline void expect_all([[maybe_unused]] void *memory, [[maybe_unused]] int64_t b
 #endif
 }
 
-// Whether a tensor fills more than a quarter of the last-level cache, or 48 MB. What a call
-// reads then comes from memory, as results and other tensors share the cache. Its size is what
-// Linux says, and 32 MB elsewhere.
+// Whether a tensor has more bytes than 48 MB or a quarter of the last-level cache. A call then
+// reads it from memory, as results and other tensors share the cache. The size of the cache is
+// what Linux says, and 32 MB elsewhere.
 inline bool is_large(int64_t bytes) {
     static const int64_t cache = [] {
         long kilobytes = 32 << 10;
@@ -42,14 +42,14 @@ inline bool is_large(int64_t bytes) {
 }
 
 // Prefetches `bytes` bytes that are written next.
-__attribute__((always_inline)) inline void expect_writes(const void *to, int64_t bytes) {
+__attribute__((always_inline)) inline void prefetch_writes(const void *to, int64_t bytes) {
     for (int64_t byte = 0; byte < bytes; byte += 64)
         __builtin_prefetch(static_cast<const char *>(to) + byte, 1);
 }
 
 // Prefetches `bytes` bytes that are read soon. It pauses after each line, because processors drop
 // prefetches that come faster than memory. It is inlined, as GCC drops calls that only prefetch.
-__attribute__((always_inline)) inline void expect_reads(const char *from, int64_t bytes) {
+__attribute__((always_inline)) inline void prefetch_reads(const char *from, int64_t bytes) {
     for (int64_t byte = 0; byte < bytes; byte += 64) {
         __builtin_prefetch(from + byte);
         __asm__ volatile(".rept 16\n\tnop\n\t.endr");

@@ -57,7 +57,7 @@ struct Columns {
 template <class From>
 void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes,
                    int64_t at) {
-    with_numbers(bytes, [=](auto number) {
+    with_integers(bytes, [=](auto number) {
         using N = decltype(number);
         N *__restrict out = static_cast<N *>(numbers) + at;
         VECTORIZE
@@ -119,7 +119,7 @@ struct Numbers {
                                plane * p.channels * plane_size;
         if (p.numbering == TAPS)
             return write_numbers(which, count, numbers, int(p.bytes), row);
-        with_numbers(int(p.bytes), [=](auto position) {
+        with_integers(int(p.bytes), [=](auto position) {
             using N = decltype(position);
             columns.each(from, from + count,
                          [=](int64_t at, int64_t n, const int64_t *__restrict column) {

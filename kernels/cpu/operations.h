@@ -1,5 +1,5 @@
-// What a strategy (planes, rows, windows) is told of an operation: how elements are combined, and
-// how what they make becomes results. Strategies know no data type and no operator.
+// What a strategy (planes, rows, windows) knows of an operation: how elements are combined into
+// values, and how values become results. Strategies know no data type and no operator.
 //
 // A tensor is (planes, D, H, W, channels): a contiguous one has N * C planes of one channel, a
 // channels_last one N planes of C channels. All inner loops run over contiguous elements:
@@ -45,7 +45,7 @@ struct Digits {
 
 // Calls act with a 0 whose type is the signed integer of `bytes` bytes.
 template <class Act>
-void with_numbers(int bytes, Act act) {
+void with_integers(int bytes, Act act) {
     if (bytes == 1)
         return act(int8_t());
     if (bytes == 2)
@@ -57,8 +57,8 @@ void with_numbers(int bytes, Act act) {
     reject("integer has this many bytes:", bytes);
 }
 
-// A row of elements, or of values that were made of elements. `number` is the number of the tap
-// that reads them. Only operations with winners use it.
+// A row of elements, or of values that elements were combined into. `number` is the number of the
+// tap that reads them, which only operations with winners use.
 struct Row {
     const char *from;
     int64_t number;
@@ -72,7 +72,7 @@ struct Times {
     int64_t pitch = 0;
     double divisor = 0;  // if it is not 0, sums of float32 elements are divided by it
 
-    double inverse() const { return divisor != 0 ? 1 / divisor : 0; }  // integers hold no 1 / 0
+    double inverse() const { return divisor != 0 ? 1 / divisor : 0; }  // no integer is 1 / 0
 };
 
 // What a strategy calls for each window.
@@ -192,9 +192,9 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
         }
 }
 
-// Whether what a row of outputs reads is read in order first: inputs that come from memory, unless
-// windows leave out rows. Windows of channels that share rows read them once for several rows of
-// outputs, so that it pays from three quarters of that size on.
+// Whether a strategy calls `read_new_rows`: for inputs that no cache holds, unless windows leave
+// out rows. Where windows of channels share rows, a row is read once for several rows of outputs,
+// and it pays for inputs of three quarters of that size.
 inline bool reads_first(const Windows &windows, int64_t element) {
     const Axis &h = windows.p.h();
     const int64_t bytes = windows.p.input_bytes(element);
@@ -205,7 +205,7 @@ inline bool reads_first(const Windows &windows, int64_t element) {
 
 enum Strategy : int64_t;
 
-// Makes all results of a problem by the given strategy. If it is AUTOMATIC, the strategy is the one
+// Computes all results of a problem by a strategy. If it is AUTOMATIC, the strategy is the one
 // that a test forces, or else the one that `choose` returns.
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows, Strategy strategy = Strategy());

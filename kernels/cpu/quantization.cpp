@@ -22,9 +22,9 @@ struct Ratio {
     double above;
     double below;
 
-    // Unrounded averages are multiples of 1 / (parts * divisor) if the ratio is a power of two. For
-    // other ratios nothing is known, and `parts` is infinite.
-    double parts() const {
+    // Unrounded averages are multiples of 1 / (denominator * divisor) if the ratio is a power of
+    // two. For other ratios nothing is known, and the denominator is infinite.
+    double denominator() const {
         int exponent;
         return std::frexp(above / below, &exponent) == .5 ? std::max(1., below / above) : HUGE_VAL;
     }
@@ -60,7 +60,7 @@ struct Requantization {
     std::vector<int32_t> output_zeros;
     int32_t low;
     int32_t high;
-    bool are_certain;  // whether float32 rounds right, as numbers next to halves cannot occur
+    bool rounds_right;  // float32 rounds right, as averages are halves or far from them
 
     Requantization(const Quantization &q, double largest_divisor)
         : low(int32_t(q.low)), high(int32_t(q.high)) {
@@ -68,16 +68,16 @@ struct Requantization {
         const auto entry = [](const auto *vector, int64_t count, int64_t c) {
             return vector[count == 1 ? 0 : c];
         };
-        double parts = 0;
+        double largest = 0;
         for (int64_t c = 0; c < channels; ++c) {
             ratios.push_back({entry(q.input_scale, q.input_scales, c),
                               entry(q.output_scale, q.output_scales, c)});
             scales.push_back(float(std::min(ratios[c].above / ratios[c].below, 0x1p60)));
-            parts = std::max(parts, ratios[c].parts());
+            largest = std::max(largest, ratios[c].denominator());
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
         }
-        are_certain = parts * largest_divisor <= 1024;
+        rounds_right = largest * largest_divisor <= 1024;
         scales.resize(channels + BLOCK);
         input_zeros.resize(channels + BLOCK);
         output_zeros.resize(channels + BLOCK);
@@ -101,8 +101,8 @@ struct Requantization {
                       int64_t inside, int64_t divisor, RowCounts columns, uint8_t *to) const {
         using Reals = Vector<float, BLOCK>;
         using Integers = Vector<int32_t, BLOCK>;
-        constexpr float GRID = 1.5f * 0x1p12f;
-        constexpr float WHOLE = 1.5f * 0x1p23f;
+        constexpr float GRID = 1.5f * 0x1p12f;   // a sum with it is a multiple of 2^-11
+        constexpr float WHOLE = 1.5f * 0x1p23f;  // a sum with it is an integer
         constexpr int64_t AT_A_TIME = 8;
         const int32_t *const zeros = output_zeros.data() + channel;
         const int32_t *const input_zero = input_zeros.data() + channel;
@@ -183,8 +183,8 @@ struct Requantization {
             std::copy_n(results, count, to);
             return;
         }
-        const auto run = !are_certain || sizeof(L) > 2 ? &Requantization::store_blocks<true, L>
-                                                       : &Requantization::store_blocks<false, L>;
+        const auto run = !rounds_right || sizeof(L) > 2 ? &Requantization::store_blocks<true, L>
+                                                        : &Requantization::store_blocks<false, L>;
         (this->*run)(sums, count, of_channels, channel, inside, divisor, columns, to);
     }
 };
@@ -192,7 +192,7 @@ struct Requantization {
 // Writes sums of type L as quantized averages.
 template <class L>
 struct Requantize final : Finish {
-    const Geometry &g;
+    const CountedWindows &g;
     const Requantization by;
     // Whether values that follow each other belong to different channels with zero points or
     // scales of their own, and not to windows of one channel.
@@ -203,7 +203,7 @@ struct Requantize final : Finish {
     std::vector<int32_t> counted;
     std::vector<int32_t> read;
 
-    Requantize(const Geometry &g, const Quantization &q)
+    Requantize(const CountedWindows &g, const Quantization &q)
         : Finish(1, g.is_uniform, false), g(g), by(q, g.largest_divisor()) {
         if (g.p.channels > 1 || g.counts[2].empty())
             return;
@@ -253,7 +253,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
     // The planes of a block are requantized together, so they must share scales and zero points.
     const Windows windows(p);
     const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
-    const Geometry g(is_turned ? turned_problem(p) : p, true);
+    const CountedWindows g(is_turned ? turned_problem(p) : p, true);
     double most = 255;  // the largest sum of the most taps that a window reads
     for (int a = 0; a < 3; ++a)
         most *= double(g.most_taps(a));
@@ -266,7 +266,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
         const Requantize<L> requantize(g, q);
         pool_sums(op, requantize, p, g, input, output);
     };
-    expect_all(output, p.planes * p.output_plane());
+    use_large_pages(output, p.planes * p.output_plane());
     if (most < 0x1p15)
         run(int16_t());
     else

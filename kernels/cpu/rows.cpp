@@ -23,18 +23,19 @@ namespace {
 // several channels have TILE_BYTES_OF_CHANNELS.
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
-// What a row of outputs reads is read in order first if it stays in a second-level cache.
+// The rows that a row of outputs reads are fetched first if they fit a second-level cache.
 constexpr int64_t READ_BYTES = 1 << 19;
 // Large inputs of one channel whose rows have at least this many bytes are prefetched two rows of
 // windows ahead. Shorter rows follow each other so closely that the processor does it.
 constexpr int64_t AHEAD_ROW = 384;
 
 struct RowPooling : BlockPooling {
-    const bool reads = most_rows * plan.outputs_w * w.stride * channels * element <= READ_BYTES &&
-                       reads_first(windows, element);
+    // Whether the input is brought into a cache before rows are combined: row by row, or by blocks.
+    const bool fetches = reads_first(windows, element) &&
+                         most_rows * plan.outputs_w * w.stride * channels * element <= READ_BYTES;
     const bool is_whole = plan.outputs_w == w.outputs;
-    const bool is_ahead = reads && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
-    const bool reads_block = reads && (channels > 1 || !is_whole);
+    const bool fetches_ahead = fetches && channels == 1 && is_whole && row_bytes >= AHEAD_ROW;
+    const bool fetches_block = fetches && (channels > 1 || !is_whole);
 
     static BlockPlan plan_of(const RowOperations &op, const Windows &windows) {
         const int64_t channels = windows.p.channels;
@@ -50,8 +51,7 @@ struct RowPooling : BlockPooling {
     }
 
     // Whether the rows that windows read are found once for all windows that lie inside the input
-    // along H. All of these read the same number of rows, a stride below those of the window
-    // before.
+    // along H: each of these windows reads as many rows, a stride below those of the one before.
     const bool may_repeat = !without(REPEATED_ROWS) && windows.spacing == 1 &&
                             plan.outputs_w == w.outputs && h.window > 0 &&
                             h.size + h.padding >= h.extent();
@@ -76,8 +76,8 @@ struct RowPooling : BlockPooling {
         });
     }
 
-    // Combines the rows that each row of outputs of a block reads along D and H. Returns where the
-    // first combined row begins: in the workspace, or in the input if there is nothing to combine.
+    // Combines the rows that each row of outputs of a block reads along D and H. Returns the first
+    // combined row: in the workspace, or in the input if there is nothing to combine.
     const char *combine_rows(const Block &b, const Workspace &m) const {
         const int64_t spacing = windows.spacing;
         const int64_t inside = b.columns * channels;
@@ -85,7 +85,7 @@ struct RowPooling : BlockPooling {
         const int64_t vectors = (inside + vector - 1) & -vector;
         const int64_t from = spacing == 1 ? b.low : parts_of(b.low, spacing);
         const Span depth = windows.at(0, b.od);
-        if (reads_block)
+        if (fetches_block)
             read_new_rows(windows, element, input, b.plane, b.od, b.oh, b.outputs_h,
                           from * channels, parts_of(b.columns, spacing) * channels);
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
@@ -124,10 +124,10 @@ struct RowPooling : BlockPooling {
     void combine_repeated(int64_t found, int64_t length, int64_t repeated, char *into,
                           const Workspace &m) const {
         const int64_t step = h.stride * row_bytes;
-        if (!is_ahead)
+        if (!fetches_ahead)
             return op.combine(false, m.rows, found, length, into, {repeated, step, pitch});
         for (int64_t t = 0; t < repeated; ++t, into += pitch * value) {
-            expect_reads(m.rows[found - 1].from + 2 * step, step);
+            prefetch_reads(m.rows[found - 1].from + 2 * step, step);
             op.combine(false, m.rows, found, length, into);
             for (int64_t k = 0; k < found; ++k)
                 m.rows[k].from += step;

@@ -56,7 +56,7 @@ inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t c
     if (size == 16)
         run(__int128());
     else
-        with_numbers(int(size), run);
+        with_integers(int(size), run);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Combines many rows that follow each other in memory, such as the positions of a plane, as a tree.
-// Memory is read in order, eight rows at a time. As in a binary counter, what eight rows make waits
-// until as many rows have made the same:
+// Memory is read in order, eight rows at a time. Their combination waits for that of the next eight
+// rows, the combination of both for that of the next sixteen, and so on, as in a binary counter:
 //
 //     rows     0..7   8..15   16..23   24..31   32..39
 //     level 0   a       b       c        d        e       waits for the next eight rows
@@ -25,7 +25,7 @@ struct SuccessiveRows {
     using V = Vector<L, n>;
     const Op op;
     const T *const from;
-    const int64_t eights;  // an eighth of the number of rows
+    const int64_t eights;  // the number of groups of eight rows
     const int64_t length;  // of a row, at least n
     const bool reads_first;
 

@@ -119,10 +119,10 @@ inline Problem turned_problem(const Problem &p) {
 template <class Work>
 void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, int64_t results,
                  const void *input, void *output, const Work &work) {
-    with_numbers(int(bytes), [&](auto bits) {
+    with_integers(int(bytes), [&](auto bits) {
         using E = decltype(bits);
         constexpr int64_t n = Turned<E>::n;
-        // Both halves begin at different places of a page, so that no store looks like a load.
+        // `from` and `to` differ in their place in a page: else loads may wait for earlier stores.
         const int64_t turned = std::max(size, n) * channels + 1024 / int64_t(sizeof(E));
         const int64_t produced = std::max(results, n) * channels;
         const E *const elements = static_cast<const E *>(input);

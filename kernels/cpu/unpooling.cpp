@@ -260,8 +260,8 @@ bool max_unpooling(const Problem &p, const void *input, const void *indices, voi
     const int64_t unique_bytes = all.size < int64_t(1) << 31 ? 4 : 8;
     const int64_t most = unique == nullptr ? std::numeric_limits<int64_t>::max() : MOST_BITS;
     bool is_wrong = false;
-    expect_all(output, p.input_bytes(type_of(p).bytes));
-    with_numbers(type_of(p).bytes, [&](auto element) {
+    use_large_pages(output, p.input_bytes(type_of(p).bytes));
+    with_integers(type_of(p).bytes, [&](auto element) {
         using T = decltype(element);
         is_wrong =
             write_parts({all, unique, unique_bytes, sizeof(T), most, true}, [&](const Part &part) {
@@ -306,7 +306,7 @@ void gather_positions(const Problem &p, const void *input, const void *positions
             __asm__("");
         });
     };
-    with_numbers(type_of(p).bytes, [&](auto element) {
+    with_integers(type_of(p).bytes, [&](auto element) {
         parallel(p.planes * chunks, 4. * double(chunk * p.channels),
                  [&](int64_t begin, int64_t end) {
                      for (int64_t k = begin; k < end; ++k) {
@@ -326,7 +326,7 @@ void scatter_positions(const Problem &p, const void *input, const void *position
     };
     // Integers have unique positions: each is added to a 0, so its bytes stay whatever its type.
     type_of(p).infinity != 0 ? with_floats(p.type, "data type", run)
-                             : with_numbers(type_of(p).bytes, run);
+                             : with_integers(type_of(p).bytes, run);
 }
 
 }  // namespace dmlpool

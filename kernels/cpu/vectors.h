@@ -105,9 +105,9 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
     return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
 #endif
 }
-// Folds each of n vectors, made by vector_at(k), by Op::of into one lane of the result. A call
-// folds `many` of them, the first of which is vector_at(first). A step folds two vectors into one
-// that holds a half of each, first across blocks of 16 bytes, then inside them.
+// Combines the lanes of each of n vectors, vector_at(k), by Op::of into one lane of the result. A
+// call folds `many` of them, the first of which is vector_at(first). A step folds two vectors into
+// one that holds a half of each, first across blocks of 16 bytes, then inside them.
 template <class Op, int64_t n, int64_t many, class VectorAt, class L = typename Op::Value>
 __attribute__((always_inline)) inline Vector<L, n> folded_each(int64_t first,
                                                                const VectorAt &vector_at) {
@@ -177,7 +177,7 @@ inline float widen(Half value) {
     return _cvtsh_ss(value.bits);
 #else
     const int32_t bits = int32_t(uint32_t(int16_t(value.bits)) << 13 & 0x8fffe000);
-    const float scaled = bits_as<float>(bits) * 0x1p112f;
+    const float scaled = bits_as<float>(bits) * 0x1p112f;  // its exponent's bias is 15, not 127
     return (bits & 0x0f800000) == 0x0f800000 ? bits_as<float>(bits | 0x7f800000) : scaled;
 #endif
 }

@@ -105,9 +105,9 @@ def test_a_wrong_index_is_found_before_elements_are_written(
     new = cpu._new
     monkeypatch.setattr(cpu, "_new", lambda *arguments: new(*arguments).fill_(7))
     indices = torch.tensor([0, 5, wrong, -1]).view(1, 1, 2, 2)
-    for is_trained in (False, True):
+    for has_unique in (False, True):
         output, _, is_wrong = cpu.max_unpooling(
-            torch.ones(1, 1, 2, 2), indices, (4, 4), True, is_trained
+            torch.ones(1, 1, 2, 2), indices, (4, 4), True, has_unique
         )
         assert is_wrong
         assert torch.equal(output, torch.full((1, 1, 4, 4), 7.0))

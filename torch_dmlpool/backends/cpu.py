@@ -216,17 +216,17 @@ def max_pooling_grad_from_taps(
 
 
 def max_unpooling(
-    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool, is_trained: bool
+    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool, has_unique: bool
 ) -> tuple[Tensor, Tensor | None, bool]:
-    """Zeros with each element at its index, the positions that the gradient reads if it is wanted,
-    and whether an index is outside its plane.
+    """Zeros with each element at its index, with ``has_unique`` the positions that the gradient
+    reads, and whether an index is outside its plane.
     """
     sizes, memory_format = tuple(spatial_sizes), operands.suggested_memory_format(input)
     shape, strides, dtype = input.shape, input.stride(), input.dtype
     numbered = indices.dtype, POSITIONS if per_plane else INDICES
     plan = planned(shape, strides, dtype, shape[2:], None, sizes, numbered, memory_format)
     output, unique = _new(plan.sizes, plan.strides, dtype), None
-    if is_trained:
+    if has_unique:
         position_dtype = operands.position_dtype(math.prod(sizes))
         unique = _new(plan.output_sizes, plan.output_strides, position_dtype)
     if plan.is_empty:

@@ -1,5 +1,5 @@
-"""Adaptive pooling: as many windows as are asked for, of sizes that may differ by one, as even as
-they can be.
+"""Adaptive pooling: as many bins as the output has elements, spread evenly over the input. Their
+sizes differ by at most one.
 
 Along an axis bin ``i`` of ``outputs`` reads from ``floor(i · size / outputs)`` to ``ceil((i + 1) ·
 size / outputs)``. Seen from the input it is the same: the bins that read element ``x`` are bin
@@ -73,7 +73,7 @@ def bins(
 
 
 def _check_products(sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
-    """Reject bins whose places, multiples of ``sizes``, have no integers of 64 bits."""
+    """Reject bins whose bounds are computed from products that overflow 64-bit integers."""
     for size, count in zip(sizes, output_sizes, strict=True):
         if type(size) is type(count) is int and (count + 1) * size >= 2**63:
             raise ArgumentError(
@@ -84,8 +84,8 @@ def _check_products(sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
 
 def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
     """The window whose positions are the bins, or None. Symbolic sizes must be known to divide: a
-    guess would become part of the compiled graph, and a window part of a trace of torch.jit, where
-    sizes are tensors.
+    guess would become a guard of the compiled graph. In a trace of torch.jit, where sizes are
+    tensors, it is None: the window would become a constant of the trace.
     """
     if isinstance(sizes[0], Tensor):
         return None

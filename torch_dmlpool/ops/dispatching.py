@@ -20,9 +20,9 @@ from torch_dmlpool._private import (
 
 before_trace: list[Callable[[], None]] = outliving([], "before_trace")
 """Functions that are called before ``torch.jit``'s tracer records an operator."""
-untaught: dict[str, str] = outliving({}, "untaught")
-"""Modules of tensors that the operators do not know until an integration is imported, with an error
-message that says which."""
+missing_integrations: dict[str, str] = outliving({}, "missing_integrations")
+"""Modules of tensor classes that the operators accept only once an integration is imported, with
+the error message that names it."""
 
 with torch.inference_mode():
     _PLAIN_KEYS = {_dispatch_tls_local_include_set().raw_repr()}
@@ -31,8 +31,8 @@ _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 
 
 def may_skip_dispatcher(*tensors: Tensor) -> bool:
-    """Whether nothing but autograd may have to see the operator: no transform, mode, subclass or
-    compilation. Tensors on every device may; ``backends.aten.is_plain_cpu`` asks about the values.
+    """Whether a call may go straight to the backend, on any device: no transform, mode, subclass or
+    compilation has to see it. ``backends.aten.is_plain_cpu`` asks about the values.
     """
     if is_dynamo_compiling():
         return False
@@ -83,6 +83,6 @@ def _require_rules(kind: type[Tensor]) -> None:
     """Raise an error for a class of tensors that the operators do not know until an integration is
     imported.
     """
-    for module, what_to_do in untaught.items():
+    for module, what_to_do in missing_integrations.items():
         if kind.__module__.startswith(module):
             raise TypeError(what_to_do)

@@ -1,8 +1,8 @@
-"""Pooling under a mask: an element where it is False is not there (rules K1 to K6). Made of the
-operators that exist, with all their derivatives.
+"""Pooling under a mask: an element where it is False is not there (rules K1 to K6). Composed of
+the other operators, with all their derivatives.
 
 Masked elements become 0 in sums, which are divided by pooled masks, and the lowest value in maxima.
-There an element that has the lowest value itself, minus infinity, would tie with them: then the
+An element that has the lowest value itself, such as minus infinity, would tie with them: then the
 winner is the first element of the window that the mask keeps.
 
 Calls that need not go through the dispatcher take shorter ways to the same bits: averages in one
@@ -53,16 +53,16 @@ def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], *input.shape[2:])
 
 
-def _are_made_at_once(input: Tensor, mask: Tensor, window: Window) -> bool:
-    """Whether one call of a backend makes the averages. It takes ordinary tensors, and its divisors
-    have 32 bits.
+def _has_backend_averages(input: Tensor, mask: Tensor, window: Window) -> bool:
+    """Whether a backend computes the averages in one call. It takes ordinary tensors, and its
+    divisors have 32 bits.
     """
     if not may_skip_dispatcher(input, mask) or window.taps >= 1 << 31:
         return False
     return backends.serving(input.device.type).masked_average_pooling is not None
 
 
-def _averages_at_once(input: Tensor, mask: Tensor, window: Window, include_padding: bool) -> Tensor:
+def _backend_averages(input: Tensor, mask: Tensor, window: Window, include_padding: bool) -> Tensor:
     pool: Any = backends.serving(input.device.type).masked_average_pooling
     if profiler._is_profiler_enabled:
         pool = masked_average_pooling.profiled(pool)
@@ -88,8 +88,8 @@ def _averages(
     window.output_sizes(input.shape[2:])  # rejected before any work
     if divisor is not None:
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
-    if _are_made_at_once(input, mask, window):
-        return _averages_at_once(input, mask, window, include_padding)
+    if _has_backend_averages(input, mask, window):
+        return _backend_averages(input, mask, window, include_padding)
     summed = elements.widened(kept(input, mask))
     sums = average_pooling.average_pooling(summed, window, False, 1)
     present = _over_planes(mask, input)
@@ -117,21 +117,21 @@ def _winners(input: Tensor, mask: Tensor, pool: Any) -> _Winners:
     """
     # The input is detached only where the values are gathered again: a traced graph may be
     # differentiated later even if nobody asks for derivatives now.
-    is_chosen_again = _is_chosen_again(input)
-    values, places = pool(kept(input.detach() if is_chosen_again else input, mask, True))
+    is_gathered_again = _is_gathered_again(input)
+    values, places = pool(kept(input.detach() if is_gathered_again else input, mask, True))
     any_there, first_there = pool(as_pooled(_over_planes(mask, input)))
     places = torch.where(elements.is_lowest(values), first_there, places)
     return _Winners(values, places, as_bools(any_there))
 
 
-def _is_chosen_again(input: Tensor) -> bool:
+def _is_gathered_again(input: Tensor) -> bool:
     """Whether values must be gathered again from ``input``, because a derivative may be wanted."""
     return input.is_floating_point() and may_be_differentiated(input)
 
 
-def _chosen(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
+def _gathered(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
-    if not _is_chosen_again(input):
+    if not _is_gathered_again(input):
         return winners.values
     return elements.where(
         winners.are_there, gather(input, winners.places), elements.lowest(input.dtype)
@@ -144,7 +144,7 @@ def _recorded_maxima(input: Tensor, mask: Tensor, window: Window) -> Recording:
     """
     pool = max_pooling.max_pooling_with_taps
     values, taps = pool(kept(input, mask, True), window)
-    if _may_tie_with_nothing(input, values):
+    if _may_equal_fill(input, values):
         _, first_there = pool(as_pooled(_over_planes(mask, input)), window)
         taps = torch.where(elements.is_lowest(values), first_there, taps)
     request = input.shape[2:], window, operands.is_channels_last(input)
@@ -155,7 +155,7 @@ def _recorded_maxima(input: Tensor, mask: Tensor, window: Window) -> Recording:
     return recording((values, taps), (mask, taps), gradient)
 
 
-def _may_tie_with_nothing(input: Tensor, values: Tensor) -> bool:
+def _may_equal_fill(input: Tensor, values: Tensor) -> bool:
     """Whether a winner may equal the lowest value, which fills the masked elements: it does where
     both ``input`` and ``values`` hold that value.
 
@@ -183,7 +183,7 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
         values, taps = _apply(input, (_recorded_maxima, (mask, window), None))
         return values, taps, lambda: max_pooling.max_pooling(there, window) != 0
     winners = _winners(input, mask, lambda each: max_pooling.max_pooling_with_taps(each, window))
-    values = _chosen(
+    values = _gathered(
         input, winners, lambda each, taps: max_pooling.max_pooling_gather(each, taps, window)
     )
     return values, winners.places, lambda: winners.are_there
@@ -193,7 +193,7 @@ def _maxima_with_indices(
     input: Tensor, mask: Tensor, window: Window, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
     window.output_sizes(input.shape[2:])  # rejected before any work
-    if _is_chosen_again(input):
+    if _is_gathered_again(input):
         values, taps, are_there = _window_maxima(input, mask, window)
         indices = max_pooling.max_pooling_indices(taps, input.shape[2:], window, *numbering)
         return values, elements.where(are_there(), indices, -1)
@@ -204,7 +204,7 @@ def _maxima_with_indices(
     return winners.values, elements.numbered(positions, input.shape, *numbering)
 
 
-def _with_every_dimension(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
+def _with_checked_mask(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
     return input, operands.checked_mask(mask, input), *request
 
 
@@ -216,14 +216,14 @@ masked_average_pooling = Composite(
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
     lambda input, mask, window, include_padding, divisor: operands.check_divisor(divisor),
-    complete=_with_every_dimension,
+    complete=_with_checked_mask,
     compose=_averages,
 )
 masked_max_pooling = Composite(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
     [operands.MAX_TYPES, (torch.bool,)],
     lambda *_: None,
-    complete=_with_every_dimension,
+    complete=_with_checked_mask,
     compose=_maxima,
 )
 masked_max_pooling_with_indices = Composite(
@@ -233,7 +233,7 @@ masked_max_pooling_with_indices = Composite(
     lambda input, mask, window, dtype, per_plane: operands.check_index_type(
         dtype, input.shape, per_plane
     ),
-    complete=_with_every_dimension,
+    complete=_with_checked_mask,
     compose=_maxima_with_indices,
 )
 
@@ -295,7 +295,7 @@ def adaptive_maxima(
     else:
         winners = _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
         positions = torch.where(winners.are_there, winners.places, -1)
-        values = _chosen(
+        values = _gathered(
             input, winners, lambda each, places: max_unpooling.gather_positions(each, places, True)
         )
     if not numbering:

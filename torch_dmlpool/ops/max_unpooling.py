@@ -1,5 +1,5 @@
-"""Max unpooling: every element put back where its maximum came from, zeros elsewhere; and the
-operators it is made of.
+"""Max unpooling: each element is put where its maximum came from, with zeros elsewhere; and the
+operators that it calls.
 
 A position counts from 0 inside one ``(n, c)`` plane, in row-major order; -1, and what lies outside
 the plane, stands for no element. The gather and the scatter are linear and each other's adjoint.
@@ -36,12 +36,12 @@ def max_unpooling(
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
     signed = _signed(indices, math.prod((*input.shape[:2], *spatial_sizes)))
 
-    def unpooled(input: Tensor, is_trained: bool) -> Recording:
-        result, unique, is_wrong = unpool(input, signed, spatial_sizes, per_plane, is_trained)
+    def unpooled(input: Tensor, has_unique: bool) -> Recording:
+        result, unique, is_wrong = unpool(input, signed, spatial_sizes, per_plane, has_unique)
         if is_wrong:
             positions = _positions(signed, spatial_sizes, per_plane)
             _check_positions(positions, signed, math.prod(spatial_sizes))
-        if not is_trained:
+        if not has_unique:
             return result, (), gather_positions, None
         return recording(result, (unique,), lambda *tensors: gather_positions(*tensors, False))
 
@@ -51,7 +51,7 @@ def max_unpooling(
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:
-    """Unsigned indices in a tensor of ``elements`` as signed ones: all ones as -1."""
+    """Unsigned indices in a tensor of ``elements`` as signed ones. The largest becomes -1."""
     if indices.dtype is torch.uint64:
         return indices.view(torch.int64)
     if indices.dtype is not torch.uint32:
@@ -73,7 +73,7 @@ def _positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> Tensor
 def _unpooled(
     input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
 ) -> Tensor:
-    """The same by a scatter; ``rejects`` says whether an index outside its plane is an error."""
+    """``max_unpooling`` by a scatter. With ``rejects`` an index outside its plane is an error."""
     indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
     positions = _positions(indices, sizes, per_plane)
     if rejects:

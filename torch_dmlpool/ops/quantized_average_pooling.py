@@ -1,5 +1,5 @@
-"""Average pooling of integers that stand for real numbers: (zero point, + of differences from it,
-rescaled once).
+"""Average pooling of quantized integers: their differences from the zero point are added up, and
+each sum is rescaled and rounded once.
 """
 
 from collections.abc import Sequence
