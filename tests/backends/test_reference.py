@@ -178,6 +178,15 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
     assert result.flatten().tolist() == expected
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:3])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_winners_where_everything_is_the_lowest(rank: int, layout: str) -> None:
+    """M2: the first element of each window, whatever index ATen gives there."""
+    input = samples.LAYOUTS[layout](torch.full((2, 3, *(4, 5, 3)[:rank]), -math.inf))
+    one = (1,) * rank
+    samples.check_maximum(input, oracle.Pooling((2,) * rank, one, one, one, one))
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 49, 127, 128, 129, 1000, 4099])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=samples.name_of)
 @pytest.mark.parametrize("channels_last", [False, True])
