@@ -98,15 +98,10 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
     first, second = plane([1, 2], [3, 4]), plane([1, 2], [4, 5])
     # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
     quantized = plane([10, 12], [14, 18], dtype=torch.uint8), 0.5, 10, 0.25, 3
-    quarters, winners = (
-        [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]],
-        [[0, 0, 0], [0, 3, 0], [0, 4, 5]],
-    )
-    average, maximum, vjp = (
-        dmlpool.average_pooling,
-        dmlpool.max_pooling,
-        torch.autograd.functional.vjp,
-    )
+    quarters = [[0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1]]
+    winners = [[0, 0, 0], [0, 3, 0], [0, 4, 5]]
+    average, maximum = dmlpool.average_pooling, dmlpool.max_pooling
+    vjp = torch.autograd.functional.vjp
     requantized = dmlpool.quantized_linear_average_pooling
     examples: dict[str, tuple[Callable[[], Tensor], list[Any]]] = {
         "DML_AVERAGE_POOLING": (lambda: average(counting, 2), [[3, 4], [6, 7]]),

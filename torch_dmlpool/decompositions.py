@@ -160,35 +160,24 @@ def _averages(
     if divisor is None and all(covers(axis, size) for axis, size in pairs):
         mean = _ATEN.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
         return operands.laid_out_like(mean, input)
-    arguments = window.as_pytorch()
+    arguments = aten.arguments_of(window)
     # ATen has no averages of volumes in half precision on a CPU.
     if arguments is None or (rank == 3 and input.dtype.itemsize == 2):
         return None
-    sizes, strides, padding, dilations, ceil_mode = (
-        aten.as_image(arguments) if rank == 1 else arguments
-    )
+    *arguments, dilations, ceil_mode = arguments
     if any(dilation != 1 for dilation in dilations):
         return None
-    return _called(
-        (_ATEN.avg_pool2d.default, _ATEN.avg_pool3d.default),
-        input,
-        sizes,
-        strides,
-        padding,
-        ceil_mode,
-        include_padding,
-        divisor,
-    )
+    pools = _ATEN.avg_pool2d.default, _ATEN.avg_pool3d.default
+    return _called(pools, input, *arguments, ceil_mode, include_padding, divisor)
 
 
 def _winners(input: Tensor, window: Window) -> Any:
     """Maxima and their positions in planes. A window without an element has -inf and any
     position.
     """
-    arguments = window.as_pytorch()
+    arguments = aten.arguments_of(window)
     if arguments is None:
         return None
-    arguments = aten.as_image(arguments) if window.rank == 1 else arguments
     pools = _ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.default
     return _called(pools, input, *arguments)
 

@@ -27,8 +27,7 @@ def lower_for_inductor(operator: registration.Operator) -> None:
     if virtualized.V.aot_compilation:
         raise NotImplementedError(
             f"dmlpool::{operator.name} takes a data type, which AOTInductor of PyTorch "
-            f"{torch.__version__} misreads: "
-            "use PyTorch 2.13, or take the program apart by "
+            f"{torch.__version__} misreads: use PyTorch 2.13, or take the program apart by "
             "torch_dmlpool.decompositions.decompositions()"
         )
 

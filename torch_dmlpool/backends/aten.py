@@ -72,17 +72,19 @@ def _is_atens(window: Window, tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _arguments(window: Window) -> Any:
-    """The window as the arguments of ATen's max pooling, or None. Nobody writes into the lists."""
+    """The arguments of a window whose taps lie side by side. Nobody writes into the lists."""
+    return None if any(axis.dilation != 1 for axis in window.axes) else arguments_of(window)
+
+
+def arguments_of(window: Window) -> Any:
+    """The window as the arguments of ATen's max pooling, or None where ATen has none like it. Rows
+    are pooled as images of height 1.
+    """
     arguments = window.as_pytorch()
-    if arguments is None or any(axis.dilation != 1 for axis in window.axes):
-        return None
-    return as_image(arguments) if window.rank == 1 else arguments
-
-
-def as_image(arguments: Any) -> Any:
-    """The arguments of a window for rows that are pooled as images of height 1."""
-    window, strides, padding, dilations, *flags = arguments
-    return [1, *window], [1, *strides], [0, *padding], [1, *dilations], *flags
+    if arguments is None or window.rank > 1:
+        return arguments
+    sizes, strides, padding, dilations, *flags = arguments
+    return [1, *sizes], [1, *strides], [0, *padding], [1, *dilations], *flags
 
 
 def gradient(

@@ -140,10 +140,8 @@ def load(path: Path) -> tuple[Any, str | None]:
             function = getattr(library, f"dmlpool_{name}")
             function.argtypes, function.restype = (_POINTER,) * count, ctypes.c_int32
         library.dmlpool_message.restype = ctypes.c_char_p
-        library.dmlpool_use_threads.argtypes, library.dmlpool_use_threads.restype = (
-            (_POINTER, _POINTER),
-            None,
-        )
+        library.dmlpool_use_threads.argtypes = _POINTER, _POINTER
+        library.dmlpool_use_threads.restype = None
         torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / TORCH_CPU))
         threads = torchs.torch_parallel_for, torchs.torch_get_num_threads
     except (OSError, AttributeError) as error:

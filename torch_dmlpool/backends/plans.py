@@ -17,25 +17,9 @@ from torch_dmlpool.backends.interface import Windows
 from torch_dmlpool.backends.library import TAPS, Axis, Counting, Problem, Quantization
 from torch_dmlpool.window import Window
 
+_FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 DATA_TYPES = {
-    dtype: number
-    for number, dtype in enumerate(
-        (
-            torch.float32,
-            torch.float64,
-            torch.float16,
-            torch.bfloat16,
-            torch.int8,
-            torch.int16,
-            torch.int32,
-            torch.int64,
-            torch.uint8,
-            torch.uint16,
-            torch.uint32,
-            torch.uint64,
-            torch.bool,
-        )
-    )
+    dtype: number for number, dtype in enumerate((*_FLOATS, *operands.INTEGER_TYPES, torch.bool))
 }
 """The numbers of the data types in kernels/cpu/vectors.h."""
 QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()

@@ -80,9 +80,8 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         if device.type in there:
-            torch.empty(
-                1, dtype=torch.float32, device=device
-            )  # an error where there is none of that number
+            # This raises an error if there is none of that number.
+            torch.empty(1, dtype=torch.float32, device=device)
             return device
         why = f"PyTorch finds no such device here, only {' and '.join(there)}"
     except RuntimeError as error:

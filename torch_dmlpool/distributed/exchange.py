@@ -204,13 +204,10 @@ class ShardedAxis:
             .view(local.dtype)
             .split([len(part) * across for part in received])
         )
-        sizes = [
-            (*local.shape[:dimension], len(part), *local.shape[dimension + 1 :])
-            for part in received
-        ]
+        before, after = local.shape[:dimension], local.shape[dimension + 1 :]
         return [
-            (piece.view(shape), part)
-            for piece, shape, part in zip(flat, sizes, received, strict=True)
+            (piece.view(*before, len(part), *after), part)
+            for piece, part in zip(flat, received, strict=True)
         ]
 
     def kept(self, result: Tensor) -> Tensor:

@@ -195,9 +195,8 @@ class _Request:
             if placement.dim in mesh_dimensions:
                 raise ValueError(
                     f"{self.name}: {AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, "
-                    "placements "
-                    f"{tuple(self.placements)}: shard another dimension over the second, or make "
-                    "the two one"
+                    f"placements {tuple(self.placements)}: shard another dimension over the "
+                    "second, or make the two one"
                 )
             mesh_dimensions[placement.dim] = mesh_dimension
         axes, sizes, to_input = self.window.axes, self.sizes["input"], self.rule.results[0]

@@ -111,11 +111,8 @@ class Geometry:
         tap counts.
         """
         axis, size = self.axes[dimension], self.sizes[dimension] + (counted_padding or 0)
-        position, offset, dtype = (
-            self.position(dimension, output, tap),
-            tap * axis.dilation,
-            index_type(size),
-        )
+        position = self.position(dimension, output, tap)
+        offset, dtype = tap * axis.dilation, index_type(size)
         conditions = []
         if counted_padding is None and not is_sure(offset >= axis.start_padding):
             conditions.append(ops.ge(ops.index_expr(position, dtype), ops.constant(0, dtype)))

@@ -42,11 +42,8 @@ SUM_TYPES = {
 
 def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
     """Maxima over windows as a reduction, which Inductor unrolls if they are small."""
-    device, dtype, windows = (
-        x.get_device_or_error(),
-        x.get_dtype(),
-        [axis.window for axis in geometry.axes],
-    )
+    device, dtype = x.get_device_or_error(), x.get_dtype()
+    windows = [axis.window for axis in geometry.axes]
     tap_of = geometry.loader(x, Reduction.default_accumulator("max", dtype))
     # More taps than MOST_TAPS were measured to be faster in a loop there.
     is_looped = device.type == "cpu" and len(windows) > 1
@@ -101,10 +98,8 @@ def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
     """
     (outputs, dtype), *taps = results()
     sizes = x.get_size()[2:]
-    window, covered = (
-        window_of_maxima(x, sizes, arguments, outputs, bool(taps)),
-        covered_axes(x, sizes, arguments),
-    )
+    window = window_of_maxima(x, sizes, arguments, outputs, bool(taps))
+    covered = covered_axes(x, sizes, arguments)
     if window is not None:
         geometry = Geometry(window, sizes, outputs[2:])
         found = [
@@ -192,11 +187,8 @@ def _max_pooling_grad_from_taps(
     if readers is None:
         return None
     gradient.realize_hint()
-    load, winner_of, dtype = (
-        gradient.make_loader(),
-        taps.make_loader(),
-        SUM_TYPES[gradient.get_dtype()],
-    )
+    load, winner_of = gradient.make_loader(), taps.make_loader()
+    dtype = SUM_TYPES[gradient.get_dtype()]
 
     def term(place: Sequence[Any], taps: Sequence[Any]) -> Any:
         number = ops.index_expr(number_of(taps, arguments[0]), torch.int32)
@@ -247,10 +239,8 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
         is_in_a_row = x.get_device_or_error().type == "cpu"
         if covered is None or (is_in_a_row and summed is torch.float64):
             return None
-        wide, count = (
-            torch.float64 if is_in_a_row else summed,
-            divisor or math.prod(window_arguments[0]),
-        )
+        wide = torch.float64 if is_in_a_row else summed
+        count = divisor or math.prod(window_arguments[0])
         x = _in_trees(x, covered.index(True) + 2, summed) if is_in_a_row else x
         total = reduced_over(x, covered, "sum", wide).make_loader()
         return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))

@@ -174,7 +174,9 @@ def _maximum_of(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> fx.No
             return "left: it is no maximum over all spatial dimensions"
         pooled = _insert(pool, torch.ops.dmlpool.adaptive_max_pooling.default, integers, [1] * rank)
         pooled = _insert(pool, operator.getitem, pooled, 0)
-        return pooled if arguments.get("keepdim") else _without_spatial(pool, pooled, rank)
+        if arguments.get("keepdim"):
+            return pooled
+        return _insert(pool, _aten.squeeze.dims, pooled, list(range(2, rank + 2)))
     if "adaptive" in name:
         sizes = cast(Any, list(arguments.values())[1])
         pooled = _insert(pool, torch.ops.dmlpool.adaptive_max_pooling.default, integers, sizes)
@@ -399,11 +401,6 @@ def _as_tensor(
     if parameter.meta["val"].dtype is dtype:
         return parameter
     return _insert(before, _aten._to_copy.default, parameter, dtype=dtype)
-
-
-def _without_spatial(before: fx.Node, pooled: fx.Node, rank: int) -> fx.Node:
-    """``pooled`` without its ``rank`` spatial dimensions, whose size is 1."""
-    return _insert(before, _aten.squeeze.dims, pooled, list(range(2, rank + 2)))
 
 
 def _insert(before: fx.Node, target: Any, *arguments: Any, **options: Any) -> fx.Node:

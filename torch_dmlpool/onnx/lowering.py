@@ -75,9 +75,8 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
         if not isinstance(entry, int):
             raise ValueError(
                 f"{name} depends on dynamic sizes in spatial dimension {dimension}, but ONNX's "
-                "nodes hold numbers: "
-                "export with fixed spatial sizes, or let the window cover whole dimensions "
-                "without padding"
+                "nodes hold numbers: export with fixed spatial sizes, or let the window cover "
+                "whole dimensions without padding"
             )
     return list(entries)
 
@@ -110,7 +109,10 @@ class Pool:
         self.input = input if source is None else source
         if any(reduced):
             lists = window_size, strides, self.sizes
-            window_size, strides, self.sizes = (_with_ones(each, reduced) for each in lists)
+            window_size, strides, self.sizes = (
+                [1 if done else entry for done, entry in zip(reduced, each, strict=True)]
+                for each in lists
+            )
         names = ("window_size", "strides", "dilations")
         windows, steps, gaps = (
             _numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True)
@@ -253,11 +255,6 @@ class Pool:
     def sums(self, tensor: Any, dtype: Any) -> Any:
         """Sums over windows."""
         return self.shares(tensor, dtype) * self.emit.constant(float(self.window.taps), dtype)
-
-
-def _with_ones(entries: Sequence[Any], reduced: Sequence[bool]) -> list[Any]:
-    """``entries`` with 1 for each dimension that is reduced."""
-    return [1 if done else entry for done, entry in zip(reduced, entries, strict=True)]
 
 
 def _overhang(axis: Axis, size: int | None) -> int:

@@ -171,8 +171,8 @@ def _exactly(
         if taps > _MOST_EXACT_TAPS:
             raise ValueError(
                 f"exact quantized averages can be written for windows of up to {_MOST_EXACT_TAPS} "
-                "taps or of all of "
-                f"the input, got {taps} taps: translations(exact=False) averages in float32"
+                f"taps or of all of the input, got {taps} taps: translations(exact=False) averages "
+                "in float32"
             )
         sums = op.Cast(op.Round(pool.sums(real, types.FLOAT)), to=types.DOUBLE)
         counts = pool.counts(pool.counts_padding(include_padding), types.DOUBLE)
@@ -350,9 +350,8 @@ def _bins(
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
         raise ValueError(
             f"adaptive pooling of spatial sizes {tuple(input.shape[2:])} to {tuple(output_sizes)} "
-            "has windows that "
-            "depend on dynamic sizes: export with spatial sizes that are not dynamic, or pool to "
-            "size 1"
+            "has windows that depend on dynamic sizes: export with spatial sizes that are not "
+            "dynamic, or pool to size 1"
         )
     bins = [[0]]
     for size, outputs in zip(sizes, output_sizes, strict=True):
@@ -371,11 +370,6 @@ def _bins(
     return elements, positions, [len(bin) for bin in bins]
 
 
-def _shaped(emit: Emitter, flat: Any, output_sizes: Sequence[int]) -> Any:
-    """``flat``, which has one axis of bins, with the output's spatial sizes."""
-    return emit.op.Reshape(flat, [0, 0, *output_sizes])
-
-
 def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
     wide, dtype = emit.widened(input)
     elements, positions, counts = _bins(emit, input, wide, output_sizes)
@@ -383,7 +377,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
     mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
     sums = emit.reduced("Sum", emit.op.Where(mask, elements, zero), [-1])
     averages = sums / emit.constant([float(count) for count in counts], dtype)
-    return emit.cast(_shaped(emit, averages, output_sizes), dtype, input.dtype)
+    return emit.cast(emit.op.Reshape(averages, [0, 0, *output_sizes]), dtype, input.dtype)
 
 
 def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
@@ -397,10 +391,8 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any])
         emit.constant([place for bin in positions for place in bin], types.INT64), first + rows
     )
     narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
-    return (
-        emit.cast(_shaped(emit, values, output_sizes), dtype, input.dtype),
-        emit.cast(_shaped(emit, chosen, output_sizes), types.INT64, narrow),
-    )
+    values, chosen = (op.Reshape(each, [0, 0, *output_sizes]) for each in (values, chosen))
+    return emit.cast(values, dtype, input.dtype), emit.cast(chosen, types.INT64, narrow)
 
 
 def max_unpooling(
