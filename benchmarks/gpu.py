@@ -57,7 +57,7 @@ TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY", "missing", "ke
 PRINTED = ("smoke", "rows", "peers")  # whole; of other steps the lines that tell
 # Read between calls: several times the L2 cache, for longer than the host needs to launch a call.
 FLUSHED_BYTES = 2**29
-CALLS = 10
+CALLS, HOST_CALLS = 10, 100
 
 
 class Run(NamedTuple):
@@ -231,6 +231,18 @@ class Clock:
         torch.cuda.synchronize()
         return statistics.median(start.elapsed_time(stop) for start, stop in events) / 1e3
 
+    def host(self, call: Call, seconds: float) -> float:
+        """The mean of calls one after the other, without waiting for the device. Of long calls, of
+        so many ``seconds``, there are few."""
+        count = max(1, min(HOST_CALLS, int(0.02 / seconds)))
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        taken = time.perf_counter() - start
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return taken / count
+
     def copy(self, moved: int) -> float:
         """The seconds of a copy that reads and writes ``moved`` bytes in all."""
         if moved not in self.copies:
@@ -250,13 +262,15 @@ def by_kernels(call: Callable[[], Any]) -> tuple[Tensor, ...]:
 
 
 def row_of(request: Request, clock: Clock) -> dict[str, Any]:
-    """A call beside a copy of the same bytes and PyTorch's own operator."""
+    """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
     moved = sum(each.nbytes for each in (*read, *by_kernels(call)))
     found = {"copy": clock.copy(moved), "seconds": clock.kernels(call)}
+    found["host"] = clock.host(call, found["seconds"])
     theirs = aten_call(request, read[0])
     if theirs is not None and read[0].is_floating_point():
         found["aten"] = clock.kernels(theirs)
+        found["host_aten"] = clock.host(theirs, found["aten"])
     return found
 
 
@@ -269,8 +283,9 @@ def line(found: dict[str, Any]) -> str:
         parts = [f"{parts[0]} {found['seconds'] * 1e6:8.1f} us"]
     if "copy" in found:
         parts.append(f"{found['copy'] / found['seconds']:.2f} of the copy")
-    if "aten" in found:
+    if "host_aten" in found:
         parts.append(f"{found['aten'] / found['seconds']:.2f}x aten")
+        parts.append(f"host {found['host'] * 1e6:.1f} ({found['host_aten'] * 1e6:.1f}) us")
     return ", ".join(parts)
 
 

@@ -212,7 +212,7 @@ def gpu_calls(rows: dict[str, Any]) -> str:
     for name, row in rows.items():
         if found := re.match(r"([a-z ]+?)(?: to)? \d+x", name):
             kinds[found[1]].append(row)
-    lines = []
+    lines, hosts = [], any("host" in row for row in rows.values())
     for kind, listed in sorted(kinds.items()):
         copies = [row["copy"] / row["seconds"] for row in listed]
         long = [row["copy"] / row["seconds"] for row in listed if row["seconds"] >= 50e-6]
@@ -221,9 +221,12 @@ def gpu_calls(rows: dict[str, Any]) -> str:
             [f"{common.mean(atens):.2f}x", sum(each < 1 for each in atens)] if atens else [""] * 2
         )
         least = f"{min(long):.2f}" if long else ""
-        lines.append((kind, len(listed), f"{common.mean(copies):.2f}", *beside, least))
+        both = [row["host"] / row["host_aten"] for row in listed if "host_aten" in row]
+        host = [f"{common.mean(both):.2f}" if both else ""] * hosts
+        lines.append((kind, len(listed), f"{common.mean(copies):.2f}", *beside, least, *host))
     head = "calls of public models, batch 32|rows|of copy, mean|ATen, mean|slower than ATen|"
-    return common.table([*head.split("|")[:-1], "least of copy, from 50 µs on"], lines)
+    heads = [*head.split("|")[:-1], "least of copy, from 50 µs on", *["host / ATen's"] * hosts]
+    return common.table(heads, lines)
 
 
 def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:

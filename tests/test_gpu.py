@@ -126,7 +126,7 @@ def test_a_step_writes_each_row_as_it_is_known(
     assert printed.count("WRONG") == 2 * count
     assert f"{count} failed, 0 not begun" in printed
     if name == "rows":
-        assert {"seconds", "copy", "aten"} <= {*rows[0]}
+        assert {"seconds", "copy", "host", "aten", "host_aten"} <= {*rows[0]}
 
 
 def test_rows_that_no_gpu_has_measured_come_first() -> None:
@@ -230,7 +230,7 @@ def test_what_runs_wrote_becomes_results_and_tables(
     """A row that was not begun is counted and in no table, until a later run has measured it; times
     of another chip are scaled."""
     known = {"date": "a", "machine": {"gpu": "b"}, "versions": {"torch": "c", "triton": "d"}}
-    taken = {"seconds": 2e-4, "copy": 1e-4, "aten": 3e-4}
+    taken = {"seconds": 2e-4, "copy": 1e-4, "aten": 3e-4, "host": 1e-5, "host_aten": 2e-5}
     names = [
         "max 4/1 padding 1 32x64x512x512 float32 contiguous",
         "avg 2x2/2x2 padding 0x0 32x8x4x4 float32 contiguous",
