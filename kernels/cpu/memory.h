@@ -56,12 +56,16 @@ __attribute__((always_inline)) inline void prefetch_reads(const char *from, int6
     }
 }
 
+inline void touch(const char *memory) {
+    static_cast<void>(*static_cast<const volatile char *>(memory));
+}
+
 // Reads two words of each cache line, because the processor prefetches what is read in order, and
 // does so earlier if a line is read twice.
 inline void read_in_order(const char *memory, int64_t bytes) {
 #pragma GCC unroll 1
     for (int64_t byte = 0; byte < bytes; byte += 32)
-        static_cast<void>(*static_cast<const volatile char *>(memory + byte));
+        touch(memory + byte);
 }
 
 }  // namespace dmlpool

@@ -402,6 +402,9 @@ struct Rows final : RowOperations {
         }
         if (count >= 4 * n) {
             for (; count - at >= 8 * n; ++eights) {
+                if constexpr (n * SIZE<are_values> == 64)
+                    for (int64_t v = 0; v < 8; ++v)  // the processor prefetches lines read twice
+                        touch(from + (at + v * n) * SIZE<are_values> + 32);
                 V eight = take(Count<8>());
                 int level = 0;
                 for (; eights >> level & 1; ++level)
