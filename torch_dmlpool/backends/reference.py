@@ -214,47 +214,39 @@ def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Te
     )
 
 
-def _axes(
-    window: Window, sizes: Sequence[int], numbers: Tensor, of_taps: bool
-) -> Iterator[tuple[Axis, int, Tensor, Tensor]]:
-    """Each axis, from the last to the first, its size, where each window's first tap lies, and the
-    coordinate that ``numbers``, of taps or of positions, have along it.
-    """
-    axes = list(zip(window.axes, sizes, strict=True))
-    for later, (axis, size) in enumerate(reversed(axes)):
-        first = reductions.firsts(axis, size, numbers).view(-1, *[1] * later)
-        along = axis.window if of_taps else size
-        # Integers are divided slowly: once for each axis but the first.
-        left = numbers if later == window.rank - 1 else numbers.div(along, rounding_mode="trunc")
-        yield axis, size, first, numbers if left is numbers else numbers - left * along
-        numbers = left
+def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
+    """Each axis, from the last to the first, its size, and where each window's first tap lies."""
+    for later, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
+        yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * later)
 
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    taps, step = torch.zeros_like(positions), 1
-    for axis, _, first, position in _axes(window, sizes, positions, False):
-        along = position - first
-        if axis.dilation != 1:
-            along = along.div(axis.dilation, rounding_mode="trunc")
-        taps, step = taps + along * step, step * axis.window
+    taps, step, left = torch.zeros_like(positions), 1, positions
+    for axis, size, first in _axes(window, sizes, positions):
+        taps = taps + (left % size - first).div(axis.dilation, rounding_mode="trunc") * step
+        left, step = left.div(size, rounding_mode="trunc"), step * axis.window
     return taps.where(positions >= 0, 0).to(operands.tap_dtype(window.taps))
 
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    taps, step = taps.to(torch.int64), 1
-    positions, inside = torch.zeros_like(taps), (taps >= 0) & (taps < window.taps)
-    for axis, size, first, tap in _axes(window, sizes, taps, True):
-        position = tap * axis.dilation + first
+    left, step = taps.to(torch.int64), 1
+    positions, inside = torch.zeros_like(left), (left >= 0) & (left < window.taps)
+    for axis, size, first in _axes(window, sizes, taps):
+        position = left % axis.window * axis.dilation + first
         inside = inside & (position >= 0) & (position < size)
-        positions, step = positions + position * step, step * size
+        positions = positions + position * step
+        left, step = left.div(axis.window, rounding_mode="trunc"), step * size
     return positions.where(inside, -1)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
     _reject_sizes(input, window)
+    found = aten.maxima(input, window)
+    if found is not None:
+        return operands.laid_out_like(found, input)
     source = _flipped(signed(input)) if input.dtype in SIGNED else input
     (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
     return operands.laid_out_like(
@@ -268,11 +260,14 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     sizes, found = input.shape[2:], aten.winners(input, window)
     if found is not None:
         values, positions = found
-        values = operands.laid_out_like(values, input)
-    else:
-        positions = _winners(input, window)
-        values = _maxima_at(input, positions)
-    return values, operands.laid_out_like(taps_of(positions, sizes, window), input)
+        taps = aten.taps_at(positions, sizes, window)
+        if taps is None:
+            taps = taps_of(positions, sizes, window)
+        return operands.laid_out_like(values, input), operands.laid_out_like(taps, input)
+    positions = _winners(input, window)
+    return _maxima_at(input, positions), operands.laid_out_like(
+        taps_of(positions, sizes, window), input
+    )
 
 
 def max_pooling_with_indices(
@@ -321,11 +316,11 @@ def max_pooling_grad_from_taps(
     """The gradient of the input: each window's gradient is added to its winner's, in the order of
     the windows.
     """
-    wide, positions = widened(input_gradient), _positions(taps, spatial_sizes, window)
-    found = aten.gradient(wide, positions, spatial_sizes, window, channels_last)
+    wide = widened(input_gradient)
+    found = aten.gradient_from_taps(wide, taps, spatial_sizes, window, channels_last)
     if found is not None:
         return found.to(input_gradient.dtype)
-    gradient = _scattered(input_gradient, positions, spatial_sizes)
+    gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
     return operands.laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
 
 
