@@ -2,6 +2,7 @@
 way.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -114,9 +115,7 @@ class Pool:
                 for each in lists
             )
         names = ("window_size", "strides", "dilations")
-        windows, steps, gaps = (
-            _numbers(*pair) for pair in zip(names, (window_size, strides, dilations), strict=True)
-        )
+        windows, steps, gaps = map(_numbers, names, (window_size, strides, dilations))
         # Only padding may be computed in the graph, as that of "same" is: then a Pad node pads.
         self.start, self.after = list(starts), list(ends)
         before, after = (
@@ -125,9 +124,7 @@ class Pool:
         self.window = Window.directml(len(windows), windows, steps, before, after, gaps, ceil_mode)
         axes = list(zip(self.window.axes, self.sizes, strict=True))
         self.overhang = [_overhang(axis, size) for axis, size in axes]
-        self.end = [
-            after + overhang for after, overhang in zip(self.after, self.overhang, strict=True)
-        ]
+        self.end = list(map(operator.add, self.after, self.overhang))
         self.cut = [
             size is None
             and ceil_mode
