@@ -355,11 +355,10 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
             assert used == ["0", "0"], made
         else:
             assert re.search(r"ld\.global\S*\.v4\.b32", binary.asm["ptx"]), made
-            # The assembler of Triton 3.8 keeps one half of maxima there, for a ninth program.
-            spills = (
-                2 if triton.__version__.startswith("3.8.") and made is launches_of.made[1] else 0
-            )
-            assert machine_code(binary.asm["cubin"]).spills <= spills, made
+            # The assembler of Triton 3.8 keeps one half of maxima in local memory.
+            is_spilled = triton.__version__.startswith("3.8.") and made is launches_of.made[1]
+            code = machine_code(binary.asm["cubin"])
+            assert sum(each.base in ("LDL", "STL") for each in code) <= 2 * is_spilled, made
 
 
 def with_layouts(made: Made) -> str:
