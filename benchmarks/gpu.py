@@ -232,8 +232,8 @@ class Clock:
         return statistics.median(start.elapsed_time(stop) for start, stop in events) / 1e3
 
     def host(self, call: Call, seconds: float) -> float:
-        """The mean of calls one after the other, without waiting for the device. Of long calls, of
-        so many ``seconds``, there are few."""
+        """The mean of calls one after the other, without waiting for the device. A call
+        that takes many ``seconds`` is repeated less often."""
         count = max(1, min(HOST_CALLS, int(0.02 / seconds)))
         start = time.perf_counter()
         for _ in range(count):

@@ -305,7 +305,7 @@ def assert_average(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, ta
 
 
 def assert_near(result: Tensor, right: Tensor, magnitudes: Tensor, roundings: int) -> None:
-    """Two sums of the same terms in other orders: each is within so many roundings of the exact
+    """Two sums of the same terms in other orders: each is within a bound on roundings of the exact
     one."""
     assert result.dtype == right.dtype
     exact, added = (to_numpy(each).astype(np.longdouble) for each in (right, magnitudes.abs()))

@@ -43,7 +43,7 @@ class Slid(cases.Edge):
 
 
 CLAIMS: dict[str, Callable[[Slid], bool]] = {
-    # Of other edges the numbers say it.
+    # The numbers of other edges say it.
     "plain": lambda e: e.stride < e.window and not e.empty_windows,
     "padded": lambda e: e.taps[0][0] < 0,
     "adjacent windows": lambda e: e.window == e.stride and e.taps[-1][-1] == 7,

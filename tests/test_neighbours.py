@@ -238,7 +238,7 @@ def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tenso
 
 
 def names_one_nan(view: Tensor) -> bool:
-    """Of several NaN in a window ATen's pools name the last: so do decompositions."""
+    """ATen's pools name the last of several NaN in a window, and so do decompositions."""
     return int(view.isnan().sum()) <= 1
 
 

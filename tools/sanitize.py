@@ -44,7 +44,7 @@ def main() -> int:
     if own is None:
         raise SystemExit(f"no C++ compiler: none of {', '.join(compilers.OWN)} works")
     kernels = copied()
-    # Of the copy, as the checkout may change while they are compiled.
+    # A copy is compiled, as the checkout may change meanwhile.
     sources = sorted(map(str, kernels.rglob("*.cpp")))
 
     def with_sanitizers(*flags: str) -> compilers.Compiler:

@@ -41,7 +41,7 @@ struct Rows final : RowOperations {
     // The most rows that one loop combines. Windows of more taps are doubled (`is_wide`).
     template <bool are_values>
     static constexpr int64_t MOST_ROWS = are_values && Op::has_keys ? 4 : Op::rows_at_once;
-    // reduce_short reads vectors of so many lanes, and folds those of as many windows together.
+    // The lanes of a vector that reduce_short reads, and the windows that it folds together.
     static constexpr int64_t FOLDED = std::min<int64_t>(LANES<L>, 32 / sizeof(L));
     const Op op;
 

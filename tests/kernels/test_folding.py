@@ -131,7 +131,7 @@ MORE_SHARED = [
 
 
 def rows() -> list[object]:
-    """Of windows that share, two of three are slow."""
+    """Two of three windows that share elements are slow."""
     alone = COMPILED + (MORE if results.INTERPRETED else [])
     shared = SHARED + (MORE_SHARED if results.INTERPRETED else [])
     marks = [[pytest.mark.slow] if i % 3 else [] for i in range(len(shared))]

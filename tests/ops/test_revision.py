@@ -130,8 +130,8 @@ def test_no_graph_with_pooling_is_reused_by_another_version(
 def test_every_change_of_code_is_another_revision(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sources, of compiled files alone, of an archive, and of a frozen program, where the
-    version is all there is."""
+    """The digest is of sources, of compiled files alone or of an archive. A frozen program has its
+    version alone."""
     marks = []
     for version in ("1", "1 again", "2"):
         package = tmp_path / version / "package"
