@@ -15,7 +15,7 @@ LIBRARY := $(VENV)/.library
 LIBRARY_SOURCES := setup.py tools/compilers.py \
   $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 
-.PHONY: help demo test test-all test-tools test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare docs examples wheel wheels test-windows test-aarch64 clean
+.PHONY: help demo test test-all test-tools test-onnx-versions test-tritons fuzz sanitize coverage lint bench gpu gpu-prepare docs examples wheel wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -101,15 +101,6 @@ wheel: $(FOR)test  ## build this platform's wheel into dist/ as it is handed out
 
 wheels: $(FOR)test  ## wheels for Linux, Windows and macOS into dist/, built with zig and checked; ten minutes
 	$(BIN)/python tools/wheels.py
-
-ON_WINDOWS := tests/ops tests/nn $(patsubst %,tests/test_%.py,quantized properties threads memory_format)
-
-# Both test what make wheels has built, and are slow. TESTS may name files, and SAMPLE=8 every eighth case.
-test-windows: $(FOR)test  ## operators, layers, threads and more on the Windows wheel, under Debian's Wine; hours
-	$(BIN)/python tools/elsewhere.py windows $(or $(TESTS),$(ON_WINDOWS)) --sample $(or $(SAMPLE),1)
-
-test-aarch64: $(FOR)test  ## the operators on the ARM wheel, under Debian's qemu-user; hours
-	$(BIN)/python tools/elsewhere.py aarch64 $(or $(TESTS),tests/ops) --sample $(or $(SAMPLE),1)
 
 clean:  ## remove what was built; the environment stays
 	rm -rf build dist site .onnxruntime demo.png beyond_torch.png dilated_average.png *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
