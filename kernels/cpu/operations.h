@@ -194,12 +194,14 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
 
 // Whether a strategy calls `read_new_rows`: for inputs that no cache holds, unless windows leave
 // out rows. Where windows of channels share rows, a row is read once for several rows of outputs,
-// and it pays for inputs of three quarters of that size.
+// and it pays for inputs of three quarters of that size; for strided rows of one channel of half.
 inline bool reads_first(const Windows &windows, int64_t element) {
     const Axis &h = windows.p.h();
     const int64_t bytes = windows.p.input_bytes(element);
-    const bool shares_rows = windows.p.channels > 1 && h.window > h.stride;
-    return is_large(shares_rows ? bytes + bytes / 3 : bytes) && !without(READ_FIRST) &&
+    const double counted = windows.p.channels > 1 ? (h.window > h.stride ? 4. / 3 : 1)
+                           : h.stride > 1         ? 2
+                                                  : 1;
+    return is_large(int64_t(double(bytes) * counted)) && !without(READ_FIRST) &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 
