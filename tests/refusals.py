@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cases
+import operators
+import samples
 import torch
 from torch import Tensor
 
@@ -57,6 +60,8 @@ def named(*values: object) -> list[Wrong]:
     return [Wrong(str(value), value) for value in values]
 
 
+Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
+"""A name, what is called, right arguments, and wrong ones."""
 SPATIAL = (6, 4, 5)
 """Spatial sizes of the right inputs: as many of the last as there are dimensions."""
 
@@ -274,6 +279,123 @@ OF_PLAIN_TENSORS = [
     if right.get("input") is not QUANTIZED
 ]
 
+# The registered operators, as compiled graphs and exported programs call them by name. What their
+# schemas do not take is PyTorch's to refuse.
+
+CASE = cases.Case((cases.Edge("rows", 4, window=2), cases.Edge("columns", 5, window=2)))
+"""The request that is right above."""
+BY_SCHEMA = {"ceil_mode", "include_padding", "per_plane", "channels_last", "bins"}
+OUTPUT = 2, 3, 3, 4
+
+
+def taken(values: list[Wrong]) -> list[Wrong]:
+    """Those that a schema takes where it has a tensor, but for nested ones, which PyTorch does not
+    pass on to an operator without a derivative."""
+    return [
+        each
+        for each in values
+        if each.value is None or (isinstance(each.value, Tensor) and not each.value.is_nested)
+    ]
+
+
+def recorded(right: torch.dtype, *types: torch.dtype) -> list[Wrong]:
+    """Wrong tensors where one of the output's sizes is right.
+
+    The last three fit the window, and the two before them have as many dimensions as is right.
+    """
+    return [
+        *taken([*NEITHER, *UNPOOLED]),
+        *(of_type(each, torch.ones(OUTPUT)) for each in types),
+        *ranks(right),
+        *of_shapes((2, 3, 3), (2, 3, 3, 4, 1), (2, 3, 4, 4), (2, 3, 3, 5), dtype=right),
+        *of_shapes((1, 3, 3, 4), (2, 4, 3, 4), dtype=right),
+        elsewhere(*OUTPUT, dtype=right),
+    ]
+
+
+ARRIVING = recorded(torch.float32, torch.int32, torch.uint8)
+TAPS = recorded(torch.uint8, torch.float32, torch.int16, torch.int64)
+POSITIONS = recorded(torch.int32, torch.float32, torch.int16, torch.uint8)
+OTHER_TYPES = [of_type(each, torch.ones(OUTPUT)) for each in (torch.float64, torch.float16)]
+FLOATS = taken([*FLOAT_TENSORS, *empty_planes()])
+ORDERS = taken([*NEITHER, *UNPOOLED, *ranks(), *empty_planes()])
+OTHERS = [elsewhere(2, 3, 4, 5), *of_shapes((2, 3, 5, 5), (2, 3, 4, 6))]
+"""Wrong for the input beside what has sizes that follow from it."""
+SIZES_BY_NAME = plainly([], [4], [4, 5, 1], [0, 5], [4, -2], [-4, -5], [2**62, 2])
+RECORDED_SIZES = {"spatial_sizes": [*SIZES_BY_NAME, *plainly([12, 5], [4, 3])]}
+SCALE_NUMBERS = plainly(0.0, -0.5, math.nan, math.inf, 1e39)
+BY_NAME: dict[str, list[Wrong]] = {
+    "input": FLOATS,
+    **{
+        name: plainly([], [2], [2, 2, 2], [1, -1], [2**31, 1], *more)
+        for name, more in {
+            "window_size": ([0, 1], [1, 40], [2**31 - 1, 1]),
+            "strides": ([0, 1],),
+            "start_padding": (),
+            "end_padding": (),
+            "dilations": ([0, 1], [20, 20]),
+        }.items()
+    },
+    "divisor_override": plainly(0),
+    "index_dtype": INDEX_TYPES[:4],
+    "p": plainly(0.0, 0.5, -1.0, math.nan),
+    "mask": [*NOT_TENSORS[:1], *MASKS[3:]],
+    "spatial_sizes": SIZES_BY_NAME,
+    "output_sizes": SIZES_BY_NAME,
+    "output_dtype": QUANTIZED_TYPES[:2],
+}
+"""What is wrong of an argument, wherever no operator has values of its own."""
+OPERATORS: dict[str, dict[str, list[Wrong]]] = {
+    "average_pooling_grad": {"input_gradient": ARRIVING[:-3], **RECORDED_SIZES},
+    "max_pooling": {"input": ORDERS},
+    "max_pooling_with_taps": {"input": ORDERS},
+    "max_pooling_with_indices": {"input": ORDERS},
+    "max_pooling_indices": {"taps": TAPS[:-3], **RECORDED_SIZES},
+    "max_pooling_grad": {
+        "input": [*FLOATS, *OTHERS, *map(of_type, (torch.float64, torch.float16))],
+        "input_gradient": [*ARRIVING, *OTHER_TYPES],
+    },
+    "max_pooling_grad_from_taps": {"input_gradient": ARRIVING, "taps": TAPS, **RECORDED_SIZES},
+    "max_pooling_gather": {"input": [*FLOATS, *OTHERS], "taps": TAPS},
+    "masked_average_pooling": {"input": [*FLOATS, *OTHERS]},
+    "masked_max_pooling": {"input": [*ORDERS, *OTHERS]},
+    "masked_max_pooling_with_indices": {"input": [*ORDERS, *OTHERS]},
+    "adaptive_average_pooling_grad": {"input_gradient": FLOATS},
+    "adaptive_max_pooling": {"input": ORDERS},
+    "max_unpooling": {"input": ORDERS, "indices": recorded(torch.int64, torch.float32)},
+    "unique_positions": {"positions": POSITIONS[:-7]},
+    "gather_positions": {
+        "input": [*ORDERS, *OTHERS[:1]],
+        "positions": [*POSITIONS[:-5], *POSITIONS[-3:]],
+    },
+    "scatter_positions": {"input": ARRIVING, "positions": POSITIONS},
+    "quantized_linear_average_pooling": {
+        "input": [*taken(INTEGER_TENSORS), *empty_planes(torch.int8), *OTHERS[:1]],
+        "input_scale": taken(REQUIRED_SCALES),
+        "input_zero_point": taken([*ZERO_POINTS, *PLAIN_ZERO_POINTS[-1:]]),
+        "output_scale": taken(REQUIRED_SCALES),
+        "output_zero_point": taken(PLAIN_ZERO_POINTS),
+    },
+    "quantized_linear_average_pooling_of_numbers": {
+        "input": [*taken(INTEGER_TENSORS), *empty_planes(torch.int8)],
+        "input_scale": SCALE_NUMBERS,
+        "input_zero_point": plainly(128, -129),
+        "output_scale": SCALE_NUMBERS,
+        "output_zero_point": plainly(256, -1),
+    },
+}
+
+
+def operator_rows() -> Iterator[Row]:
+    for name, values in operators.calls_of(CASE).items():
+        operator = getattr(operators.operators, name).default
+        arguments = [each.name for each in operator._schema.arguments if not each.kwarg_only]
+        right = dict(zip(arguments, map(samples.plain, values), strict=True))
+        table = {**BY_NAME, **OPERATORS.get(name, {})}
+        wrong = {each: table[each] for each in arguments if each not in BY_SCHEMA}
+        yield f"ops.{name}", operator, right, wrong
+
+
 # PyTorch's words, for each number of dimensions: its own few values where the code is shared.
 
 
@@ -288,7 +410,7 @@ def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dic
     return {name: values[name] for name in values if name in inspect.signature(function).parameters}
 
 
-PADDINGS = plainly(None, "full", "causal", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)))
+PADDINGS = plainly(None, "full", "causal", "SAME", ((1, 0),), ((1, 0), (1,)), ((0, 0), (-1, 0)))
 PADDINGS += plainly(((0, 0.5), (0, 0)), (1, 1, 0, 0))
 FOR_IMAGES: dict[str, list[Wrong]] = {
     **WRONG,
@@ -330,10 +452,6 @@ def wrong_images(layer: str, rank: int) -> list[Wrong]:
     if rank == 2:
         return [*NOT_IMAGES, *types, *small]
     return [*NOT_IMAGES[:1], *([of_shape(2, 3, *SPATIAL, 7)] * (rank == 3)), *small]
-
-
-Row = tuple[str, Callable[..., object], dict[str, Any], dict[str, list[Wrong]]]
-"""A name, what is called, right arguments, and wrong ones."""
 
 
 def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
@@ -427,6 +545,7 @@ def rows() -> Iterator[Row]:
     for rank in (1, 2, 3):
         yield from torch_rows(rank)
         yield from quantized_rows(rank)
+    yield from operator_rows()
 
 
 def right_requests() -> list[Callable[[], object]]:
@@ -434,6 +553,7 @@ def right_requests() -> list[Callable[[], object]]:
     return [functools.partial(function, **right) for _, function, right, _ in rows()]
 
 
+@functools.cache
 def requests() -> dict[str, list[Request]]:
     """All requests, by the function or layer that they are made of."""
     found: dict[str, list[Request]] = {}
@@ -445,15 +565,19 @@ def requests() -> dict[str, list[Request]]:
     return found
 
 
-KINDS = TypeError, ValueError, RuntimeError
+KINDS = {
+    TypeError: "TypeError",
+    dmlpool.ArgumentError: "ValueError",
+    RuntimeError: "RuntimeError",
+}
 
 
 def refusal(request: Request) -> Refused:
     """What a request raises; an exception of another kind, or none, is passed on."""
     try:
         result = request.call()
-    except KINDS as error:
-        kind = next(kind.__name__ for kind in KINDS if isinstance(error, kind))
+    except tuple(KINDS) as error:
+        kind = next(name for kind, name in KINDS.items() if isinstance(error, kind))
         return Refused(request.argument, request.wrong, kind, str(error))
     call = f"{request.function} accepted {request.argument}={request.wrong}"
     raise AssertionError(f"{call}: {type(result).__name__}")
@@ -462,7 +586,8 @@ def refusal(request: Request) -> Refused:
 ABOUT = """# All error messages
 
 Each row is a call with one wrong argument, the error that it raises before anything is computed, and the
-functions and layers that raise it. The tests make each call and compare the whole message.
+functions, layers and operators (`ops` is `torch.ops.dmlpool`) that raise it. The tests make each call and
+compare the whole message.
 `python tests/refusals.py` writes this page; `docs/errors.md` has the frequent messages with what to do.
 The other arguments are right: inputs of shape (2, 3, 5), (2, 3, 4, 5) or (2, 3, 6, 4, 5), and windows of size 2.
 """  # noqa: E501
