@@ -1,16 +1,13 @@
 """Calls of every function of the compiled library without enough memory, in a process of its own.
 
-``python scarce.py limit THREADS`` sets a limit on the process's memory that leaves nothing to a
-call; ``python scarce.py allocations THREADS`` lets the first allocation of a call fail, then the
-second, and so on (tests/backends/allocations.c is preloaded). Each prints a line of JSON for each
-function.
+``python scarce.py THREADS`` lets the first allocation of a call fail, then the second, and so on
+(tests/backends/allocations.c is preloaded). It prints a line of JSON for each function.
 """
 
 import ctypes
 import json
-import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,11 +25,11 @@ def windowed(rank: int, window_size: int, strides: int, start_padding: int = 0) 
     )
 
 
-def calls(scale: int) -> dict[str, Call]:
-    """A call of each function, whose memory beside operands grows with ``scale``."""
+def calls() -> dict[str, Call]:
+    """A call of each function."""
     torch.manual_seed(0)
-    many = torch.randn(1, 16 * scale, 48, 48).to(memory_format=torch.channels_last)
-    small = torch.randn(2, 2, 64 * scale, 64).to(torch.bfloat16)
+    many = torch.randn(1, 32, 48, 48).to(memory_format=torch.channels_last)
+    small = torch.randn(2, 2, 128, 64).to(torch.bfloat16)
     quantized = torch.randint(0, 255, many.shape, dtype=torch.uint8)
     quantized = quantized.to(memory_format=torch.channels_last)
     kept, all_kept = small > 0, many > 0
@@ -42,7 +39,7 @@ def calls(scale: int) -> dict[str, Call]:
     positions = cpu.max_pooling_indices(taps, sizes, three, torch.int64, True)
     unique = cpu.unique_positions(positions, sizes)
     shares = torch.randn(taps.shape).to(torch.bfloat16)
-    row = torch.randn(2, 2, 2048 * scale)
+    row = torch.randn(2, 2, 4096)
     row_window = windowed(1, 3, 2, 1)
     _, row_taps = cpu.max_pooling_with_taps(row, row_window)
     row_shares = torch.randn(2, 2, row_taps.shape[-1])
@@ -105,72 +102,40 @@ def prepared(call: Call) -> tuple[Call, list[Tensor]]:
     return again, expected
 
 
-def refused(call: Call) -> str:
-    """What a call raises, in a line; nothing if it does not."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def with_failing_allocations(name: str, call: Call) -> dict[str, Any]:
+    """Fail each allocation in turn: what the call raises, and how many blocks it leaves behind."""
+    allocations, function = ctypes.CDLL(None), f"dmlpool_{name.split(',')[0]}"
+    operator = getattr(cpu.library, function)
+    again, expected = prepared(call)
+    again()
+    number, leaves, errors, left = 0, [], [], []
 
+    def fails(*pointers: int) -> int:
+        given = [ctypes.c_void_p(each) for each in [*pointers, None, None, None][:6]]
+        code: int = allocations.call_with_failing(operator, *given, ctypes.c_long(number))
+        leaves.append(allocations.blocks_left())
+        return code
 
-def are_right(call: Call, expected: list[Tensor]) -> bool:
-    return all(torch.equal(*pair) for pair in zip(all_of(call()), expected, strict=True))
-
-
-def under_a_limit() -> Iterator[tuple[str, Any]]:
-    for name, call in calls(32).items():
-        again, expected = prepared(call)
-        again()
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used, before[1]))
-        try:
-            error = refused(again)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
-        yield name, {"error": error, "right": are_right(again, expected)}
-
-
-def called(name: str, call: Call) -> tuple[Any, list[ctypes.c_void_p]]:
-    """The library's function and the pointers that it gets in a call."""
-    pointers: list[Any] = []
-    operator = getattr(cpu.library, f"dmlpool_{name}")
-
-    def noted(*arguments: Any) -> int:
-        pointers[:] = arguments
-        return operator(*arguments)
-
-    setattr(cpu.library, f"dmlpool_{name}", noted)
-    call()
-    setattr(cpu.library, f"dmlpool_{name}", operator)
-    return operator, [ctypes.c_void_p(each) for each in [*pointers, None, None, None][:6]]
-
-
-def with_failing_allocations() -> Iterator[tuple[str, Any]]:
-    """Fail each allocation in turn: what the call returns, and how many blocks it leaves behind."""
-    allocations = ctypes.CDLL(None)
-    for name, call in calls(2).items():
-        again, expected = prepared(call)
-        again()
-        operator, pointers = called(name.split(",")[0], again)
-        codes, left = [], []
-        for failing in range(1000):
-            # A thread's first exception allocates what it keeps, which is no leak.
-            leaves = []
-            for _ in range(3):
-                code = allocations.call_with_failing(operator, *pointers, ctypes.c_long(failing))
-                leaves.append(allocations.blocks_left())
-            codes.append(code)
-            left.append(min(leaves))
-            if not allocations.has_failed():
-                break
-        yield name, {"codes": codes, "left": left, "right": are_right(again, expected)}
+    fails.__name__ = function
+    setattr(cpu.library, function, fails)
+    while number < 1000 and (number == 0 or allocations.has_failed()):
+        leaves.clear()
+        # A thread's first exception allocates what it keeps, which is no leak.
+        for _ in range(3):
+            error = ""
+            try:
+                again()
+            except MemoryError as raised:
+                error = str(raised)
+        errors.append(error)
+        left.append(min(leaves))
+        number += 1
+    setattr(cpu.library, function, operator)
+    is_right = all(torch.equal(*pair) for pair in zip(all_of(again()), expected, strict=True))
+    return {"name": name, "errors": errors, "left": left, "right": is_right}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[2]))
-    ways = {"limit": under_a_limit, "allocations": with_failing_allocations}
-    for name, found in ways[sys.argv[1]]():
-        print(json.dumps({"name": name, **found}), flush=True)
+    torch.set_num_threads(int(sys.argv[1]))
+    for name, call in calls().items():
+        print(json.dumps(with_failing_allocations(name, call)), flush=True)
