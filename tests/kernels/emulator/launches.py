@@ -1,5 +1,4 @@
-"""Launches of the Triton backend on CPU tensors: compiled for sm_90 as on a GPU, and run by the
-emulator."""
+"""Kernels on CPU tensors: compiled for sm_90 as on a GPU, and run by the emulator."""
 
 import struct
 from typing import Any
@@ -14,9 +13,22 @@ from torch_dmlpool.backends import triton as backend
 
 
 def launch(how: Any, *arguments: Any) -> None:
-    """Stands in for the backend's: over meta tensors the last program alone runs, and must write
-    the end of each."""
+    """Stands in for the backend's."""
     kernel = backend.kernel_named(*how.kernel.split("."))
+    run(kernel, arguments, how.constants, how.programs, how.sizes, how.size_types)
+
+
+def run(
+    kernel: Any,
+    arguments: tuple[Any, ...],
+    constants: tuple[tuple[str, Any], ...],
+    programs: int,
+    sizes: tuple[Any, ...] = (),
+    size_types: tuple[Any, ...] = (),
+    edit: Any = str,
+) -> None:
+    """Over meta tensors the last program alone runs, and must write the end of each. ``edit``
+    changes the PTX."""
     memory, types, bits = Memory(), [], []
     for name, argument in zip(kernel.arg_names, arguments, strict=False):
         if isinstance(argument, Tensor):
@@ -24,21 +36,17 @@ def launch(how: Any, *arguments: Any) -> None:
             bits.append(memory.address(argument, name))
         else:
             types.append("fp32" if isinstance(argument, float) else "i32")
-            bits.append(
-                struct.unpack(
-                    "<I", struct.pack("<f" if isinstance(argument, float) else "<i", argument)
-                )[0]
-            )
+            packed = struct.pack("<f" if isinstance(argument, float) else "<i", argument)
+            bits += struct.unpack("<I", packed)
     aligned = tuple(
         i for i, type_name in enumerate(types) if type_name[0] == "*" and bits[i] % 16 == 0
     )
-    made = compiler.ptx(compiler.Request(kernel, (*types, how.size_types), aligned, how.constants))
-    bits += [size & (2**64 - 1) for size in tree_leaves(how.sizes)]
-    huge = any(segment.data is None for segment in memory.segments)
-    programs = range(how.programs - 1 if huge else 0, how.programs)
-    machine.run(made.text, memory, bits, how.programs, made.shared_bytes, programs)
+    types += [size_types] if size_types else []
+    made = compiler.ptx(compiler.Request(kernel, tuple(types), aligned, constants))
+    bits += [size & (2**64 - 1) for size in tree_leaves(sizes)]
+    is_huge = any(segment.data is None for segment in memory.segments)
+    chosen = range(programs - 1 if is_huge else 0, programs)
+    machine.run(edit(made.text), memory, bits, made.shared_bytes, chosen)
     for segment in memory.segments:
         if segment.stored not in (0, segment.size):
-            raise FaultError(
-                f"the last program of {how.kernel} does not store the end of {segment.name}"
-            )
+            raise FaultError(f"the last program does not store the end of {segment.name}")

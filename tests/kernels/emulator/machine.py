@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emulator import warps
 from emulator.memory import FaultError, Memory, Segment
 from emulator.values import (
     SIGNED,
@@ -30,12 +29,9 @@ OPERAND = re.compile(r"\[[^\]]*\]|<[^>]*>|[^,\s][^,]*")
 STATEMENT = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
 NUMBERS = ((r"-?\d+U?", 10), (r"-?0[xX][0-9a-fA-F]+U?", 16), (r"0[fd][0-9a-fA-F]{8,16}", 16))
 TOGETHER = 64  # programs that run in step
+WARP = 32
 STEPS = 100_000
 UNKNOWN = 0xA5A5A5A5A5A5A5A5  # what a register holds before anything is written to it
-IGNORED = ("fence", "membar", "griddepcontrol", "nop", "bar.warp")
-NOUGHT = dict.fromkeys(
-    ("global_smem", "%ctaid.y", "%ctaid.z", "%tid.y", "%tid.z"), np.zeros(1, WORD)
-)
 
 
 class Operand(NamedTuple):
@@ -161,12 +157,10 @@ def run(
     ptx: str,
     memory: Memory,
     arguments: list[int],
-    grid: int,
     shared_bytes: int,
     programs: Iterable[int],
 ) -> None:
-    """Run some programs of a launch of ``grid``; arguments are bits, addresses of ``memory`` among
-    them."""
+    """Run some programs of a launch; arguments are bits, addresses of ``memory`` among them."""
     program, numbers = program_of(ptx), list(programs)
     parameters = dict.fromkeys(program.parameters, 0) | dict(
         zip(program.parameters, arguments, strict=False)
@@ -174,7 +168,7 @@ def run(
     with np.errstate(all="ignore"):
         for first in range(0, len(numbers), TOGETHER):
             threads = Threads(
-                program, memory, parameters, numbers[first : first + TOGETHER], grid, shared_bytes
+                program, memory, parameters, numbers[first : first + TOGETHER], shared_bytes
             )
             threads.run()
             races = [
@@ -196,7 +190,6 @@ class Threads:
         memory: Memory,
         parameters: dict[str, int],
         numbers: list[int],
-        grid: int,
         shared: int,
     ) -> None:
         self.program, self.memory, self.parameters = program, memory, parameters
@@ -206,75 +199,48 @@ class Threads:
         self.special = {
             "%tid.x": thread,
             "%ctaid.x": number,
-            "%nctaid.x": np.array([grid], WORD),
-            **NOUGHT,
+            "global_smem": np.zeros(1, WORD),
         }
         self.numbers = number.astype(np.int64) * program.threads + thread
         self.registers: list[np.ndarray | None] = [None] * len(program.widths)
-        self.next = np.zeros(self.count, np.int64)
-        self.done, self.waits = np.zeros(self.count, bool), np.zeros(self.count, bool)
         self.shared_bytes = -(-shared // 16) * 16
         room = len(numbers) * self.shared_bytes
         self.shared = Segment("shared memory", room, 1, np.zeros(room, np.uint8))
         self.slot = np.repeat(np.arange(len(numbers)), program.threads)
-        self.steps = 0
 
     def run(self) -> None:
-        """Those threads go on that are furthest behind: where branches meet, they are together
-        again."""
-        while not (self.done | self.waits).all():
-            ready = ~(self.done | self.waits)
-            at = int(self.next[ready].min())
-            active = ready & (self.next == at)
-            others = self.next[ready & ~active]
-            self._advance(at, active, int(others.min()) if others.size else -1)
-        if self.waits.any():
-            raise FaultError(
-                f"{self.program.name}: a barrier that not every thread of its program comes to"
-            )
-
-    def _advance(self, at: int, active: np.ndarray, stop: int) -> None:
-        """Run the active threads until some of them jump, wait or end, or they come to where others
-        are."""
-        instructions, everybody = self.program.instructions, None if active.all() else active
-        while at != stop and at < len(instructions):
-            self.steps += 1
-            if self.steps > STEPS:
-                raise FaultError(
-                    f"{self.program.name}: more than {STEPS} instructions: an endless loop?"
-                )
-            instruction, chosen = instructions[at], everybody
-            at += 1
-            if instruction.guard is not None:
-                number, wanted = instruction.guard
-                chosen = active & (self._register(number) == wanted)
-                if not chosen.any():
-                    continue
-                chosen = None if chosen.all() else chosen
-            if instruction.opcode.startswith(("bra", "ret", "exit", "bar.sync", "barrier.sync")):
-                self.next[active] = at
-                self._part(instruction, active if chosen is everybody or chosen is None else chosen)
-                return
+        """No kernel lets some threads jump and others not: all go the same way."""
+        at: int | None = 0
+        for _ in range(STEPS):
+            instruction = self.program.instructions[at]
             try:
-                self._execute(instruction, chosen)
+                at = self._step(instruction, at + 1)
             except (FaultError, RefusedError) as error:
                 raise type(error)(f"{self.program.name}: {error}: {instruction.text}") from None
-        self.next[active] = at
-        self.done[active] |= at >= len(instructions)
+            if at is None:
+                return
+        raise FaultError(f"{self.program.name}: more than {STEPS} instructions: an endless loop?")
 
-    def _part(self, instruction: Instruction, threads: np.ndarray) -> None:
-        """Threads jump, end, or wait: a program goes on when all its threads wait."""
+    def _step(self, instruction: Instruction, after: int) -> int | None:
+        """The number of the instruction that comes next, None at the end."""
+        chosen = None
+        if instruction.guard is not None:
+            number, wanted = instruction.guard
+            mask = np.broadcast_to(self._register(number) == wanted, self.count)
+            if not mask.any():
+                return after
+            chosen = None if mask.all() else mask
+        if not instruction.opcode.startswith(("bra", "ret", "exit", "bar.sync", "barrier.sync")):
+            self._execute(instruction, chosen)
+            return after
+        if chosen is not None:
+            raise RefusedError("threads that part")
         if instruction.opcode.startswith("bra"):
-            self.next[threads] = self.program.labels[instruction.operands[0].value]
-        elif instruction.opcode in ("ret", "exit"):
-            self.done[threads] = True
-        else:
-            self.waits[threads] = True
-            each = (self.waits | self.done).reshape(-1, self.program.threads)
-            released = np.repeat(each.all(1), self.program.threads) & self.waits
-            self.waits[released] = False
-            for slot in np.flatnonzero(released[:: self.program.threads]):
-                self.shared.forget(slot * self.shared_bytes, (slot + 1) * self.shared_bytes)
+            return self.program.labels[instruction.operands[0].value]
+        if instruction.opcode in ("ret", "exit"):
+            return None
+        self.shared.forget()
+        return after
 
     def _register(self, number: int) -> np.ndarray:
         held = self.registers[number]
@@ -317,14 +283,8 @@ class Threads:
             result = compute(
                 *(self._read(*each) for each in zip(operands[1:], sources, strict=True))
             )
-            to, results = (
-                (operands[0].value, result)
-                if operands[0].what == "vector"
-                else (operands[:1], (result,))
-            )
-            for each in zip(to, results, strict=True):
-                self._write(*each, chosen)
-        elif name in ("mov", "cvta"):
+            self._write(operands[0], result, chosen)
+        elif name == "mov":
             self._move(*operands, width(modifiers[-1]), chosen)
         elif opcode.startswith("ld.param"):
             parameter = self.parameters[operands[1].value.value]
@@ -337,27 +297,28 @@ class Threads:
             register, place = operands[::-1] if name.startswith("st") else operands
             self._access(name, modifiers, register, place, instruction.text, chosen)
         elif opcode.startswith(("shfl.sync", "redux.sync")):
-            self._exchange(modifiers, operands, chosen)
-        elif not opcode.startswith(IGNORED):
+            self._exchange(opcode, operands, chosen)
+        else:
             raise RefusedError("unknown instruction")
 
     def _exchange(
-        self, modifiers: list[str], operands: tuple[Operand, ...], chosen: np.ndarray | None
+        self, opcode: str, operands: tuple[Operand, ...], chosen: np.ndarray | None
     ) -> None:
-        """Threads of a warp read each other's registers."""
+        """Threads of a warp read each other's registers: those at a distance, or a sum of all."""
         to, *given = operands
         value, *others, masks = (
             np.broadcast_to(self._read(each, 32), self.count) for each in given
         )
-        named = warps.members(masks, chosen)
-        if not others:
-            result = warps.added(".".join(modifiers[1:]), value, named)
-            self._write(to, result, chosen)
-            return
-        at, lanes = warps.neighbours(modifiers[1], *others), np.arange(self.count)
-        if not self._lanes(named[lanes // 32, lanes % 32, at % 32], chosen).all():
-            raise FaultError("a shuffle from a thread that the mask does not name")
-        self._write(to, value[at], chosen)
+        if chosen is not None or (masks != WORD(2**32 - 1)).any():
+            raise RefusedError("an exchange between some threads of a warp")
+        if opcode == "redux.sync.add.s32":
+            sums = value.reshape(-1, WARP).sum(1, dtype=WORD)
+            self._write(to, np.repeat(sums, WARP), None)
+        elif opcode == "shfl.sync.bfly.b32" and (others[1] == WARP - 1).all():
+            lanes = np.arange(self.count) ^ others[0].astype(np.int64)
+            self._write(to, value[lanes], None)
+        else:
+            raise RefusedError("unknown exchange")
 
     def _move(self, to: Operand, source: Operand, size: int, chosen: np.ndarray | None) -> None:
         """Several registers are parts of a wider one, the lowest first."""

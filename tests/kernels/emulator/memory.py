@@ -28,8 +28,8 @@ class Segment:
         if data is not None:
             self.writer, self.reader = np.full(size // unit, NOBODY), np.full(size // unit, NOBODY)
 
-    def forget(self, first: int, end: int) -> None:
-        self.writer[first:end] = self.reader[first:end] = NOBODY
+    def forget(self) -> None:
+        self.writer[:] = self.reader[:] = NOBODY
 
     def _check(
         self, offsets: np.ndarray, width: int, size: int

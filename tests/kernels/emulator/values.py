@@ -153,25 +153,14 @@ def extracted(x: np.ndarray, start: Bits, length: Bits) -> np.ndarray:
     )
 
 
-def inserted(field: Bits, into: Bits, start: Bits, length: Bits) -> Bits:
-    """A word with some bits exchanged."""
-    mask = (np.uint64(1) << length.astype(np.uint64)) - np.uint64(1) << start.astype(np.uint64)
-    return (into & ~mask | field.astype(np.uint64) << start.astype(np.uint64) & mask).astype(WORD)
-
-
-ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-
-
-def converted(value: np.ndarray, to: str, modifiers: tuple[str, ...]) -> Bits:
-    rounding = next((ROUNDINGS[m] for m in modifiers if m in ROUNDINGS), None)
-    if value.dtype.kind == "f" and rounding:
-        value = rounding(value)
+def converted(value: np.ndarray, to: str) -> Bits:
     if kind(to) in ("f", "bf"):
         return as_bits(value, to)
     target = np.dtype(SIGNED[width(to)] if kind(to) == "s" else UNSIGNED[width(to)])
     ends = np.iinfo(target)
     if value.dtype.kind == "f":  # saturates, and makes of NaN 0
-        exact = np.nan_to_num(value.astype(np.longdouble), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        whole = np.trunc(value.astype(np.longdouble))
+        exact = np.nan_to_num(whole, nan=0.0, posinf=np.inf, neginf=-np.inf)
         return np.clip(exact, ends.min, ends.max).astype(target)
     return value.astype(target)
 
@@ -205,16 +194,12 @@ CALCULATIONS: dict[str, Callable[..., np.ndarray]] = {
     "xor": operator.xor,
     "not": operator.invert,
     "neg": operator.neg,
-    "abs": np.abs,
-    "sqrt": np.sqrt,
     "fma": fused,
     "mad": lambda x, y, z: x * y + z,
-    "rcp": lambda x: x.dtype.type(1) / x,
     "div": lambda x, y: x / y if x.dtype.kind == "f" else divided(x, y),
-    "rem": lambda x, y: x - divided(x, y) * y,
 }
-ARITY = {"not": 1, "neg": 1, "abs": 1, "sqrt": 1, "rcp": 1, "fma": 3, "mad": 3}
-KNOWN_MODIFIERS = {"lo", "hi", "wide", "rn", "full", "approx", "NaN"}
+ARITY = {"not": 1, "neg": 1, "fma": 3, "mad": 3}
+KNOWN_MODIFIERS = {"lo", "hi", "wide", "rn", "full", "NaN"}
 
 
 @functools.cache
@@ -223,20 +208,14 @@ def operation(opcode: str) -> Operation:
     name, *modifiers = opcode.split(".")
     of = modifiers[-1] if modifiers else ""
     if name == "setp" and len(modifiers) == 2:
-        if of.endswith("x2"):
-            half = operation(opcode.removesuffix("x2")).compute
-            return Operation(
-                (32, 32),
-                lambda *words: [half(*each) for each in zip(*map(halves, words), strict=True)],
-            )
         return Operation(
             (width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0])
         )
     if name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
-    if name == "cvt" and {*modifiers[:-2]} <= {"rn", *ROUNDINGS}:
-        to, settings = modifiers[-2], tuple(modifiers[:-2])
-        convert = lambda x, to=to: converted(as_value(x, of), to, settings)  # noqa: E731
+    if name == "cvt" and {*modifiers[:-2]} <= {"rn" if "f" in modifiers[-2] else "rzi"}:
+        to = modifiers[-2]
+        convert = lambda x, to=to: converted(as_value(x, of), to)  # noqa: E731
         if to.endswith("x2"):
             return Operation(
                 (width(of),) * 2, lambda x, y: joined(convert(y, to[:-2]), convert(x, to[:-2]))
@@ -246,8 +225,6 @@ def operation(opcode: str) -> Operation:
         return Operation((width(of), 32), lambda x, by: shifted(as_value(x, of), by, name == "shl"))
     if opcode == "prmt.b32":
         return Operation((32,) * 3, permuted)
-    if opcode == "bfi.b32":
-        return Operation((32,) * 4, inserted)
     if name == "bfe":
         return Operation(
             (width(of), 32, 32), lambda x, start, length: extracted(as_value(x, of), start, length)
