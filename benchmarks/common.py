@@ -28,6 +28,9 @@ from torch_dmlpool.window import Window
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+OURS, ATEN, COPY = "ours", "ATen", "copy"
+HOST, HOST_OF_ATEN = "host", "host of ATen"
+"""On a GPU, of a call to the operators: what the host takes."""
 SMALL_SECONDS = 50e-6
 """Where ATen takes less, a row is about the cost of a call: it has a difference, not a ratio."""
 
@@ -189,7 +192,7 @@ def short(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if len(set(numbers)) == 1 else each_axis(numbers)
 
 
-def _rows(line: str) -> Iterator[Workload]:
+def parsed(line: str) -> Iterator[Workload]:
     """The rows of a line of the table."""
     group, families, sizes, window, *options = line.partition(" # ")[0].split()
     shape: tuple[int, ...] = tuple(map(int, sizes.split("x")))
@@ -219,7 +222,7 @@ def _table() -> tuple[Workload, ...]:
     """Every row once; a row that several groups name belongs to all of them."""
     rows: dict[str, Workload] = {}
     lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
-    for row in itertools.chain.from_iterable(map(_rows, lines)):
+    for row in itertools.chain.from_iterable(map(parsed, lines)):
         known = rows.get(row.name, row)
         groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
         rows[row.name] = replace(known, groups=groups)
@@ -293,24 +296,40 @@ def in_turn(
 
 def measured(
     tasks: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
-    line: Callable[[dict[str, Any]], str],
     known: dict[str, Any],
     out: Path | None,
+    end: float = math.inf,
 ) -> tuple[list[dict[str, Any]], int]:
-    """The rows that tasks find, each printed and saved at once, and 1 if one has failed."""
+    """The rows that tasks find, each printed and saved at once, and 1 if one has failed or was not
+    begun by ``end``, a time of ``time.monotonic``."""
     rows: list[dict[str, Any]] = []
-    wrong = 0
+    failed: dict[str, str] = {}
     for name, task in tasks:
         try:
-            rows.append(task())
+            if time.monotonic() > end:
+                raise TimeoutError("not begun")
+            rows.append({"name": name, **task()})
         except Exception as reason:  # a row that fails hides no other
-            wrong = 1
-            print(f"WRONG {name}: {type(reason).__name__}: {reason}", flush=True)
-            continue
-        print(line(rows[-1]), flush=True)
+            failed[name] = f"{type(reason).__name__}: {reason}"
+            print(f"WRONG {name}: {failed[name]}", flush=True)
+        else:
+            print(line(rows[-1]), flush=True)
         if out is not None:
-            save(out, {"conditions": known, "rows": rows})
-    return rows, wrong
+            save(out, {"conditions": known, "rows": rows, "failed": failed})
+    print(f"{len(rows)} rows, {len(failed)} failed or not begun", flush=True)
+    return rows, int(bool(failed))
+
+
+def line(row: dict[str, Any]) -> str:
+    """What everybody took, and how many times as long as ours that is."""
+    seconds = {
+        who: getattr(taken, "median", taken) for who, taken in row.get("seconds", {}).items()
+    }
+    parts = [
+        f"{who} {each * 1e6:.1f} us ({times(each / seconds[OURS])})"
+        for who, each in seconds.items()
+    ]
+    return f"{row['name']:66} {', '.join(parts)}"
 
 
 def rotating(calls: Sequence[Call]) -> Call:

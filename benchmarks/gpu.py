@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import common, kernels
+from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS
 from torch_dmlpool import backends, operands
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
@@ -46,13 +47,20 @@ from torch_dmlpool.timing import Call
 ROOT = kernels.ROOT
 CACHE = ROOT / ".gpu-cache"
 MISSING = 150  # seconds at most to compile what the folder lacks, taken from the steps after it
-PYTEST = "-m pytest -v --tb=short -p no:cacheprovider -p no:benchmark --device"
-TESTS = {
-    "cuda": "tests/test_cuda.py",
-    "tests": "-m 'not slow' tests/ops tests/nn/test_functional.py --sample 12",
+PYTEST = "-m pytest -v --tb=short -p no:cacheprovider -p no:benchmark"
+TESTS = "-m 'not slow' tests/ops tests/nn/test_functional.py --sample 12"
+TRAINED = {
+    f"{network}-{how}": f"-m benchmarks models '{name} {how}, training' --row-seconds 0.5"
+    for how in ("eager", "compiled")
+    for network, name in (("unet", "U-Net"), ("resnet", "ResNet-50"))
 }
-NETWORKS = {"unet": "U-Net", "resnet": "ResNet-50"}
-"""Steps of networks, and their names in ``benchmarks.models``."""
+COMMANDS = {
+    "cuda": f"{PYTEST} tests/test_cuda.py",
+    "tests": f"{PYTEST} {TESTS}",
+    "peers": "-m benchmarks rows peers --compile --row-seconds 0.3",
+    **TRAINED,
+}
+"""Steps that are other programs of Python."""
 TELLING = ("FAILED", "ERROR", "WRONG", "Error:", "ERROR SUMMARY", "missing", "kernels compiled")
 PRINTED = ("smoke", "rows", "peers")  # whole; of other steps the lines that tell
 # Read between calls: several times the L2 cache, for longer than the host needs to launch a call.
@@ -67,7 +75,7 @@ class Run(NamedTuple):
     steps: dict[str, int]
 
 
-NETWORK_STEPS = {"unet-eager": 14, "resnet-eager": 14, "unet-compiled": 32, "resnet-compiled": 32}
+NETWORK_STEPS = {name: 14 if "eager" in name else 32 for name in TRAINED}
 RUNS = {
     1: Run(310, {"smoke": 45, "rows": 110, "cuda": 60, "peers": 65}),
     2: Run(345, {"smoke": 45, "rows": 60, **NETWORK_STEPS, "tests": 75, "memcheck": 35}),
@@ -165,26 +173,11 @@ def requests(row: common.Workload) -> list[Request]:
     return [replace(forward, operator=name) for name in TRAINING[forward.operator]]
 
 
-def request(
-    operator: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    last: bool,
-    size: Any = 1,
-    stride: Any = None,
-    padding: int = 0,
-    dilation: int = 1,
-    outputs: tuple[int, ...] = (),
-) -> Request:
-    """One number is for all axes; ``outputs`` are the sizes of an adaptive pool's results."""
-    window = [
-        (each,) * (len(shape) - 2) if isinstance(each, int) else each
-        for each in (size, stride or size, padding, dilation)
-    ]
+def request(operator: str, text: str) -> Request:
+    """An operator for a row as the table has it, such as ``2x8x32x32 3/2 p1 f float16``."""
     family = "max" if "max" in operator or operator == "taps" else "average"
-    family = f"adaptive {family}" if outputs else family
-    how = {"dtype": str(dtype).removeprefix("torch."), "channels_last": last, "outputs": outputs}
-    return Request(operator, common.Workload(family, shape, *window, **how))
+    (row,) = common.parsed(f"prepared {family} {text}")
+    return Request(operator, row)
 
 
 def rows() -> list[Request]:
@@ -265,28 +258,13 @@ def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
     moved = sum(each.nbytes for each in (*read, *by_kernels(call)))
-    found = {"copy": clock.copy(moved), "seconds": clock.kernels(call)}
-    found["host"] = clock.host(call, found["seconds"])
+    found = {OURS: clock.kernels(call), COPY: clock.copy(moved)}
+    found[HOST] = clock.host(call, found[OURS])
     theirs = aten_call(request, read[0])
     if theirs is not None and read[0].is_floating_point():
-        found["aten"] = clock.kernels(theirs)
-        found["host_aten"] = clock.host(theirs, found["aten"])
-    return found
-
-
-def line(found: dict[str, Any]) -> str:
-    """What is printed of a row."""
-    if "failed" in found:
-        return f"WRONG {found['row']}: {found['failed']}"
-    parts = [f"{found['row']:58}"]
-    if "seconds" in found:
-        parts = [f"{parts[0]} {found['seconds'] * 1e6:8.1f} us"]
-    if "copy" in found:
-        parts.append(f"{found['copy'] / found['seconds']:.2f} of the copy")
-    if "host_aten" in found:
-        parts.append(f"{found['aten'] / found['seconds']:.2f}x aten")
-        parts.append(f"host {found['host'] * 1e6:.1f} ({found['host_aten'] * 1e6:.1f}) us")
-    return ", ".join(parts)
+        found[ATEN] = clock.kernels(theirs)
+        found[HOST_OF_ATEN] = clock.host(theirs, found[ATEN])
+    return {"seconds": found}
 
 
 def checked(call: calls.Call, clock: Clock) -> dict[str, Any]:
@@ -319,7 +297,7 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
         counted.append(kernels.counted(how, asm, arguments[0].itemsize, moved))
     bounds = [each.seconds() for each in counted]
     return {
-        "seconds": kernels.predicted(counted),
+        "seconds": {OURS: kernels.predicted(counted)},
         "bound": [max(each, key=lambda name: each[name]) for each in bounds],
         "counts": counted,
     }
@@ -327,6 +305,7 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
 
 STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], Iterable[Any]]]] = {
     "smoke": (checked, lambda: calls.calls(True)),
+    "memcheck": (checked, lambda: itertools.islice(calls.calls(True), 0, None, 5)),
     "rows": (row_of, rows),
     "expected": (expected, rows),
 }
@@ -334,29 +313,17 @@ STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], Iterable[Any]
 
 
 def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()) -> int:
-    """A line for each row at once, and in a file of OUT; 1 if one failed or was not begun."""
+    """Each row at once printed, and saved in a file of OUT; 1 if one failed or was not begun."""
     measure, asked = STEPS[name]
-    clock, wrong, left = Clock(dry or name == "expected"), 0, 0
-    folder = Path(os.environ.get("OUT", "."))
-    with (folder / f"{name}.jsonl").open("a") as log, launches() if dry else nullcontext():
-        for each in list(asked())[::every]:
-            if not all(word in each.name for word in words):
-                continue
-            found: dict[str, Any] = {"row": each.name}
-            if time.monotonic() > end:
-                left += 1
-                found["failed"] = "not begun"
-            else:
-                try:
-                    found |= measure(each, clock)
-                except Exception as error:
-                    wrong += 1
-                    found["failed"] = f"{type(error).__name__}: {error}"
-            log.write(json.dumps(found) + "\n")
-            log.flush()
-            print(line(found), flush=True)
-    print(f"{wrong} failed, {left} not begun", flush=True)
-    return int(wrong + left > 0)  # what was not begun is not known to be right
+    clock = Clock(dry or name == "expected")
+    tasks = [
+        (each.name, functools.partial(measure, each, clock))
+        for each in list(asked())[::every]
+        if all(word in each.name for word in words)
+    ]
+    out = Path(os.environ.get("OUT", "."), f"{name}.json")
+    with launches() if dry else nullcontext():
+        return common.measured(tasks, {}, out, end)[1]
 
 
 @contextmanager
@@ -370,13 +337,15 @@ def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
         yield found
 
 
-@contextmanager
-def recorded() -> Iterator[list[tuple[Any, ...]]]:
-    """Inside, the same, but of each launch what is compiled, once it is left."""
-    compiled: list[tuple[Any, ...]] = []
-    with launches() as found:
-        yield compiled
-    compiled += [backend.what_is_compiled(how, arguments, 0) for how, arguments in found]
+def kernels_of(launched: Iterable[tuple[Any, tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+    """What is compiled for launches, each once, with names of data types: what compiles it has no
+    PyTorch."""
+    found = []
+    for how, arguments in launched:
+        *known, kinds = backend.what_is_compiled(how, arguments, 0)
+        named = [(str(kind[0]), kind[1]) if isinstance(kind, tuple) else kind for kind in kinds]
+        found.append((*known, tuple(named)))
+    return list(dict.fromkeys(found))
 
 
 def wanted() -> list[tuple[Any, ...]]:
@@ -384,16 +353,16 @@ def wanted() -> list[tuple[Any, ...]]:
     asked = rows()
     for row in common.select("peers,prepared"):
         asked += [request_of(row), *requests(row)]
-    with recorded() as found:
+    with launches() as found:
         for each in asked:
             each.prepared()[1]()
         for call in calls.calls(True):
             call.compute(backend.BACKEND, call.input.to("meta"), call.window)
-    return found
+    return kernels_of(found)
 
 
-def record_tests(path: Path) -> int:
-    """List what the operators' tests would launch: the reference computes their results."""
+def of_tests() -> list[tuple[Any, ...]]:
+    """What the operators' tests would launch: the reference computes their results."""
     import pytest
 
     found: list[tuple[Any, ...]] = []
@@ -402,9 +371,9 @@ def record_tests(path: Path) -> int:
         ours, theirs = getattr(backend.BACKEND, name), getattr(reference.BACKEND, name)
 
         def both(*arguments: Any, **named: Any) -> Any:
-            with recorded() as compiled:
+            with launches() as launched:
                 ours(*arguments, **named)
-            found.extend(compiled)
+            found.extend(kernels_of(launched))
             return theirs(*arguments, **named)
 
         return both if callable(ours) and callable(theirs) else theirs
@@ -417,34 +386,17 @@ def record_tests(path: Path) -> int:
         def pytest_sessionstart() -> None:
             backends.serving = lambda _: served  # type: ignore[assignment]
 
-    words = f"-q -p no:cacheprovider -p no:benchmark {TESTS['tests']}"
-    pytest.main(shlex.split(words), plugins=[Plugin()])
-    path.write_bytes(pickle.dumps(plain(found)))
-    print(f"{len(set(found))} kernels of the tests")
-    return 0
-
-
-def plain(found: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Each once, with names of data types: what compiles them has no PyTorch."""
-    named = [
-        (
-            *each[:4],
-            tuple((str(kind[0]), kind[1]) if isinstance(kind, tuple) else kind for kind in each[4]),
-        )
-        for each in found
-    ]
-    return list(dict.fromkeys(named))
+    pytest.main(shlex.split(f"-q -p no:cacheprovider -p no:benchmark {TESTS}"), [Plugin()])
+    return found
 
 
 def fill(python: str, prunes: bool) -> list[str]:
     """Write the list of kernels into the folder; the command that compiles what is missing."""
     CACHE.mkdir(exist_ok=True)
-    tests, path = CACHE / "tests.pickle", CACHE / kernels.LIST
-    if prunes:
-        command = [sys.executable, "-m", "benchmarks.gpu", "--record", str(tests)]
-        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    of_tests = pickle.loads(tests.read_bytes()) if tests.exists() else []
-    path.write_bytes(pickle.dumps(list(dict.fromkeys([*plain(wanted()), *of_tests]))))
+    path = CACHE / kernels.LIST
+    travelled = pickle.loads(path.read_bytes()) if path.exists() and not prunes else []
+    listed = [*wanted(), *(of_tests() if prunes else travelled)]
+    path.write_bytes(pickle.dumps(list(dict.fromkeys(listed))))
     return [python, "-m", "benchmarks.kernels", str(CACHE), *["--prune"] * prunes]
 
 
@@ -452,25 +404,17 @@ def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[s
     """Name, command and limit of each step."""
     sanitizer, device = shutil.which("compute-sanitizer"), "cpu" if dry else "cuda"
     for name, limit in RUNS[number].steps.items():
-        network, _, how = name.partition("-")
-        command = [sys.executable]
-        if network in NETWORKS:
-            named = f"'{NETWORKS[network]} {how}, training' --device {device} --row-seconds 0.5"
-            text = f"-m benchmarks models {named} --out '{folder / name}.json'"
-            text += " --list" * dry
-        elif name == "peers":
-            text = f"-m benchmarks rows peers --device {device} --compile --row-seconds 0.3"
-            text += f" --out '{folder / name}.json'" + " --list" * dry
-        elif name in TESTS:
-            text = f"{PYTEST} {device} {TESTS[name]}" + " --collect-only -q" * dry
+        command, text = [sys.executable], COMMANDS.get(name, "")
+        if PYTEST in text:
+            text += f" --device {device}" + " --collect-only -q" * dry
             if importlib.util.find_spec("xdist") is not None and name == "tests":
                 processes = max(1, min(14, (os.cpu_count() or 2) - 1))
                 text += f" -n {processes} --dist worksteal"
+        elif text:
+            text += f" --device {device} --out '{folder / name}.json'" + " --list" * dry
         else:
-            own = "smoke" if name == "memcheck" else name
-            every = 30 if dry else 5 if name == "memcheck" else 1
-            text = f"-m benchmarks.gpu --step {own} --deadline {limit - LOADING} --every {every}"
-            text += " --dry" * dry
+            text = f"-m benchmarks.gpu --step {name} --deadline {limit - LOADING}"
+            text += " --every 30 --dry" * dry
         if name == "memcheck" and sanitizer is not None:
             command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
         elif name == "memcheck" and not dry:
@@ -508,59 +452,48 @@ def run(number: int, dry: bool) -> int:
             done = run_step(name, command, seconds, environment | extra, folder / "gpu.log")
         report["steps"].append(done)
         (folder / "gpu.json").write_text(json.dumps(report, indent=1))
-    first = report["steps"][0]
-    is_complete = first["name"] != "missing" or "".join(first["last"]).startswith("0 kernels")
-    if number == 1 and not is_complete:
-        shutil.make_archive(str(folder / "gpu-cache"), "gztar", CACHE)  # for the next run
     return max(abs(step["exit_status"]) for step in report["steps"])
 
 
 def run_step(
     name: str, command: list[str], seconds: float, environment: dict[str, str], log: Path
 ) -> dict[str, Any]:
-    """Run a process and whatever it starts for no longer than that; print the lines that tell, keep
-    all."""
+    """Run a process and whatever it starts for no longer than that; log all, and print the lines
+    that tell."""
     print(f"== {name}: at most {seconds:.0f} s", flush=True)
     started = time.monotonic()
-    lines: list[str] = []
-    with log.open("a") as written, log.open(errors="replace") as read:
-        written.write(f"== {name}: {shlex.join(command)}\n")
+    with log.open("a+b") as written:
+        written.write(f"== {name}: {shlex.join(command)}\n".encode())
         written.flush()
-        read.seek(0, os.SEEK_END)
+        begin = written.tell()
         how: dict[str, Any] = {"cwd": ROOT, "env": {**environment, "PYTHONUNBUFFERED": "1"}}
         how |= {"stdout": written, "stderr": subprocess.STDOUT, "start_new_session": True}
         process = subprocess.Popen(command, **how)
-        ended = False
-        while not ended:
-            ended = process.poll() is not None or time.monotonic() - started > seconds
-            time.sleep(0 if ended else 0.1)
-            for text in read:
-                lines.append(text.rstrip())
-                if name in PRINTED or any(word in text for word in TELLING):
-                    print(text, end="", flush=True)
-    status = process.poll()
-    # whatever it has left behind, too
-    for one in (signal.SIGINT, signal.SIGKILL) if status is None else (signal.SIGKILL,):
         try:
-            os.killpg(process.pid, one)
-        except ProcessLookupError:
-            break
-        time.sleep(2 if one is signal.SIGINT else 0)
-    process.wait()
-    if name not in PRINTED:
-        print("\n".join(lines[-12:]), flush=True)
-    if status is None:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = 124
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING)
+        with suppress(ProcessLookupError):  # whatever it has left behind, too
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        written.seek(begin)
+        lines = written.read().decode(errors="replace").splitlines()
+    telling = [text for text in lines if name in PRINTED or any(word in text for word in TELLING)]
+    print("\n".join(telling + ([] if name in PRINTED else lines[-12:])), flush=True)
+    if status == 124:
         print(f"== {name}: ended at its limit", flush=True)
     taken = round(time.monotonic() - started, 1)
-    status = 124 if status is None else status
     return {"name": name, "exit_status": status, "seconds": taken, "last": lines[-1:]}
 
 
 def collect(folders: list[Path]) -> int:
     """What runs have written, the first one first, becomes a file of results: the page of
     benchmarks is made of it. A row that was measured again has the later times."""
-    found: dict[str, Any] = {"conditions": {}, "steps": [], "models": []}
-    listed: dict[str, dict[str, Any]] = {"rows": {}, "expected": {}}
+    found: dict[str, Any] = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
+    rows: dict[str, dict[str, Any]] = {}
     for folder in folders:
         report = common.load(folder / "gpu.json")
         found["conditions"] = report["conditions"]
@@ -569,15 +502,16 @@ def collect(folders: list[Path]) -> int:
             found["models"] += common.load(path)["rows"]
         if (folder / "peers.json").exists():
             shutil.copy(folder / "peers.json", common.RESULTS / "gpu_peers.json")
-        for name, rows_of in listed.items():
-            path = folder / f"{name}.jsonl"
-            for row in map(json.loads, path.read_text().splitlines() if path.exists() else ()):
-                if "failed" not in row or row["row"] not in rows_of:
-                    rows_of[row["row"]] = row
-    counts = {name: row["counts"] for name, row in listed.pop("expected").items()}
-    if counts:
-        common.save(common.RESULTS / "gpu_counts.json", counts)
-    found["rows"] = list(listed["rows"].values())
+        if (folder / "rows.json").exists():
+            measured = common.load(folder / "rows.json")
+            rows |= {row["name"]: row for row in measured["rows"]}
+            found["failed"] |= measured["failed"]
+        if (folder / "expected.json").exists():
+            counted = common.load(folder / "expected.json")["rows"]
+            counts = {row["name"]: row["counts"] for row in counted}
+            common.save(common.RESULTS / "gpu_counts.json", counts)
+    found["rows"] = list(rows.values())
+    found["failed"] = {name: why for name, why in found["failed"].items() if name not in rows}
     common.save(common.RESULTS / "gpu_rows.json", found)
     return 0
 
@@ -588,7 +522,6 @@ def main(arguments: Sequence[str]) -> int:
     chosen.add_argument("--run", type=int, choices=RUNS)
     chosen.add_argument("--prepare", action="store_true", help="compile for both runs")
     chosen.add_argument("--step", choices=STEPS)
-    chosen.add_argument("--record", type=Path, help="list the kernels of the operators' tests")
     chosen.add_argument("--collect", type=Path, nargs="+", help="make results of OUT's folders")
     add = parser.add_argument
     add("--python", default=sys.executable, help="of --prepare: it needs Triton alone")
@@ -599,8 +532,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.run:
         return run(options.run, options.dry)
-    if options.record or options.collect:
-        return record_tests(options.record) if options.record else collect(options.collect)
+    if options.collect:
+        return collect(options.collect)
     if options.step:
         end = time.monotonic() + options.deadline
         return step(options.step, end, options.every, options.dry, options.words)

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import Disagreement
+from benchmarks.common import OURS, Disagreement
 
+ORIGINAL = "original"
 BUILDS = 3
 WIDTHS = 32, 64, 128, 256, 512
 GPU_BATCH = 32
@@ -148,7 +149,12 @@ def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
     %; one build of compiled networks, which take minutes to compile."""
     builds = 1 if way[1] else BUILDS
     found = [_measured(way, seconds / builds, device) for _ in range(builds)]
-    return sorted(found, key=lambda row: row["ratio"])[builds // 2]
+    return sorted(found, key=ratio)[builds // 2]
+
+
+def ratio(row: dict[str, Any]) -> float:
+    before, after = (row["seconds"][key] for key in (ORIGINAL, OURS))
+    return before / after
 
 
 def _measured(way: Way, seconds: float, device: str) -> dict[str, Any]:
@@ -169,7 +175,7 @@ def _measured(way: Way, seconds: float, device: str) -> dict[str, Any]:
         for ours, theirs in zip(kept(converted), kept(original), strict=True):
             ours.data = theirs.data
     compare(original, converted, input[:2].detach().requires_grad_(is_training))
-    both = {"original": original, "converted": converted}
+    both = {ORIGINAL: original, OURS: converted}
     calls = {key: contestant(one, key, is_compiled, input) for key, one in both.items()}
     peak = {}
     for key, call in calls.items() if device != "cpu" else ():
@@ -178,15 +184,12 @@ def _measured(way: Way, seconds: float, device: str) -> dict[str, Any]:
         call()
         peak[key] = torch.cuda.max_memory_allocated()
     row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
-    row |= {"channels_last": channels_last, "peak": peak}
-    return row | _times(calls, seconds, device)
+    return row | {"channels_last": channels_last, "peak": peak, **_times(calls, seconds, device)}
 
 
-def _times(calls: dict[str, Callable[[], Any]], seconds: float, device: str) -> dict[str, float]:
-    """Milliseconds of both, and their ratio."""
+def _times(calls: dict[str, Callable[[], Any]], seconds: float, device: str) -> dict[str, Any]:
     taken = common.in_turn(calls, seconds, device, least=4)
-    medians = {key: each.median * 1e3 for key, each in taken.items()}
-    return {**medians, "ratio": medians["original"] / medians["converted"]}
+    return {"seconds": {who: each.median for who, each in taken.items()}}
 
 
 def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
@@ -211,7 +214,7 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
 
 
 def quantized(name: str, seconds: float) -> dict[str, Any]:
-    """Milliseconds of a network that torchao has quantized, with its own pools and with ours."""
+    """A network that torchao has quantized, with its own pools and with ours."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -227,7 +230,7 @@ def quantized(name: str, seconds: float) -> dict[str, Any]:
     with torch.no_grad():
         prepared(input)
         program = torch.export.export(convert_pt2e(prepared), (input,))
-    both = {"original": program, "converted": dmlpool.nn.integer_pooling(program, report)}
+    both = {ORIGINAL: program, OURS: dmlpool.nn.integer_pooling(program, report)}
     calls = {key: contestant(one.module(), key, True, input) for key, one in both.items()}
     first, second = (call() for call in calls.values())
     error = float((first - second).abs().max() / first.abs().max())
@@ -239,16 +242,10 @@ def quantized(name: str, seconds: float) -> dict[str, Any]:
 def markdown(results: dict[str, Any]) -> str:
     """A table of ratios, a line for each network; where and when."""
     rows = results["rows"]
-    where = f"{common.sentence(results['conditions'])}."
-    if rows and "pools" in rows[0]:
-        keys = ("original", "converted", "ratio", "error")
-        lines = [(r["model"], r["pools"], *(f"{r[key]:.3f}" for key in keys)) for r in rows]
-        head = ["network", "pools replaced", "ms before", "ms after", "speed-up", "differs by"]
-        return f"{common.table(head, lines)}\n\n{where}"
     found: dict[Any, list[float]] = defaultdict(list)
     for row in rows:
         for name in (row["model"], "**geometric mean**"):
-            found[name, row["compiled"], row["training"], row["channels_last"]].append(row["ratio"])
+            found[name, row["compiled"], row["training"], row["channels_last"]].append(ratio(row))
 
     def cell(*way: Any) -> str:
         return f"{common.mean(found[way]):.2f}" if way in found else "-"
@@ -259,12 +256,10 @@ def markdown(results: dict[str, Any]) -> str:
         (name, *(f"{cell(name, *way, False)} / {cell(name, *way, True)}" for way in columns))
         for name in names
     ]
-    note = "Contiguous / channels_last."
-    if results["conditions"]["device"] == "cpu":
-        note += " Batches of one."
-    if any(" - " in f" {cell} " for line in lines for cell in line):
-        note += " A dash: not measured; means are of what was."
-    return common.table(["", *(title(*way) for way in columns)], lines) + f"\n\n{note} {where}"
+    on_cpu = results["conditions"]["device"] == "cpu"
+    note = f"Contiguous / channels_last.{' Batches of one.' * on_cpu}"
+    table = common.table(["", *(title(*way) for way in columns)], lines)
+    return f"{table}\n\n{note} {common.sentence(results['conditions'])}."
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -279,14 +274,13 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     seconds, device = options.row_seconds, options.device
-    tasks: list[tuple[str, Callable[[], dict[str, Any]]]] = []
+    tasks = [
+        (f"{way[0]} {title(*way[1:3])}", functools.partial(measure, way, seconds, device))
+        for way in ways(options.name)
+    ]
     if options.quantized:
         named = [name for name in MODELS if options.name.lower() in name.lower()]
-        tasks += [(name, functools.partial(quantized, name, seconds)) for name in named]
-    else:
-        for way in ways(options.name):
-            measured = functools.partial(measure, way, seconds, device)
-            tasks.append((f"{way[0]} {title(*way[1:3])}", measured))
+        tasks = [(name, functools.partial(quantized, name, seconds)) for name in named]
     if not tasks:
         parser.error(f"no network and no way to run one is named {options.name!r}")
     if options.list:
@@ -294,15 +288,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     packages = ["torchao"] if options.quantized else ["torchvision", "timm"]
     known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
-    rows, status = common.measured(tasks, line, known, options.out)
-    print(markdown({"conditions": known, "rows": rows}))
+    rows, status = common.measured(tasks, known, options.out)
+    if not options.quantized:
+        print(markdown({"conditions": known, "rows": rows}))
     return status
-
-
-def line(row: dict[str, Any]) -> str:
-    """What is printed of a row."""
-    way = "quantized" if "pools" in row else title(row["compiled"], row["training"])
-    return (
-        f"{row['model'] + ' ' + way:40} {row['original']:9.3f} ms {row['converted']:9.3f} ms "
-        f"{row['ratio']:6.3f}x"
-    )

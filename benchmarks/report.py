@@ -16,8 +16,8 @@ from string import Template
 from typing import Any
 
 from benchmarks import calls, common, models
-from benchmarks.common import GROUPS, MODES, PUBLISHED
-from benchmarks.rows import ATEN, OURS, PEERS, PLAIN, Result
+from benchmarks.common import ATEN, COPY, GROUPS, HOST, HOST_OF_ATEN, MODES, OURS, PUBLISHED
+from benchmarks.rows import PEERS, PLAIN, Result
 
 CPU, GPU, GPU_BESIDE, GPU_PEERS, MODELS, CALLS, CALLS_AVX2 = (
     common.RESULTS / f"{name}.json"
@@ -170,7 +170,7 @@ def pages() -> dict[str, str]:
 def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     """What the page says of `make gpu`, by the names of its places."""
     known = results["conditions"]
-    rows = {row["row"]: row for row in results["rows"] if "failed" not in row}
+    rows = {row["name"]: row["seconds"] for row in results["rows"]}
     ends = [f"`{s['name']}` {'failed' if s['exit_status'] else 'passed'}" for s in results["steps"]]
     tables = [gpu_problems(rows), gpu_calls(rows), gpu_networks(results["models"])]
     _, peers = measured(GPU_PEERS)
@@ -183,8 +183,8 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
         "gpu_cuda": known["cuda"],
         "gpu_steps": ", ".join(ends),
         "gpu_measured": str(len(rows)),
-        "gpu_rows": str(len(results["rows"])),
-        "gpu_earlier": str(sum("run" in row for row in rows.values())),
+        "gpu_rows": str(len(results["rows"] + [*results["failed"]])),
+        "gpu_earlier": str(sum("run" in row for row in results["rows"])),
         "gpu_faster": f"{BY_BANDWIDTH:.2f}",
         "gpu_tables": "\n\n".join(tables),
         "windows": gpu_windows(rows),
@@ -194,12 +194,12 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
 def gpu_problems(rows: dict[str, Any]) -> str:
     """KernelBench's problems, beside the times that it publishes."""
     lines = []
-    for name, row in rows.items():
-        problem, seconds = name.removesuffix(" float32 contiguous"), row["seconds"]
+    for name, seconds in rows.items():
+        problem, ours = name.removesuffix(" float32 contiguous"), seconds[OURS]
         if problem in PUBLISHED:
-            cells = [f"{seconds * 1e3:.2f}", f"{row['copy'] / seconds:.2f}"]
-            cells.append(f"{row['aten'] / seconds:.1f}x")
-            ratios = [each / 1e3 / seconds for each in PUBLISHED[problem]]
+            cells = [f"{ours * 1e3:.2f}", f"{seconds[COPY] / ours:.2f}"]
+            cells.append(f"{seconds[ATEN] / ours:.1f}x")
+            ratios = [each / 1e3 / ours for each in PUBLISHED[problem]]
             cells += [f"{each:.1f}x ({each / BY_BANDWIDTH:.2f}x)" for each in ratios]
             lines.append((problem, *cells))
     head = "KernelBench's problem|ms|of copy|ATen|published ATen|torch.compile"
@@ -209,23 +209,27 @@ def gpu_problems(rows: dict[str, Any]) -> str:
 def gpu_calls(rows: dict[str, Any]) -> str:
     """Means of the calls of public models, whose windows have a number for each axis."""
     kinds: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for name, row in rows.items():
+    hosts = any(HOST in seconds for seconds in rows.values())
+    for name, seconds in rows.items():
         if found := re.match(r"([a-z ]+?)(?: to)? \d+x", name):
-            kinds[found[1]].append(row)
-    lines, hosts = [], any("host" in row for row in rows.values())
+            kinds[found[1]].append(seconds)
+
+    def ratios(of: str, to: str, least: float = 0.0) -> list[float]:
+        return [each[of] / each[to] for each in listed if of in each and each[to] >= least]
+
+    def mean(found: list[float], times: str = "") -> str:
+        return f"{common.mean(found):.2f}{times}" if found else ""
+
+    lines = []
     for kind, listed in sorted(kinds.items()):
-        copies = [row["copy"] / row["seconds"] for row in listed]
-        long = [row["copy"] / row["seconds"] for row in listed if row["seconds"] >= 50e-6]
-        atens = [row["aten"] / row["seconds"] for row in listed if "aten" in row]
-        beside = (
-            [f"{common.mean(atens):.2f}x", sum(each < 1 for each in atens)] if atens else [""] * 2
-        )
+        atens, long = ratios(ATEN, OURS), ratios(COPY, OURS, common.SMALL_SECONDS)
+        slower = sum(each < 1 for each in atens) if atens else ""
         least = f"{min(long):.2f}" if long else ""
-        both = [row["host"] / row["host_aten"] for row in listed if "host_aten" in row]
-        host = [f"{common.mean(both):.2f}" if both else ""] * hosts
-        lines.append((kind, len(listed), f"{common.mean(copies):.2f}", *beside, least, *host))
-    head = "calls of public models, batch 32|rows|of copy, mean|ATen, mean|slower than ATen|"
-    heads = [*head.split("|")[:-1], "least of copy, from 50 µs on", *["host / ATen's"] * hosts]
+        cells = mean(ratios(COPY, OURS)), mean(atens, "x"), slower, least
+        host = mean([1 / each for each in ratios(HOST_OF_ATEN, HOST)])
+        lines.append((kind, len(listed), *cells, *[host] * hosts))
+    heads = ["calls of public models, batch 32", "rows", "of copy, mean", "ATen, mean"]
+    heads += ["slower than ATen", "least of copy, from 50 µs on", *["host / ATen's"] * hosts]
     return common.table(heads, lines)
 
 
@@ -234,10 +238,10 @@ def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
     for row in rows:
         way = "compiled" if row["compiled"] else "eager"
         layout = "channels_last" if row["channels_last"] else "contiguous"
-        both = "original", "converted"
-        speeds = [f"{row['sizes'][0] / row[key] * 1e3:.0f}" for key in both]
-        peaks = [f"{row['peak'][key] / 2**20:.0f}" for key in both]
-        lines.append((f"{row['model']} {way} {layout}", *speeds, f"{row['ratio']:.3f}", *peaks))
+        speeds = [f"{row['sizes'][0] / each:.0f}" for each in row["seconds"].values()]
+        peaks = [f"{each / 2**20:.0f}" for each in row["peak"].values()]
+        cells = *speeds, f"{models.ratio(row):.3f}", *peaks
+        lines.append((f"{row['model']} {way} {layout}", *cells))
     head = "training step, bfloat16 autocast|images/s|converted|ratio|peak MiB|converted"
     return common.table(head.split("|"), lines)
 
@@ -245,9 +249,9 @@ def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
 def gpu_windows(rows: dict[str, Any]) -> str:
     """Shares of a copy's speed, by window."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for name, row in rows.items():
+    for name, seconds in rows.items():
         if part := re.fullmatch(r"([a-z ]+) (\d/\d)( padding \d)? 32x64x112x112 (\w+) (\w+)", name):
-            found[", ".join(part.group(1, 4, 5))][part[2]] = f"{row['copy'] / row['seconds']:.2f}"
+            found[", ".join(part.group(1, 4, 5))][part[2]] = f"{seconds[COPY] / seconds[OURS]:.2f}"
     sizes = sorted(set(itertools.chain.from_iterable(found.values())))
     lines = [(name, *(cells.get(size, "") for size in sizes)) for name, cells in found.items()]
     return common.table(["of copy, 32x64x112x112", *sizes], sorted(lines))

@@ -23,11 +23,20 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import GROUPS, SMALL_SECONDS, WORKLOADS, Disagreement, Workload, select
+from benchmarks.common import (
+    ATEN,
+    COPY,
+    GROUPS,
+    OURS,
+    SMALL_SECONDS,
+    WORKLOADS,
+    Disagreement,
+    Workload,
+    select,
+)
 from torch_dmlpool.timing import Call, Times
 
-OURS, COPY, ATEN, PLAIN, INDUCTOR = "ours", "copy", "ATen", "without a mask", "torch.compile"
-ONNX_RUNTIME, CUDNN = "ONNX Runtime", "cuDNN"
+PLAIN, INDUCTOR, ONNX_RUNTIME, CUDNN = "without a mask", "torch.compile", "ONNX Runtime", "cuDNN"
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
@@ -337,11 +346,10 @@ def contestants(
 
 @dataclass(frozen=True)
 class Result:
-    """What a row's contestants took, who failed and why, and the bytes that training kept."""
+    """What a row's contestants took, and the bytes that training kept."""
 
     row: Workload
     seconds: dict[str, Times]
-    skipped: dict[str, str]
     kept: dict[str, int]
 
     @classmethod
@@ -349,7 +357,7 @@ class Result:
         """A row of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
-        return row and cls(row, seconds, data["skipped"], data["kept"])
+        return row and cls(row, seconds, data["kept"])
 
     @property
     def is_small(self) -> bool:
@@ -400,20 +408,10 @@ def measure(row: Workload, names: Sequence[str], device: str, seconds: float) ->
     calls, skipped = contestants(tensors, names)
     pools = {OURS: ours, ATEN: aten} if row.mode == "training" and not row.mask else {}
     return {
-        "name": row.name,
         "seconds": common.in_turn(calls, seconds, device),
         "skipped": {k: why for k, why in skipped.items() if why.startswith(("wrong", "failed"))},
         "kept": {name: kept(make(tensors), tensors.inputs[0]) for name, make in pools.items()},
     }
-
-
-def line(data: dict[str, Any]) -> str:
-    """What is printed of a row."""
-    found = Result.of(data)
-    assert found is not None
-    peers = [f"{one} {found.compared(one)}" for one in found.seconds if one not in (OURS, COPY)]
-    taken = found.seconds[OURS].median * 1e6
-    return f"{found.row.name:66} {taken:9.1f} us, {', '.join(peers)}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -444,4 +442,4 @@ def main(arguments: Sequence[str]) -> int:
     known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
     how = names, options.device, options.row_seconds
     tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]
-    return common.measured(tasks, line, known, path)[1]
+    return common.measured(tasks, known, path)[1]

@@ -55,7 +55,8 @@ def test_each_step_of_a_network_measures_it(
         words = steps[step]
         assert models.main(words[words.index("models") + 1 :]) == 0
         listed = capsys.readouterr().out.splitlines()
-        assert listed == [f"{gpu.NETWORKS[key]} {how}, training"] * 2
+        name = {"unet": "U-Net", "resnet": "ResNet-50"}[key]
+        assert listed == [f"{name} {how}, training"] * 2
 
 
 PARENT = """
@@ -111,22 +112,25 @@ def test_a_step_writes_each_row_as_it_is_known(
     """A failure hides no other row, and what was not begun is a failure: both have their names."""
     monkeypatch.setenv("OUT", str(tmp_path))
     end, every = time.monotonic() + 600, {"smoke": 90, "rows": 200}[name]
+
+    def results() -> dict[str, Any]:
+        return common.load(tmp_path / f"{name}.json")
+
     assert gpu.step(name, end, every, dry=True) == 0
+    rows = results()["rows"]
+    count = len(rows)
+    assert count > 1
     monkeypatch.setattr(gpu, "by_kernels", lambda _: 1 / 0)
     assert gpu.step(name, end, every, dry=True) == 1
+    names = [row["name"] for row in rows]
+    assert results()["failed"] == dict.fromkeys(names, "ZeroDivisionError: division by zero")
     assert gpu.step(name, 0.0, every, dry=True) == 1
-    rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-    count = len(rows) // 3
-    assert count > 1
-    assert [row["row"] for row in rows] == 3 * [row["row"] for row in rows[:count]]
-    assert not any("failed" in row for row in rows[:count])
-    assert all(row["failed"] != "not begun" for row in rows[count:-count])
-    assert [row["failed"] for row in rows[-count:]] == ["not begun"] * count
+    assert results()["failed"] == dict.fromkeys(names, "TimeoutError: not begun")
     printed = capsys.readouterr().out
     assert printed.count("WRONG") == 2 * count
-    assert f"{count} failed, 0 not begun" in printed
+    assert f"0 rows, {count} failed or not begun" in printed
     if name == "rows":
-        assert {"seconds", "copy", "host", "aten", "host_aten"} <= {*rows[0]}
+        assert {"ours", "copy", "host", "ATen", "host of ATen"} <= {*rows[0]["seconds"]}
 
 
 def test_rows_that_no_gpu_has_measured_come_first() -> None:
@@ -163,14 +167,17 @@ def test_kernels_that_travel_are_found(
 ) -> None:
     """In another folder, as another user, with another hash seed: nothing is compiled again, also
     by the package itself."""
-    given = gpu.request("max", (2, 8, 32, 32), torch.float16, False, 3, 2, 1)
-    requests = [given, gpu.request("avg", (2, 64, 7, 7), torch.float32, True, (7, 7))]
-    with gpu.recorded() as found:
+    requests = [
+        gpu.request("max", "2x8x32x32 3/2 p1 float16"),
+        gpu.request("avg", "2x64x7x7 7 f"),
+    ]
+    with gpu.launches() as launched:
         for request in requests:
             request.prepared()[1]()
+    found = gpu.kernels_of(launched)
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    (here / kernels.LIST).write_bytes(pickle.dumps(gpu.plain(found)))
+    (here / kernels.LIST).write_bytes(pickle.dumps(found))
     command = ("-m", "benchmarks.kernels")
     done = python(*command, here, "--processes", "1", cwd=gpu.ROOT)
     assert "2 of 2 kernels are missing" in done.stdout
@@ -193,7 +200,7 @@ def test_the_model_meets_what_was_measured() -> None:
     numbers were fitted to the copies and to 14 of these rows."""
     counts = json.loads((RESULTS / "gpu_counts.json").read_text())
     rows = json.loads((RESULTS / "gpu_rows.json").read_text())["rows"]
-    measured = {row["row"]: row["seconds"] for row in rows if "failed" not in row}
+    measured = {row["name"]: row["seconds"]["ours"] for row in rows}
     assert counts.keys() == measured.keys()
     kinds: dict[str, list[float]] = {}
     for name, launches in counts.items():
@@ -214,14 +221,14 @@ def test_clocks_of_l1_are_those_of_lines_and_banks() -> None:
 
 def test_a_launch_is_counted_in_its_machine_code() -> None:
     """Averages of planes of 64 elements: lanes lie side by side, and memory takes the longest."""
-    whole = gpu.request("adaptive avg", (32, 2048, 8, 8), torch.float32, False, outputs=(1, 1))
+    whole = gpu.request("adaptive avg", "32x2048x8x8 to1")
     found = gpu.expected(whole)
     (count,) = found["counts"]
     assert count.moved == 32 * 2048 * 4 * 65
     assert count.programs * 64 == 32 * 2048
     assert count.l1 < 0.5 * count.instructions
     assert found["bound"] == ["memory"]
-    assert 7e-6 < found["seconds"] < 10e-6
+    assert 7e-6 < found["seconds"]["ours"] < 10e-6
 
 
 def test_what_runs_wrote_becomes_results_and_tables(
@@ -230,7 +237,7 @@ def test_what_runs_wrote_becomes_results_and_tables(
     """A row that was not begun is counted and in no table, until a later run has measured it; times
     of another chip are scaled."""
     known = {"date": "a", "machine": {"gpu": "b"}, "versions": {"torch": "c", "triton": "d"}}
-    taken = {"seconds": 2e-4, "copy": 1e-4, "aten": 3e-4, "host": 1e-5, "host_aten": 2e-5}
+    taken = {"ours": 2e-4, "copy": 1e-4, "ATen": 3e-4, "host": 1e-5, "host of ATen": 2e-5}
     names = [
         "max 4/1 padding 1 32x64x512x512 float32 contiguous",
         "avg 2x2/2x2 padding 0x0 32x8x4x4 float32 contiguous",
@@ -244,11 +251,12 @@ def test_what_runs_wrote_becomes_results_and_tables(
         steps = [{"name": "rows", "exit_status": 1}]
         found = {"conditions": {**known, "cuda": "e"}, "steps": steps}
         (folder / "gpu.json").write_text(json.dumps(found))
-        rows = [{"row": name, **(taken if name in measured else {"failed": "a"})} for name in names]
-        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        rows = [{"name": name, "seconds": taken} for name in measured]
+        failed = dict.fromkeys(set(names) - {*measured}, "not begun")
+        common.save(folder / "rows.json", {"rows": rows, "failed": failed})
     name = "max 32x64x512x512 window 4/1 pad 1"
     seconds = {"ours": [2e-4] * 3, "ATen": [3e-4] * 3, "cuDNN": [1e-4] * 3}
-    peer = {"name": name, "seconds": seconds, "skipped": {}, "kept": {}}
+    peer = {"name": name, "seconds": seconds, "kept": {}}
     common.save(folders[1] / "peers.json", {"conditions": {}, "rows": [peer]})
     monkeypatch.setattr(report, "GPU_PEERS", tmp_path / "gpu_peers.json")
     assert gpu.main(["--collect", *map(str, folders)]) == 0

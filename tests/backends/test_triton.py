@@ -212,13 +212,13 @@ def test_no_size_is_compiled_in() -> None:
 
 IMAGES = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
 ASKED = {
-    "sliding": lambda *given: gpu.request(*given, 3, 2, 1),
-    "side by side": lambda *given: gpu.request(*given, 2),
-    "overlapping": lambda *given: gpu.request(*given, 3, 1, 1),
-    "long": lambda *given: gpu.request(*given, 31, 1, 15),
-    "adaptive": lambda *given: gpu.request(*given, outputs=(7, 7)),
-    "adaptive to one": lambda *given: gpu.request(*given, outputs=(1, 1)),
-    "whole": lambda name, sizes, *how: gpu.request(name, sizes, *how, sizes[2:]),
+    "sliding": "3/2 p1",
+    "side by side": "2",
+    "overlapping": "3/1 p1",
+    "long": "31/1 p15",
+    "adaptive": "to7",
+    "adaptive to one": "to1",
+    "whole": "",
 }
 
 
@@ -233,11 +233,12 @@ def test_an_image_of_another_size_compiles_nothing(asked: str, last: bool) -> No
             continue
         counts = []
         compiled: set[object] = set()
-        for image in IMAGES:
-            request = ASKED[asked](operator, (8, 64, *image), torch.float16, last)
-            with gpu.recorded() as found:
+        for h, w in IMAGES:
+            window = ASKED[asked] or f"{h}x{w}"
+            request = gpu.request(operator, f"8x64x{h}x{w} {window} {'Ff'[last]} float16")
+            with gpu.launches() as found:
                 request.prepared()[1]()
-            compiled.update(found)
+            compiled.update(gpu.kernels_of(found))
             counts.append(len(compiled))
         assert counts[0] > 0
         # Longer windows and bins may take another of four tiles along each axis, as may the
