@@ -14,7 +14,8 @@ KERNELS = PACKAGE.parent / "kernels"
 ROOMS = ["bench", "distributed", "integrations", "decompositions", "nn", "quantized", "minima"]
 ROOMS += ["functional", "ops", "inductor", "onnx", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
-LEAVES = {"window", "operands", "elements", "keywords", "observers", "timing", "_private"}
+LEAVES = {"window", "operands", "elements", "keywords", "overloads"}
+LEAVES |= {"observers", "timing", "_private"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},
     "decompositions": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},

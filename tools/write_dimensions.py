@@ -25,7 +25,7 @@ def files() -> dict[Path, str]:
 
 def written(source: str) -> str:
     """A file whose definitions for one and three dimensions follow from those for two."""
-    lines, texts = source.split("\n"), dict[str, list[str]]()
+    lines = source.split("\n")
     nodes = [
         node
         for node in ast.parse(source).body
@@ -34,21 +34,21 @@ def written(source: str) -> str:
     if not nodes:
         return source
     starts = [min([each.lineno, *(d.lineno for d in each.decorator_list)]) - 1 for each in nodes]
-    for node, start in zip(nodes, starts, strict=True):  # overloads are several of one name
-        if "2d" in node.name:
-            texts.setdefault(node.name, []).append("\n".join(lines[start : node.end_lineno]))
-    definitions = [derived(texts[name], rank) for name in texts for rank in AXES]
+    definitions = [
+        derived("\n".join(lines[start : node.end_lineno]), rank)
+        for node, start in zip(nodes, starts, strict=True)
+        if "2d" in node.name
+        for rank in AXES
+    ]
     before, after = lines[: starts[0]], lines[nodes[-1].end_lineno :]
     return "\n".join([*before, "\n\n\n".join(definitions), *after])
 
 
-def derived(definition: list[str], rank: int) -> str:
-    """A definition, with its overloads, for ``rank`` dimensions in place of two."""
-    *overloads, last = [text.replace("2d", f"{rank}d") for text in definition]
-    last = re.sub(r"\brank=2\b", f"rank={rank}", last)
-    last = re.sub(r"\b2(,\s+input\b)", rf"{rank}\1", last)
-    last = re.sub('    """.*?"""', lambda found: docstring(found[0], rank), last, flags=re.DOTALL)
-    return "\n\n\n".join(["\n".join(overloads)] * bool(overloads) + [last])
+def derived(text: str, rank: int) -> str:
+    """A definition for ``rank`` dimensions in place of two."""
+    text = re.sub(r"\brank=2\b", f"rank={rank}", text.replace("2d", f"{rank}d"))
+    text = re.sub(r"\b2(,\s+input\b)", rf"{rank}\1", text)
+    return re.sub('    """.*?"""', lambda found: docstring(found[0], rank), text, flags=re.DOTALL)
 
 
 def docstring(text: str, rank: int) -> str:

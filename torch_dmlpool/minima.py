@@ -1,13 +1,10 @@
 """Min pooling with DirectML's names, though DirectML has none: its arguments are max pooling's."""
 
-from typing import Literal, overload
-
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import operands, overloads
 from torch_dmlpool.functional import Integers, OutputSize, Pooled
-from torch_dmlpool.keywords import operator
 from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import min_pooling as _min
 from torch_dmlpool.window import Window
@@ -15,37 +12,7 @@ from torch_dmlpool.window import Window
 __all__ = ["adaptive_min_pooling", "min_pooling"]
 
 
-@overload
-def min_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[False] = ...,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Tensor: ...
-@overload
-def min_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[True],
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@operator
+@overloads.pooling
 def min_pooling(
     input: Tensor,
     window_size: Integers,
@@ -117,27 +84,7 @@ def min_pooling(
     return _min.minima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
 
 
-@overload
-def adaptive_min_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[False] = ...,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Tensor: ...
-@overload
-def adaptive_min_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@operator
+@overloads.adaptive_pooling
 def adaptive_min_pooling(
     input: Tensor,
     output_size: OutputSize,

@@ -8,12 +8,12 @@ PyTorch has none.
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import operands, overloads
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
 from torch_dmlpool.keywords import operator
@@ -157,37 +157,7 @@ def average_of_integers(
     return quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
 
 
-@overload
-def quantized_max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[False] = ...,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Tensor: ...
-@overload
-def quantized_max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[True],
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@operator
+@overloads.pooling
 def quantized_max_pooling(
     input: Tensor,
     window_size: Integers,

@@ -1,12 +1,12 @@
 """Maxima and their inverse with DirectML's names."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, overload
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import operands, overloads
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.ops import complex_pooling as _complex
 from torch_dmlpool.ops import masked_pooling as _masked
@@ -18,37 +18,7 @@ from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Window, ch
 Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
-@overload
-def max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[False] = ...,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Tensor: ...
-@overload
-def max_pooling(
-    input: Tensor,
-    window_size: Integers,
-    strides: Integers = ...,
-    start_padding: Integers = ...,
-    end_padding: Integers = ...,
-    dilations: Integers = ...,
-    *,
-    ceil_mode: bool = ...,
-    return_indices: Literal[True],
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@operator
+@overloads.pooling
 def max_pooling(
     input: Tensor,
     window_size: Integers,
@@ -182,27 +152,7 @@ def max_pooling_grad(
     return _max.max_pooling_grad(input, input_gradient, window)
 
 
-@overload
-def adaptive_max_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[False] = ...,
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> Tensor: ...
-@overload
-def adaptive_max_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    index_dtype: torch.dtype = ...,
-    mask: Tensor | None = ...,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@operator
+@overloads.adaptive_pooling
 def adaptive_max_pooling(
     input: Tensor,
     output_size: OutputSize,

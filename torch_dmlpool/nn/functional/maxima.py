@@ -3,42 +3,15 @@
 tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
-from typing import Literal, overload
-
 from torch import Tensor
 
+from torch_dmlpool import overloads
 from torch_dmlpool.keywords import pytorchs
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
-@overload
-def max_pool1d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def max_pool1d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.pool
 def max_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -75,33 +48,7 @@ def max_pool1d(
     )
 
 
-@overload
-def max_pool2d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def max_pool2d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.pool
 def max_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -138,33 +85,7 @@ def max_pool2d(
     )
 
 
-@overload
-def max_pool3d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def max_pool3d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.pool
 def max_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -255,25 +176,7 @@ def max_pool3d_with_indices(
     )
 
 
-@overload
-def adaptive_max_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def adaptive_max_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.adaptive_pool
 def adaptive_max_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -298,25 +201,7 @@ def adaptive_max_pool1d(
     return pools.adaptive_max_pool(1, input, mask, output_size, return_indices)
 
 
-@overload
-def adaptive_max_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def adaptive_max_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.adaptive_pool
 def adaptive_max_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -341,25 +226,7 @@ def adaptive_max_pool2d(
     return pools.adaptive_max_pool(2, input, mask, output_size, return_indices)
 
 
-@overload
-def adaptive_max_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def adaptive_max_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.adaptive_pool
 def adaptive_max_pool3d(
     input: Tensor,
     output_size: OutputSize,

@@ -3,42 +3,14 @@
 tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
-from typing import Literal, overload
-
 from torch import Tensor
 
-from torch_dmlpool.keywords import pytorchs
+from torch_dmlpool import overloads
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
-@overload
-def min_pool1d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def min_pool1d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.pool
 def min_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -75,33 +47,7 @@ def min_pool1d(
     )
 
 
-@overload
-def min_pool2d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def min_pool2d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.pool
 def min_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -138,33 +84,7 @@ def min_pool2d(
     )
 
 
-@overload
-def min_pool3d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def min_pool3d(
-    input: Tensor,
-    kernel_size: Integers,
-    stride: Integers | None = None,
-    padding: Padding = 0,
-    dilation: Integers = 1,
-    ceil_mode: bool = False,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.pool
 def min_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -201,25 +121,7 @@ def min_pool3d(
     )
 
 
-@overload
-def adaptive_min_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def adaptive_min_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.adaptive_pool
 def adaptive_min_pool1d(
     input: Tensor,
     output_size: OutputSize,
@@ -244,25 +146,7 @@ def adaptive_min_pool1d(
     return pools.adaptive_min_pool(1, input, mask, output_size, return_indices)
 
 
-@overload
-def adaptive_min_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def adaptive_min_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.adaptive_pool
 def adaptive_min_pool2d(
     input: Tensor,
     output_size: OutputSize,
@@ -287,25 +171,7 @@ def adaptive_min_pool2d(
     return pools.adaptive_min_pool(2, input, mask, output_size, return_indices)
 
 
-@overload
-def adaptive_min_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: Literal[False] = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor: ...
-@overload
-def adaptive_min_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: Literal[True],
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@pytorchs
+@overloads.adaptive_pool
 def adaptive_min_pool3d(
     input: Tensor,
     output_size: OutputSize,

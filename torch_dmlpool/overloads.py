@@ -1,0 +1,136 @@
+"""The types of functions of maxima and minima: a tensor, or a pair with ``return_indices=True``.
+
+Each type stands here once, and the function that has it is written out where it is. An editor shows
+its docstring, and both forms where it is called.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast, overload
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import keywords
+from torch_dmlpool.window import Integers, OutputSize, Padding
+
+
+class Pooling(Protocol):
+    """Maxima or minima over windows, with DirectML's names."""
+
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        window_size: Integers,
+        strides: Integers = 1,
+        start_padding: Integers = 0,
+        end_padding: Integers = 0,
+        dilations: Integers = 1,
+        *,
+        ceil_mode: bool = False,
+        return_indices: Literal[False] = False,
+        index_dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        window_size: Integers,
+        strides: Integers = 1,
+        start_padding: Integers = 0,
+        end_padding: Integers = 0,
+        dilations: Integers = 1,
+        *,
+        ceil_mode: bool = False,
+        return_indices: Literal[True],
+        index_dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class AdaptivePooling(Protocol):
+    """Maxima or minima over ``output_size`` windows, with DirectML's names."""
+
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[False] = False,
+        index_dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+        index_dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class Pool(Protocol):
+    """Maxima or minima over windows, with torch.nn's names."""
+
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        ceil_mode: bool = False,
+        return_indices: Literal[False] = False,
+        *,
+        mask: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        kernel_size: Integers,
+        stride: Integers | None = None,
+        padding: Padding = 0,
+        dilation: Integers = 1,
+        ceil_mode: bool = False,
+        *,
+        return_indices: Literal[True],
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class AdaptivePool(Protocol):
+    """Maxima or minima over ``output_size`` windows, with torch.nn's names."""
+
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        return_indices: Literal[False] = False,
+        *,
+        mask: Tensor | None = None,
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        input: Tensor,
+        output_size: OutputSize,
+        *,
+        return_indices: Literal[True],
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+_Function = Callable[..., Any]
+pooling: Callable[[_Function], Pooling] = cast(Any, keywords.operator)
+adaptive_pooling: Callable[[_Function], AdaptivePooling] = cast(Any, keywords.operator)
+pool: Callable[[_Function], Pool] = cast(Any, keywords.pytorchs)
+adaptive_pool: Callable[[_Function], AdaptivePool] = cast(Any, keywords.pytorchs)
+"""Decorators that give a function such a type, and do what those of keywords.py do."""
