@@ -140,18 +140,6 @@ def for_onnx(operator: registration.Operator, *arguments: Any) -> Any:
     return _decomposed(operator, atens, (), *arguments)
 
 
-def _called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:
-    """The results of ATen's pool for two or for three dimensions; rows are pooled as images of
-    height 1, as torch.nn does.
-    """
-    rank = input.dim() - 2
-    images = input.unsqueeze(-2) if rank == 1 else input
-    results = pools[rank == 3](images, *arguments)
-    each = [results] if isinstance(results, Tensor) else results
-    each = [operands.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
-    return each[0] if isinstance(results, Tensor) else each
-
-
 def _averages(
     input: Tensor, window: Window, include_padding: bool, divisor: int | None
 ) -> Tensor | None:
@@ -168,22 +156,11 @@ def _averages(
     if any(dilation != 1 for dilation in dilations):
         return None
     pools = _ATEN.avg_pool2d.default, _ATEN.avg_pool3d.default
-    return _called(pools, input, *arguments, ceil_mode, include_padding, divisor)
-
-
-def _winners(input: Tensor, window: Window) -> Any:
-    """Maxima and their positions in planes. A window without an element has -inf and any
-    position.
-    """
-    arguments = aten.arguments_of(window)
-    if arguments is None:
-        return None
-    pools = _ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.default
-    return _called(pools, input, *arguments)
+    return aten.called(pools, input, *arguments, ceil_mode, include_padding, divisor)
 
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
-    found = _winners(input, window)
+    found = aten.max_pooled(input, window)
     return None if found is None else found[0]
 
 
@@ -192,14 +169,14 @@ def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
         may_be_empty = axis.dilation != 1 and axis.start_padding > 0
         if may_be_empty and (type(size) is not int or axis.empty_windows(size)):
             return None
-    found = _winners(input, window)
+    found = aten.max_pooled(input, window)
     if found is None:
         return None
     return found[0], elements.numbered(found[1], input.shape, *numbering)
 
 
 def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int]) -> Any:
-    return _called(pools, input, [1, *output_sizes] if len(output_sizes) == 1 else output_sizes)
+    return aten.called(pools, input, [1, *output_sizes] if len(output_sizes) == 1 else output_sizes)
 
 
 def _bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Any:

@@ -12,8 +12,7 @@ import torch
 
 import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
-from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, reference, slices
+from torch_dmlpool.backends import reference, slices
 from torch_dmlpool.window import Window
 
 operators = torch.ops.dmlpool
@@ -232,47 +231,9 @@ def test_foreign_taps_send_their_gradient_nowhere(tap: int) -> None:
     window = Window.directml(2, 3, 1, 1, 1)
     taps = torch.full((1, 1, 2, 2), tap, dtype=torch.int16)
     gradient = torch.ones(1, 1, 2, 2)
-    assert aten.positions_at(taps, (2, 2), window) is None
     sent = reference.max_pooling_grad_from_taps(gradient, taps, (2, 2), window, False)
     # Tap 0 lies in the padding for all windows but the last.
     assert sent.tolist() == [[[[float(tap == 0), 0], [0, 0]]]]
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(
-    ("sizes", "window"),
-    [
-        ((9, 8), Window.directml(2, 3, 2, 1, 1, 1, True)),
-        ((7, 7), Window.directml(2, (2, 3), 2, 0, 0, 1, True)),
-        ((6, 5), Window.directml(2, 2, 2)),
-        ((3, 5, 4), Window.directml(3, 2, 1, 1, 1)),
-    ],
-)
-def test_tables_know_which_taps_lie_inside(
-    sizes: tuple[int, ...], window: Window, channels_last: bool
-) -> None:
-    """Taps of any value: the positions by tables are those by arithmetic, or there are none."""
-    outputs = window.output_sizes(sizes)
-    memory_format = operands.named_memory_format(channels_last, window.rank)
-    generator = torch.Generator().manual_seed(0)
-    known = 0
-    for at in range(64):
-        # All windows have the same tap, or their winners', or a few of them another one.
-        taps = torch.full((2, 3, *outputs), at % window.taps, dtype=torch.uint8)
-        if at >= window.taps:
-            taps = reference.max_pooling_with_taps(samples.normal(2, 3, *sizes), window)[1].clone()
-            others = torch.rand(taps.shape, generator=generator) < 0.01
-            if at % 2:
-                taps[others] = at % (window.taps + 1)
-        taps = taps.contiguous(memory_format=memory_format)
-        expected = reference._positions(taps, sizes, window)
-        found = aten.positions_at(taps, sizes, window)
-        assert (found is None) == bool((expected == -1).any())
-        if found is not None:
-            known += 1
-            assert found.is_contiguous(memory_format=memory_format)
-            samples.assert_same(found, expected.contiguous(memory_format=memory_format))
-    assert known >= 8
 
 
 def test_a_kept_divisor_is_not_that_of_another_type_or_padding() -> None:

@@ -1,27 +1,22 @@
-"""ATen's max pools, for the plain PyTorch backend: they compute plain CPU tensors wherever their
-answer is the same by the rules.
+"""ATen's max pools: the plain PyTorch backend finds winners of plain CPU tensors with them wherever
+their answer is the same by the rules, and exported programs hold them.
 
 ATen has no uneven padding and none above half a window, and takes the last of several NaN where
-rule M3 takes the first. Its positions become taps, and taps positions, by tables:
-
-    position in the plane - place of the window's first tap = place of the tap -> number of the tap
+rule M3 takes the first.
 """
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool._private import _len_torch_dispatch_stack
+from torch_dmlpool._private import OpOverload, _len_torch_dispatch_stack
 from torch_dmlpool.window import Window
 
-LARGEST_TABLE = 2**16
-"""The most entries of a table: one for each place from a window's first tap to its last, or one for
-each tap of the windows that reach past the input."""
+_ATEN = torch.ops.aten
 
 
 def is_plain_cpu(tensor: Tensor) -> bool:
@@ -38,55 +33,64 @@ def is_plain_cpu(tensor: Tensor) -> bool:
     )
 
 
+def _is_served(input: Tensor, window: Window) -> bool:
+    """Whether ATen pools ``input``, whose values can be read. A dilated window may be empty."""
+    is_served = is_plain_cpu(input) and input.is_floating_point() and 0 not in input.shape
+    return is_served and all(axis.dilation == 1 for axis in window.axes)
+
+
 def maxima(input: Tensor, window: Window) -> Tensor | None:
-    """ATen's maxima of channels_last tensors, where it is faster than slices; None elsewhere."""
-    if not (is_plain_cpu(input) and _is_atens(window, input) and operands.is_channels_last(input)):
-        return None
-    return _pool(input, window)[0]
+    """ATen's maxima in channels_last, where it is faster than slices; None elsewhere."""
+    is_faster = _is_served(input, window) and operands.is_channels_last(input)
+    found = max_pooled(input, window) if is_faster else None
+    return None if found is None else found[0]
 
 
-def winners(input: Tensor, window: Window) -> tuple[Tensor, Tensor] | None:
+def winners(input: Tensor, window: Window) -> Any:
     """ATen's maxima and their positions in planes, or None where its answer may be another.
 
-    ATen takes the last of several NaN in a window (rule M3), and it has no uneven padding. In
-    volumes in channels_last it gives a window of -inf alone the index of another (rule M2).
+    ATen takes the last of several NaN in a window (rule M3). In volumes in channels_last it gives a
+    window of -inf alone the index of another (rule M2).
     """
-    if not (is_plain_cpu(input) and _is_atens(window, input)):
+    found = max_pooled(input, window) if _is_served(input, window) else None
+    if found is None:
         return None
-    values, positions = _pool(input, window)
-    least, most = values.aminmax()
-    if math.isnan(most):  # as it is where one of them is
+    least = found[0].amin()
+    if math.isnan(least):  # as it is where one of them is
         return None
-    if window.rank == 3 and least == -math.inf and operands.is_channels_last(input):
+    is_lost = least == -math.inf and window.rank == 3 and operands.is_channels_last(input)
+    return None if is_lost else found
+
+
+def scattered(input: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor | None:
+    """Zeros of spatial ``sizes`` with each element added at its position, by ATen's gradient of
+    adaptive maxima; None where that does not take these tensors, or a position is negative.
+    """
+    is_served = is_plain_cpu(input) and is_plain_cpu(positions) and input.is_floating_point()
+    if not is_served or positions.numel() == 0 or positions.amin() < 0:
         return None
-    return values, positions
+    like = operands.empty(
+        (*input.shape[:2], *sizes), input, operands.suggested_memory_format(input)
+    )
+
+    images = [input, like, positions.to(torch.int64)]
+    if len(sizes) == 1:
+        images = [each.unsqueeze(2) for each in images]
+    elif len(sizes) == 3:  # an image with the volume's rows in a row of it
+        images = [each.movedim(1, -1).flatten(2, 3).movedim(-1, 1) for each in images]
+    result: Tensor = _ATEN.adaptive_max_pool2d_backward(*images)
+    return result if len(sizes) == 2 else result.view_as(like)
 
 
-def _pool(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """ATen's maxima and their positions in planes."""
-    if window.rank == 3:
-        return _POOL_3D(input, *_arguments(window))
-    if window.rank == 2:
-        return _POOL_2D(input, *_arguments(window))
-    values, positions = _POOL_2D(input.unsqueeze(2), *_arguments(window))
-    return values.squeeze(2), positions.squeeze(2)
-
-
-_POOL_2D = torch.ops.aten.max_pool2d_with_indices.default
-_POOL_3D = torch.ops.aten.max_pool3d_with_indices.default
-_GRADIENT_2D = torch.ops.aten.max_pool2d_with_indices_backward.default
-_GRADIENT_3D = torch.ops.aten.max_pool3d_with_indices_backward.default
-
-
-def _is_atens(window: Window, tensor: Tensor) -> bool:
-    """Whether ATen's max pooling takes this window and tensor, and no window is empty."""
-    return tensor.is_floating_point() and 0 not in tensor.shape and _arguments(window) is not None
-
-
-@functools.lru_cache(maxsize=256)
-def _arguments(window: Window) -> Any:
-    """The arguments of a window whose taps lie side by side. Nobody writes into the lists."""
-    return None if any(axis.dilation != 1 for axis in window.axes) else arguments_of(window)
+def max_pooled(input: Tensor, window: Window) -> Any:
+    """ATen's maxima and their positions, or None where it has no such window. In a window without
+    an element these are -inf and any position.
+    """
+    arguments = arguments_of(window)
+    if arguments is None:
+        return None
+    pools = _ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.default
+    return called(pools, input, *arguments)
 
 
 def arguments_of(window: Window) -> Any:
@@ -100,113 +104,13 @@ def arguments_of(window: Window) -> Any:
     return [1, *sizes], [1, *strides], [0, *padding], [1, *dilations], *flags
 
 
-def gradient_from_taps(
-    gradient: Tensor,
-    taps: Tensor,
-    sizes: Sequence[int],
-    window: Window,
-    channels_last: bool,
-) -> Tensor | None:
-    """ATen's gradient of maxima whose winners are ``taps``, or None where ATen has none."""
-    if not (is_plain_cpu(gradient) and is_plain_cpu(taps) and _is_atens(window, gradient)):
-        return None
-    positions = positions_at(taps, sizes, window)
-    if positions is None:
-        return None
-    memory_format = operands.named_memory_format(channels_last, window.rank)
-    like = operands.empty((*gradient.shape[:2], *sizes), gradient, memory_format)
-    if window.rank == 1:
-        gradient, positions, like = (each.unsqueeze(2) for each in (gradient, positions, like))
-    operator = _GRADIENT_3D if window.rank == 3 else _GRADIENT_2D
-    result = operator(gradient, like, *_arguments(window), positions)
-    return result.squeeze(2) if window.rank == 1 else result
-
-
-class _Places(NamedTuple):
-    """Where windows and their taps lie in a plane. A place is an index into the flattened plane."""
-
-    first: Tensor  # the place of each window's first tap; in the padding it may be negative
-    after: Tensor  # for each tap, its distance from the first tap
-    taps: Tensor  # for each such distance, the tap
-    reaching: Tensor  # the windows that reach past the input
-    flags: Tensor  # for each of those and each tap, whether the tap lies inside the input
-    rows: Tensor  # where the flags of each of those begin
-
-
-@functools.lru_cache(maxsize=64)
-def _places(window: Window, sizes: tuple[int, ...], outputs: tuple[int, ...]) -> _Places | None:
-    """The places of these windows; None if two taps may have the same distance from the first one,
-    or if tables were too large.
-
-    They are cached, because to make them takes longer than to pool a small tensor.
+def called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:
+    """The results of ATen's pool for two or for three dimensions; rows are pooled as images of
+    height 1, as torch.nn does.
     """
-    first, after, reach = _integers([0])[0], _integers([0]), 1
-    are_reaching = first.to(torch.bool)
-    inside = []
-    for number, (axis, size, count) in enumerate(zip(window.axes, sizes, outputs, strict=True)):
-        if number > 0 and axis.extent > size:
-            return None
-        starts = _integers(range(count)) * axis.stride - axis.start_padding
-        along = _integers(range(axis.window)) * axis.dilation
-        first = first.unsqueeze(-1) * size + starts
-        after = (after.unsqueeze(-1) * size + along).flatten()
-        reach = (reach - 1) * size + axis.extent
-        at = starts.unsqueeze(-1) + along
-        inside.append((at >= 0) & (at < size))
-        are_reaching = are_reaching.unsqueeze(-1) | inside[-1].logical_not().any(-1)
-    coordinates = are_reaching.nonzero(as_tuple=True)
-    count = coordinates[0].numel()
-    if max(reach, count * window.taps) > LARGEST_TABLE:
-        return None
-    taps = torch.zeros((reach,), dtype=operands.tap_dtype(window.taps), device="cpu")
-    taps[after] = _integers(range(window.taps)).to(taps.dtype)
-    flags = torch.ones((count, 1), dtype=torch.bool, device="cpu")
-    for along, at in zip(inside, coordinates, strict=True):
-        flags = (flags.unsqueeze(-1) & along[at].unsqueeze(-2)).flatten(1)
-    reaching = are_reaching.flatten().nonzero().flatten()
-    rows = _integers(range(count)) * window.taps
-    return _Places(first, after, taps, reaching, flags.flatten(), rows)
-
-
-def _integers(numbers: Iterable[int]) -> Tensor:
-    return torch.tensor([*numbers], dtype=torch.int64, device="cpu")
-
-
-def _looked_up(table: Tensor, at: Tensor) -> Tensor:
-    """``table[at]`` in the layout of ``at``."""
-    rank = at.dim() - 2
-    if not (
-        at.is_contiguous()
-        or (rank > 1 and at.is_contiguous(memory_format=operands.named_memory_format(True, rank)))
-    ):
-        at = at.contiguous()
-    in_order = at.as_strided((at.numel(),), (1,), at.storage_offset())
-    return table.index_select(0, in_order).as_strided(at.shape, at.stride())
-
-
-def taps_at(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor | None:
-    """The tap of each window that lies at its position in the plane, or None where ``_places`` has
-    no tables. No position may be -1.
-
-    Unless it returns None it overwrites ``positions``, whose memory is still in a cache.
-    """
-    places = _places(window, tuple(sizes), tuple(positions.shape[2:]))
-    return None if places is None else _looked_up(places.taps, positions.sub_(places.first))
-
-
-def positions_at(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor | None:
-    """The position in the plane of each window's tap; None where ``_places`` has no tables, or a
-    tap lies outside the input.
-    """
-    places = _places(window, tuple(sizes), tuple(taps.shape[2:]))
-    if places is None:
-        return None
-    try:
-        after = _looked_up(places.after, taps.to(torch.int32))
-    except IndexError:  # not the number of a tap
-        return None
-    if places.reaching.numel():
-        at = taps.flatten(2).index_select(2, places.reaching) + places.rows
-        if not places.flags.index_select(0, at.flatten()).all():
-            return None
-    return after.add_(places.first)
+    rank = input.dim() - 2
+    images = input.unsqueeze(-2) if rank == 1 else input
+    results = pools[rank == 3](images, *arguments)
+    each = [results] if isinstance(results, Tensor) else results
+    each = [operands.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
+    return each[0] if isinstance(results, Tensor) else each

@@ -181,7 +181,11 @@ def _scattered(
     """Zeros of ``sizes`` with each element added at its position, in the elements' order. Half
     precision is added in float32.
     """
-    flat, wide, plane = positions.flatten(2), widened(signed(source)).flatten(2), math.prod(sizes)
+    wide, plane = widened(signed(source)), math.prod(sizes)
+    found = None if are_unique else aten.scattered(wide, positions, sizes)
+    if found is not None:
+        return found.to(source.dtype)
+    flat, wide = positions.flatten(2).to(torch.int64), wide.flatten(2)
     # Elements without a position are added to one more element, which is cut off.
     total = wide.new_zeros((*flat.shape[:2], plane + 1))
     add = (
@@ -217,28 +221,53 @@ def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Te
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
     """Each axis, from the last to the first, its size, and where each window's first tap lies."""
     for later, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
-        yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * later)
+        first = reductions.firsts(axis, size, like).to(like.dtype)
+        yield axis, size, first.view(-1, *[1] * later)
+
+
+def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+    """The quotients and the remainders of numbers that are not negative."""
+    if divisor == 1:
+        return left, torch.zeros_like(left)
+    if aten.is_plain_cpu(left):  # floats are divided in vectors, and exactly enough below 2^53
+        quotients = left.to(torch.float64).div(divisor).to(left.dtype)
+    else:
+        quotients = left.div(divisor, rounding_mode="trunc")
+    return quotients, left.sub(quotients, alpha=divisor)
+
+
+def _are_within(numbers: Tensor, count: int) -> bool | Tensor:
+    """Which ``numbers`` are at least 0 and below ``count``; True if it can be seen that all are."""
+    is_seen = aten.is_plain_cpu(numbers) and numbers.numel() > 0
+    if is_seen and numbers.amin() >= 0 and numbers.amax() < count:
+        return True
+    return (numbers >= 0) & (numbers < count)
 
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    taps, step, left = torch.zeros_like(positions), 1, positions
-    for axis, size, first in _axes(window, sizes, positions):
-        taps = taps + (left % size - first).div(axis.dilation, rounding_mode="trunc") * step
-        left, step = left.div(size, rounding_mode="trunc"), step * axis.window
-    return taps.where(positions >= 0, 0).to(operands.tap_dtype(window.taps))
+    left, taps, step = positions.to(operands.position_dtype(math.prod(sizes))), None, 1
+    inside = _are_within(left, math.prod(sizes))
+    for axis, size, first in _axes(window, sizes, left):
+        left, at = _divided(left, size) if axis is not window.axes[0] else (left, left)
+        along = at - first
+        if axis.dilation != 1:
+            along = along.div(axis.dilation, rounding_mode="trunc")
+        taps, step = along if taps is None else taps.add(along, alpha=step), step * axis.window
+    taps = taps.to(operands.tap_dtype(window.taps))
+    return taps if inside is True else taps.where(inside, 0)
 
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    left, step = taps.to(torch.int64), 1
-    positions, inside = torch.zeros_like(left), (left >= 0) & (left < window.taps)
-    for axis, size, first in _axes(window, sizes, taps):
-        position = left % axis.window * axis.dilation + first
-        inside = inside & (position >= 0) & (position < size)
-        positions = positions + position * step
-        left, step = left.div(axis.window, rounding_mode="trunc"), step * size
-    return positions.where(inside, -1)
+    left, positions, step = taps.to(operands.position_dtype(math.prod(sizes))), None, 1
+    inside = _are_within(left, window.taps)
+    for axis, size, first in _axes(window, sizes, left):
+        left, along = _divided(left, axis.window) if axis is not window.axes[0] else (left, left)
+        at = along * axis.dilation + first
+        inside = inside & _are_within(at, size)
+        positions, step = at if positions is None else positions.add(at, alpha=step), step * size
+    return positions if inside is True else positions.where(inside, -1)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
@@ -246,7 +275,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     _reject_sizes(input, window)
     found = aten.maxima(input, window)
     if found is not None:
-        return operands.laid_out_like(found, input)
+        return found
     source = _flipped(signed(input)) if input.dtype in SIGNED else input
     (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
     return operands.laid_out_like(
@@ -254,20 +283,21 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     )
 
 
+def _found(input: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+    """Maxima and their positions."""
+    _reject_sizes(input, windows)
+    found = aten.winners(input, windows) if isinstance(windows, Window) else None
+    if found is None:
+        positions = _winners(input, windows)
+        found = _maxima_at(input, positions), positions
+    return found
+
+
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Maxima and the numbers of their taps."""
-    _reject_sizes(input, window)
-    sizes, found = input.shape[2:], aten.winners(input, window)
-    if found is not None:
-        values, positions = found
-        taps = aten.taps_at(positions, sizes, window)
-        if taps is None:
-            taps = taps_of(positions, sizes, window)
-        return operands.laid_out_like(values, input), operands.laid_out_like(taps, input)
-    positions = _winners(input, window)
-    return _maxima_at(input, positions), operands.laid_out_like(
-        taps_of(positions, sizes, window), input
-    )
+    values, positions = _found(input, window)
+    taps = taps_of(positions, input.shape[2:], window)
+    return values, operands.laid_out_like(taps, input)
 
 
 def max_pooling_with_indices(
@@ -276,15 +306,9 @@ def max_pooling_with_indices(
     """Maxima and their indices. ``numbering``: the indices' data type, and whether they count in
     each plane (else in the whole tensor).
     """
-    _reject_sizes(input, windows)
-    found = aten.winners(input, windows) if isinstance(windows, Window) else None
-    if found is not None:
-        values, positions = found
-    else:
-        positions = _winners(input, windows)
-        values = _maxima_at(input, positions)
+    values, positions = _found(input, windows)
     indices = numbered(positions, input.shape, *numbering)
-    return operands.laid_out_like(values, input), operands.laid_out_like(indices, input)
+    return values, operands.laid_out_like(indices, input)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -316,11 +340,8 @@ def max_pooling_grad_from_taps(
     """The gradient of the input: each window's gradient is added to its winner's, in the order of
     the windows.
     """
-    wide = widened(input_gradient)
-    found = aten.gradient_from_taps(wide, taps, spatial_sizes, window, channels_last)
-    if found is not None:
-        return found.to(input_gradient.dtype)
-    gradient = _scattered(input_gradient, _positions(taps, spatial_sizes, window), spatial_sizes)
+    positions = _positions(taps, spatial_sizes, window)
+    gradient = _scattered(input_gradient, positions, spatial_sizes)
     return operands.laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
 
 
