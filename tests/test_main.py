@@ -1,5 +1,6 @@
 """python -m torch_dmlpool: what it says, what it checks, and what its exit code means."""
 
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -8,6 +9,8 @@ import torch
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import __main__ as program
+from torch_dmlpool.bench import rows
+from torch_dmlpool.timing import Times
 
 
 def test_as_a_command(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
@@ -58,35 +61,14 @@ def test_a_wrong_result_is_reported(
     assert "ok DML_MAX_POOLING2, indices" in output
 
 
-def test_the_comparison_with_aten_has_a_row_for_each_contest(
+def test_the_comparison_with_aten_has_a_row_for_each_call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Times of ours and of ATen, and their ratio or that it cannot be told; a busy machine is
-    said to be busy."""
-    monkeypatch.setattr(program, "SHAPE", (1, 1, 14, 14))
-    monkeypatch.setattr(program, "SECONDS", 0.0)
+    """Those of ``bench``; a busy machine is said to be busy."""
+    row = rows.Measured("a pool", rows.ATEN, Times(0.1, 0.2, 0.2), Times(0.3, 0.4, 0.5))
+    monkeypatch.setattr(program.rows, "measure", lambda *_: [row, row])
     monkeypatch.setattr(program.timing, "load", lambda: "9 processes wanted the 2 processors")
     assert program.main([]) == 0
-    before, _, after = capsys.readouterr().out.partition("torch_dmlpool ms")
-    assert (
-        "The machine is busy: 9 processes wanted the 2 processors. The times say little." in before
-    )
-    rows = after.splitlines()[1 : 1 + len(program.CONTESTS)]
-    for name, row in zip(program.CONTESTS, rows, strict=True):
-        ours, aten, ratio = row.strip().removeprefix(name).split(maxsplit=2)
-        assert min(float(ours), float(aten)) > 0
-        assert ratio == "cannot tell" or float(ratio) > 0
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ratio"), [((0.3, 0.4, 0.5), "2.00"), ((0.1, 0.2, 0.3), "cannot tell")]
-)
-def test_a_ratio_is_said_where_quartiles_do_not_overlap(
-    theirs: tuple[float, ...], ratio: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = {
-        "ours": program.timing.Times(0.1, 0.2, 0.2),
-        "theirs": program.timing.Times(*theirs),
-    }
-    monkeypatch.setattr(program.timing, "in_turn", lambda *_: times)
-    assert program.compared("max, window 3, stride 2", torch.device("cpu")).endswith(ratio)
+    said = capsys.readouterr().out
+    assert "The machine is busy: 9 processes wanted the 2 processors. The times say little." in said
+    assert len(re.findall(r"  a pool +200 .* torch.nn +400 .* 2.00x  cannot tell", said)) == 2

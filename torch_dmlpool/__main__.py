@@ -8,6 +8,7 @@ otherwise.
 import argparse
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,8 @@ from torch_dmlpool import bench, timing
 from torch_dmlpool.backends import cpu
 from torch_dmlpool.bench import conditions, rows
 
-SHAPE = (4, 64, 56, 56)
-SECONDS = 0.8
-"""How long a contest is measured."""
-CONTESTS = {
-    name: rows.Row("", function, window, SHAPE[1:], False, False, is_trained)
-    for name, function, window, is_trained in (
-        ("max, window 3, stride 2", "max_pool2d", (3, 2, 1), False),
-        ("max, window 3, stride 2, forward and backward", "max_pool2d", (3, 2, 1), True),
-        ("max, window 13, stride 1", "max_pool2d", (13, 1, 6), False),
-        ("average, window 3, stride 1", "avg_pool2d", (3, 1, 1), False),
-        ("average, window 3, stride 1, forward and backward", "avg_pool2d", (3, 1, 1), True),
-    )
-}
+SECONDS = 8.0
+"""How long calls are compared with PyTorch's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             busy = timing.load()
             if busy is not None:
                 print(f"  The machine is busy: {busy}. The times say little.")
-            print(f"  float32 {SHAPE}: torch_dmlpool ms, PyTorch ms, and how many times as fast")
-            for name in CONTESTS:
-                print(f"  {name:<52}{compared(name, device)}")
+            print("  Milliseconds, median (quartiles), and how many times as long PyTorch takes")
+            for row in rows.measure(device, rows.ATEN, time.monotonic() + SECONDS):
+                print(row.line(busy))
     return 0 if right else 1
 
 
@@ -135,24 +125,6 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
             yield name, f"{type(error).__name__}: {error}"
         else:
             yield name, None if found == expected else f"expected {expected}, got {found}"
-
-
-def compared(name: str, device: torch.device) -> str:
-    """The medians of ours and of PyTorch's in the contest ``name``, which are called in turn, and
-    their ratio, unless the quartiles overlap.
-    """
-    row = CONTESTS[name]
-    operands = rows.operands(row, device, SHAPE[0])
-    modules = {"ours": dmlpool.nn.functional, "theirs": torch.nn.functional}
-    calls = {
-        who: rows.call(getattr(module, row.function), row, *operands)
-        for who, module in modules.items()
-    }
-    times = timing.in_turn(calls, device, SECONDS)
-    ours, theirs = times["ours"], times["theirs"]
-    is_known = timing.verdict(ours, theirs) != "cannot tell"
-    ratio = f"{theirs.median / ours.median:.2f}" if is_known else "cannot tell"
-    return f"{1000 * ours.median:>9.3f}{1000 * theirs.median:>9.3f}{ratio:>13}"
 
 
 if __name__ == "__main__":

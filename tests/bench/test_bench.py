@@ -1,7 +1,6 @@
 """python -m torch_dmlpool bench: what it compares and measures, and what its exit code means."""
 
 import functools
-import json
 import re
 import time
 from pathlib import Path
@@ -14,7 +13,8 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import __main__ as program
 from torch_dmlpool import backends, bench, timing
 from torch_dmlpool.backends import triton
-from torch_dmlpool.bench import calls, conditions, models, report, rows
+from torch_dmlpool.bench import calls, conditions, models, rows
+from torch_dmlpool.nn import measuring
 from torch_dmlpool.timing import Times
 
 CPU = torch.device("cpu")
@@ -104,36 +104,26 @@ def factory() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     return torch.nn.Sequential(*layers), (torch.rand(1, 3, 16, 16),)
 
 
-def test_a_run_from_its_first_line_to_its_figures(
-    small: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_run_from_its_first_line_to_its_verdicts(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Conditions, results, rows, a model, verdicts and JSON."""
+    """Conditions, results, rows, a model and verdicts."""
     module = ModuleType("users_package")
     vars(module)["factory"] = factory
     monkeypatch.setitem(__import__("sys").modules, "users_package", module)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
-    written = tmp_path / "figures.json"
-    arguments = ["--device", "cpu", "--seconds", "200", "--json", str(written)]
-    assert bench.main([*arguments, "--model", "users_package:factory"]) == 0
+    monkeypatch.setattr(measuring, "TOLERATED", 1e9)
+    arguments = ["--device", "cpu", "--seconds", "200", "--model", "users_package:factory"]
+    assert bench.main(arguments) == 0
     said = capsys.readouterr().out
-    figures = json.loads(written.read_text())
-    assert figures["correct"]["equal"] == 40
-    assert len(figures["rows"]) == 8
-    for row in figures["rows"]:
-        assert set(row["rivals"]) == {rows.ATEN, rows.COMPILED}
-        for rival in row["rivals"].values():
-            assert 0 < rival["ours"]["lower"] <= rival["ours"]["median"] <= rival["ours"]["upper"]
-            assert rival["verdict"] in ("faster", "slower", "cannot tell")
-    assert figures["conditions"]["runs on"] == conditions.backend_of(CPU)
-    assert "replaced 2, left 0" in figures["model"]["report"]
-    assert 0 < figures["model"]["share of pooling layers"] < 1
-    assert len(figures["model"]["comparisons"]) == 3
-    assert said.count("  max_pool2d(") == 8
+    assert f"  runs on                 {conditions.backend_of(CPU)}" in said
     assert "  40 of 40 equal, 0 not begun" in said
-    assert "Beside torch.nn, torch_dmlpool is " in said
+    for rival in (rows.ATEN, rows.COMPILED):
+        assert len(re.findall(rf"_pool2d\(.* {re.escape(rival)} .*x  [fsc]", said)) == 8
+        assert f"Beside {rival}, torch_dmlpool is " in said
+    assert "users_package:factory: replaced 2, left 0" in said
+    assert re.search(r"\n  pooling layers took \d+\.\d% of it\n", said)
+    assert len(re.findall(r"(?:inference|training), .*, converted .* as it is .*x ", said)) == 3
 
 
 def test_a_model_that_is_not_there_is_said_before_any_work() -> None:
@@ -157,15 +147,9 @@ def test_a_model_is_not_compiled_unless_asked_for(
 ) -> None:
     monkeypatch.setattr(models, "loaded", lambda *_: factory())
     monkeypatch.setattr(torch, "compile", None)
-    *eager, compiled = models.measure("users_package:factory", CPU, 1.0, compiles=False).comparisons
-    assert all(comparison.times is not None for comparison in eager)
-    assert str(compiled) == "inference, torch.compile: not asked for"
-
-
-def measured(ours: Times, theirs: Times) -> rows.Measured:
-    row = rows.Measured(rows.ROWS[0], CPU)
-    row.pairs[rows.ATEN] = ours, theirs
-    return row
+    said = "\n".join(models.measure("users_package:factory", CPU, 1.0, None, compiles=False))
+    assert said.count(", converted ") == 2
+    assert "compile" not in said
 
 
 @pytest.mark.parametrize(
@@ -178,14 +162,23 @@ def measured(ours: Times, theirs: Times) -> rows.Measured:
 )
 def test_quartiles_that_overlap_tell_nothing(ours: Times, theirs: Times, expected: str) -> None:
     assert timing.verdict(ours, theirs) == expected
-    row = measured(ours, theirs)
-    assert row.verdict(rows.ATEN) == expected
-    assert row.verdict(rows.ATEN, "9 processes") == "cannot tell"
-    assert report.MEANINGS[expected] in report.verdict([row], rows.ATEN, None)
-    assert "busy" in report.verdict([row], rows.ATEN, "9 processes")
-    assert f"({expected})" in str(models.Comparison("inference", (theirs, ours)))
-    busy = models.Comparison("inference", (theirs, ours), load="9 processes")
-    assert "(cannot tell)" in str(busy)
+    row = rows.Measured("a pool", rows.ATEN, ours, theirs)
+    assert row.line(None).endswith(f"x  {expected}")
+    assert row.line("9 processes").endswith("x  cannot tell")
+    assert rows.MEANINGS[expected] in rows.verdict([row], None)
+    assert "busy" in rows.verdict([row], "9 processes")
+
+
+def test_what_cannot_be_compiled_is_said_once(
+    small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise RuntimeError("no C++ compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", refuses)
+    bench.main(["--device", "cpu", "--seconds", "200"])
+    said = capsys.readouterr().out
+    assert "Beside torch.compile, not measured (RuntimeError: no C++ compiler).\n" in said
 
 
 def test_samples_are_taken_in_turn() -> None:

@@ -7,15 +7,13 @@ after ``convert``. The exit status is 1 where a result is wrong or was not begun
 """
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from torch_dmlpool import timing
-from torch_dmlpool.bench import calls, conditions, models, report, rows
+from torch_dmlpool.bench import calls, conditions, models, rows
 
 __all__ = ["main"]
 
@@ -43,32 +41,28 @@ def main(arguments: Sequence[str]) -> int:
         print(f"  NOT BEGUN {name}")
 
     print("\nMilliseconds, median (quartiles), and how many times as long the others take")
-    until = end - (0.4 * options.seconds if options.model else 0.0)
-    measured = []
-    for row in rows.measure(device, until, not options.no_compile):
-        measured.append(row)
-        print(report.line(row, rows.ATEN, load), flush=True)
-    for row in measured:
-        if rows.COMPILED in row.pairs:
-            print(report.line(row, rows.COMPILED, load))
+    verdicts, until = [], end - (0.4 * options.seconds if options.model else 0.0)
+    shares = {rows.ATEN: 1.0} if options.no_compile else {rows.ATEN: 0.4, rows.COMPILED: 1.0}
+    for rival, share in shares.items():
+        measured, why, now = [], "no time", time.monotonic()
+        try:
+            for row in rows.measure(device, rival, now + share * (until - now)):
+                measured.append(row)
+                print(row.line(load), flush=True)
+        except Exception as error:  # such as a missing C++ compiler, which no row can do without
+            why = models.summary(error)
+        said = rows.verdict(measured, load) if measured else f"not measured ({why})."
+        verdicts.append(f"Beside {rival}, {said}")
 
-    model = None
     if options.model:
         seconds, compiles = max(end - time.monotonic(), 10.0), not options.no_compile
-        model = models.measure(options.model, device, seconds, load, compiles)
-        print(f"\n{model.name}: pooling layers take {model.share:.1%} of inference\n{model.report}")
-        for comparison in model.comparisons:
-            print(f"  {comparison}")
+        print()
+        for line in models.measure(options.model, device, seconds, load, compiles):
+            print(line, flush=True)
 
-    print()
-    for rival in (rows.ATEN, rows.COMPILED):
-        print(report.verdict(measured, rival, load))
+    print("", *verdicts, sep="\n")
     if "SLOW" in known["runs on"]:
         print("This device uses plain PyTorch operations: expect no gain.")
-    if options.json is not None:
-        figures = report.data(known, checked, measured, load, model)
-        options.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-        print(f"\nwritten to {options.json}")
     print("\nTo report this, paste all of it into an issue, between two lines of ```.")
     return 0 if checked.is_right else 1
 
@@ -112,7 +106,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=_seconds, default=60.0, help="about how long it may take (60)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(
         "--model",
         metavar="PACKAGE:FACTORY",

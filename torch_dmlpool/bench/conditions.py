@@ -3,8 +3,6 @@
 import importlib.metadata
 import os
 import platform
-import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
@@ -69,28 +67,11 @@ def processor() -> str:
 
 def _gpu(device: torch.device) -> dict[str, str]:
     properties = torch.cuda.get_device_properties(device)
-    found = {
+    return {
         "GPU": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, "
         f"{properties.multi_processor_count} multiprocessors",
         "CUDA or ROCm": str(torch.version.cuda or torch.version.hip),
     }
-    command = shutil.which("nvidia-smi")
-    if command is not None and torch.version.hip is None:
-        finished = subprocess.run(
-            [
-                command,
-                f"--id=GPU-{properties.uuid}",
-                "--query-gpu=driver_version,power.limit",
-                "--format=csv,noheader",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-        if finished.returncode == 0:
-            found["driver and power limit"] = finished.stdout.strip()
-    return found
 
 
 def version_of(package: str) -> str:

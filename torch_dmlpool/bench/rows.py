@@ -13,12 +13,12 @@ from torch_dmlpool.nn import functional as ours
 from torch_dmlpool.timing import Times
 
 ATEN, COMPILED = "torch.nn", "torch.compile"
+MEANINGS = {"faster": "faster", "slower": "slower", "cannot tell": "neither, as far as can be told"}
 
 
 class Row(NamedTuple):
-    """A call: the network that has it, the function, its arguments and the input's sizes."""
+    """A call: the function, its arguments and the input's sizes."""
 
-    network: str
     function: str
     arguments: tuple[Any, ...]
     sizes: tuple[int, ...]  # but for the batch
@@ -43,78 +43,78 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row("ResNet, the stem", "max_pool2d", (3, 2, 1), (64, 112, 112), False, False, False),
-    Row("ResNet, the stem", "max_pool2d", (3, 2, 1), (64, 112, 112), True, True, True),
-    Row("VGG", "max_pool2d", (2, 2), (128, 112, 112), False, False, True),
-    Row("YOLO, SPPF", "max_pool2d", (5, 1, 2), (256, 20, 20), True, True, False),
-    Row("DenseNet, transition", "avg_pool2d", (2, 2), (128, 56, 56), False, False, True),
-    Row("Inception", "avg_pool2d", (3, 1, 1), (288, 35, 35), False, True, False),
-    Row("EfficientNet, the head", "adaptive_avg_pool2d", (1,), (1280, 7, 7), True, True, False),
-    Row("VGG, the head", "adaptive_avg_pool2d", (7,), (512, 14, 14), False, False, True),
+    Row("max_pool2d", (3, 2, 1), (64, 112, 112), False, False, False),  # ResNet, the stem
+    Row("max_pool2d", (3, 2, 1), (64, 112, 112), True, True, True),  # ResNet, the stem
+    Row("max_pool2d", (2, 2), (128, 112, 112), False, False, True),  # VGG
+    Row("max_pool2d", (5, 1, 2), (256, 20, 20), True, True, False),  # YOLO, SPPF
+    Row("avg_pool2d", (2, 2), (128, 56, 56), False, False, True),  # DenseNet, transition
+    Row("avg_pool2d", (3, 1, 1), (288, 35, 35), False, True, False),  # Inception
+    Row("adaptive_avg_pool2d", (1,), (1280, 7, 7), True, True, False),  # EfficientNet, the head
+    Row("adaptive_avg_pool2d", (7,), (512, 14, 14), False, False, True),  # VGG, the head
 ]
 
 
-class Measured:
-    """A row with the times of its contestants, in pairs that ran in turn: ours and PyTorch's, ours
-    and torch.compile's.
-    """
+class Measured(NamedTuple):
+    """Times of ours and of a rival, which ran in turn."""
 
-    def __init__(self, row: Row, device: torch.device) -> None:
-        self.row, self.name, self.device = row, row.name(device), device
-        self.shape: tuple[int, ...] = ()
-        self.pairs: dict[str, tuple[Times, Times]] = {}
-        self.missing: dict[str, str] = {}
+    name: str
+    rival: str
+    ours: Times
+    theirs: Times
 
-    def verdict(self, rival: str, load: str | None = None) -> str:
-        """``faster``, ``slower`` or ``cannot tell`` for ours beside a rival, or ``not
-        measured``.
-        """
-        return timing.verdict(*self.pairs[rival], load) if rival in self.pairs else "not measured"
+    def verdict(self, load: str | None = None) -> str:
+        """``faster``, ``slower`` or ``cannot tell`` for ours beside the rival."""
+        return timing.verdict(self.ours, self.theirs, load)
 
-    def speed_up(self, rival: str) -> float:
-        """How many times as long a rival takes."""
-        mine, theirs = self.pairs[rival]
-        return theirs.median / mine.median
+    @property
+    def speed_up(self) -> float:
+        """How many times as long the rival takes."""
+        return self.theirs.median / self.ours.median
 
-    def run(self, rival: str, seconds: float) -> None:
-        """Measure ours beside a rival."""
-        input, gradient = operands(self.row, self.device)
-        self.shape = tuple(input.shape)
-        mine = call(getattr(ours, self.row.function), self.row, input, gradient)
-        function: Callable[..., Tensor] = getattr(torch.nn.functional, self.row.function)
+    def line(self, load: str | None) -> str:
+        """A row of the table."""
+        ours, theirs = map(_milliseconds, (self.ours, self.theirs))
+        figures = f"{ours:>24}  {self.rival} {theirs:>24}{self.speed_up:>7.2f}x"
+        return f"  {self.name:<62}{figures}  {self.verdict(load)}"
+
+
+def _milliseconds(times: Times) -> str:
+    """The median with its quartiles."""
+    return "{1:.3g} ({0:.3g} to {2:.3g})".format(*(1e3 * each for each in times))
+
+
+def measure(device: torch.device, rival: str, end: float) -> Iterator[Measured]:
+    """Every row beside a rival; none is begun that would not be done at ``end``."""
+    room, longest = end - time.monotonic(), 0.0
+    for row in ROWS:
+        begun = time.monotonic()
+        if begun + longest > end:
+            return
+        input, gradient = operands(row, device)
+        function: Callable[..., Tensor] = getattr(torch.nn.functional, row.function)
         if rival == COMPILED:  # PyTorch's function as in a model without this package
             torch.compiler.reset()
             function = torch.compile(function, fullgraph=True)
-        theirs = call(function, self.row, input, gradient)
-        times = timing.in_turn({"ours": mine, rival: theirs}, self.device, seconds, least=3)
-        self.pairs[rival] = times["ours"], times[rival]
-
-
-def measure(device: torch.device, end: float, compiles: bool = True) -> Iterator[Measured]:
-    """Every row beside PyTorch's own functions, then beside torch.compile's while time is left.
-
-    A row is yielded after the first comparison. The second one is added to it later.
-    """
-    rows = [Measured(row, device) for row in ROWS]
-    room = (end - time.monotonic()) * (0.4 if compiles else 1.0)
-    for row in rows:
-        row.run(ATEN, min(room / len(rows), 2.0))
-        row.missing[COMPILED] = "no time was left to compile" if compiles else "not asked for"
-        yield row
-    longest = 0.0
-    for row in rows if compiles else []:
-        begun = time.monotonic()
-        if begun + longest > end:
-            break
-        try:
-            row.run(COMPILED, min(room / len(rows), 2.0))
-        except Exception as error:  # such as a missing C++ compiler, which no row can do without
-            why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            for each in rows:
-                each.missing[COMPILED] = why
-            break
-        del row.missing[COMPILED]
+        sides = {"ours": getattr(ours, row.function), rival: function}
+        calls = {name: call(pool, row, input, gradient) for name, pool in sides.items()}
+        times = timing.in_turn(calls, device, min(0.5 * room / len(ROWS), 2.0), least=3)
+        yield Measured(row.name(device), rival, times["ours"], times[rival])
         longest = max(longest, time.monotonic() - begun)
+
+
+def verdict(measured: list[Measured], load: str | None) -> str:
+    """A sentence that says in which rows this package is faster than a rival, and in which
+    slower.
+    """
+    if load is not None:
+        return f"cannot tell on a busy machine ({load}), the ratios are a hint."
+    found: dict[str, list[str]] = {}
+    for row in measured:
+        found.setdefault(row.verdict(), []).append(f"{row.name} ({row.speed_up:.2f}x)")
+    sentences = [
+        f"{MEANINGS[word]}: {'; '.join(found[word])}" for word in MEANINGS if word in found
+    ]
+    return "torch_dmlpool is " + ". It is ".join(sentences) + "."
 
 
 def operands(row: Row, device: torch.device, batch: int = 0) -> tuple[Tensor, Tensor]:
