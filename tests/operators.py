@@ -1,6 +1,7 @@
 """A right call of every public function and of every registered operator, by its name."""
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,6 +100,35 @@ EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
     "nn.AvgPool2d": dmlpool.nn.AvgPool2d(3, 2, ((1, 0), (0, 1))),
 }
 """Functions of a float32 ``(N, 3, H, W)`` image."""
+
+
+SAME = (3, 1, 1, 1)
+
+
+def _masked(name: str, *arguments: object, **more: object) -> Callable[..., Any]:
+    return lambda input, mask: getattr(dmlpool, name)(input, *arguments, **more, mask=mask)
+
+
+MASKED: dict[str, Callable[[Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]] = {
+    "average_pooling": _masked("average_pooling", *SAME),
+    "average_pooling, counted": _masked("average_pooling", *SAME, include_padding=True),
+    "average_pooling, by 3": _masked("average_pooling", *SAME, divisor_override=3),
+    "max_pooling": _masked("max_pooling", *SAME),
+    "max_pooling, indices": _masked("max_pooling", *SAME, **PAIR),
+    "min_pooling": _masked("min_pooling", *SAME),
+    "min_pooling, indices": _masked("min_pooling", *SAME, **PAIR),
+    "lp_pooling": _masked("lp_pooling", *SAME),
+    "lp_pooling, p 3": _masked("lp_pooling", *SAME, p=3),
+    "lp_pooling, p inf": _masked("lp_pooling", *SAME, p=math.inf),
+    "adaptive_average_pooling": _masked("adaptive_average_pooling", 3),
+    "adaptive_max_pooling": _masked("adaptive_max_pooling", 3),
+    "adaptive_max_pooling, indices": _masked("adaptive_max_pooling", 3, **PAIR),
+    "adaptive_min_pooling, indices": _masked("adaptive_min_pooling", 3, **PAIR),
+    "adaptive_average_pooling, whole": _masked("adaptive_average_pooling", 1),
+    "adaptive_max_pooling, whole": _masked("adaptive_max_pooling", 1),
+    "adaptive_min_pooling, whole, indices": _masked("adaptive_min_pooling", 1, **PAIR),
+}
+"""Functions of an input and a mask or None; the windows keep the sizes."""
 
 
 def everything(name: str, image: Tensor) -> list[Tensor]:

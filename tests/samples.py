@@ -77,6 +77,14 @@ def mask_of(name: str, sizes: Sequence[int]) -> Tensor:
     return any_bytes(mask)
 
 
+def masked(name: str, input: Tensor) -> tuple[Tensor | None, np.ndarray | None]:
+    """A mask for the input, and what the oracle takes for it."""
+    if name == "no mask":
+        return None, None
+    mask = mask_of(name, tuple(input.shape)).to(input.device)
+    return mask, to_numpy(mask.expand(input.shape))
+
+
 def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     """No two elements alike, and none nearer than numerical differentiation steps: max is smooth
     there."""
@@ -380,13 +388,16 @@ def check_average(
     pooling: oracle.Pooling,
     include_padding: bool = False,
     divisor_override: int | None = None,
-) -> None:
+    mask: str = "no mask",
+) -> Tensor:
     """The average within the bound of E6."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
-    result = dmlpool.average_pooling(input, **vars(pooling), **divisor)
+    there, whole = masked(mask, input)
+    result = dmlpool.average_pooling(input, **vars(pooling), **divisor, mask=there)
     assert result.dtype == input.dtype
-    expected = oracle.average(to_numpy(input), pooling, **divisor)
+    expected = oracle.average(to_numpy(input), pooling, **divisor, mask=whole)
     assert_average(result, *expected, math.prod(pooling.window_size))
+    return result
 
 
 def check_average_gradient(
@@ -395,18 +406,22 @@ def check_average_gradient(
     pooling: oracle.Pooling,
     include_padding: bool = False,
     divisor_override: int | None = None,
+    mask: str = "no mask",
 ) -> None:
-    """The gradient operator, and autograd's backward pass."""
+    """Autograd's backward pass, and the gradient operator, which has no mask."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
-    expected = oracle.average_grad(to_numpy(gradient), sizes, pooling, **divisor)
     input_size = (*gradient.shape[:2], *sizes)
-    result = dmlpool.average_pooling_grad(gradient, input_size, **vars(pooling), **divisor)
-    assert result.dtype == gradient.dtype
-    assert_gradient(result, *expected, math.prod(pooling.window_size))
     leaf = torch.zeros(input_size, dtype=gradient.dtype, device=gradient.device, requires_grad=True)
-    output = dmlpool.average_pooling(leaf, **vars(pooling), **divisor)
-    (through_autograd,) = torch.autograd.grad(output, leaf, gradient)
-    assert_gradient(through_autograd, *expected, math.prod(pooling.window_size))
+    there, whole = masked(mask, leaf)
+    output = dmlpool.average_pooling(leaf, **vars(pooling), **divisor, mask=there)
+    results = [*torch.autograd.grad(output, leaf, gradient)]
+    if there is None:
+        result = dmlpool.average_pooling_grad(gradient, input_size, **vars(pooling), **divisor)
+        results.append(result)
+    expected = oracle.average_grad(to_numpy(gradient), sizes, pooling, **divisor, mask=whole)
+    for result in results:
+        assert result.dtype == gradient.dtype
+        assert_gradient(result, *expected, math.prod(pooling.window_size))
 
 
 QUANTIZED_TYPES = [torch.uint8, torch.int8]

@@ -8,6 +8,7 @@ import cases
 import pytest
 import samples
 import torch
+from operators import MASKED
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import FakeTensorMode
@@ -164,32 +165,11 @@ def test_results_are_fresh(operator: str, device: torch.device) -> None:
         assert torch.equal(input, before)
 
 
-def composite(name: str, *arguments: Any, **more: Any) -> Callable[..., Any]:
-    return lambda input, mask: getattr(dmlpool, name)(input, *arguments, **more, mask=mask)
-
-
-PAIR = {"return_indices": True}
-COMPOSITES: dict[str, Callable[[Tensor, Tensor | None], Any]] = {
-    "averages": composite("average_pooling", 2, 1, 1, 1),
-    "averages, padding counted": composite("average_pooling", 2, 1, 1, 1, include_padding=True),
-    "averages, divided": composite("average_pooling", 2, 1, 1, 1, divisor_override=3),
-    "norms": composite("lp_pooling", 2, 1, 1, 1, p=3),
-    "maxima": composite("max_pooling", 2, 1, 1, 1),
-    "maxima, indices": composite("max_pooling", 2, 1, 1, 1, **PAIR),
-    "minima": composite("min_pooling", 2, 1, 1, 1),
-    "minima, indices": composite("min_pooling", 2, 1, 1, 1, **PAIR),
-    "global averages": composite("adaptive_average_pooling", 1),
-    "global maxima": composite("adaptive_max_pooling", 1, **PAIR),
-    "global minima": composite("adaptive_min_pooling", 1, **PAIR),
-    "averages of bins": composite("adaptive_average_pooling", 3),
-    "maxima of bins": composite("adaptive_max_pooling", 3, **PAIR),
-    "minima of bins": composite("adaptive_min_pooling", 3, **PAIR),
-}
 FLOATS = torch.float32, torch.bfloat16
 ORDERED = *FLOATS, torch.int16, torch.uint8, torch.uint16, torch.bool
 
 
-@cases.in_pairs(name=list(COMPOSITES), sizes=SIZES, layout=LAYOUTS)
+@cases.in_pairs(name=list(MASKED), sizes=SIZES, layout=LAYOUTS)
 @pytest.mark.usefixtures("either_backend")
 def test_strides_of_composites(
     name: str, sizes: tuple[int, ...], layout: str, device: torch.device
@@ -198,14 +178,14 @@ def test_strides_of_composites(
     complex numbers too, where a gradient is recorded or not."""
     full = torch.rand(sizes, generator=samples.seeded(*sizes), device=device) < 0.7
     masks = [full, samples.channels_last(full), full[:1, :1], full[:, :1], full[..., :1]]
-    averaged = (*FLOATS, torch.complex64) if "averages" in name else FLOATS
-    for number, dtype in enumerate(ORDERED if "ima" in name else averaged):
+    averaged = (*FLOATS, torch.complex64) if "average" in name else FLOATS
+    for number, dtype in enumerate(ORDERED if "max" in name or "min" in name else averaged):
         input = laid_out(sizes, layout, device).to(dtype)
         expected = suggested(input)
         for mask in masks if number == 0 else [masks[number % 5], None]:
             for records in {False, dtype.is_floating_point}:
                 given = input.detach().requires_grad_(records)
-                for result in samples.listed(COMPOSITES[name](given, mask)):
+                for result in samples.listed(MASKED[name](given, mask)):
                     strides = torch.empty(
                         result.shape, memory_format=expected, device="meta"
                     ).stride()

@@ -1,5 +1,5 @@
-"""Average pooling and its gradient against the oracle, within the error bound (A1-A6, E6, G4, G5,
-G7)."""
+"""Average pooling and its gradient against the oracle, within the error bound, without and with a
+mask (A1-A6, E6, G4, G5, G7, K1-K3, K6)."""
 
 import math
 
@@ -14,33 +14,36 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
-DIVISORS = [(False, None), (True, None), (False, 5), (True, -3)]
+DIVISORS = [(False, None), (True, None), (False, -3), (True, 5)]
 
 
 def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
     return samples.normal(2, 3, *case.output_sizes, dtype=dtype, seed=1)
 
 
-@cases.in_pairs(case=ALL, divisor=DIVISORS)
+@cases.in_pairs(case=ALL, divisor=DIVISORS, mask=["no mask", "each element"])
 def test_averages_and_gradients(
-    case: cases.Case, divisor: tuple[bool, int | None], device: torch.device
+    case: cases.Case, divisor: tuple[bool, int | None], mask: str, device: torch.device
 ) -> None:
-    """A1 to A3, A5 and A6 over every geometry (G4), within the bound of E6."""
-    samples.check_average(samples.normal(2, 3, *case.sizes).to(device), case.pooling, *divisor)
-    samples.check_average_gradient(arriving(case).to(device), case.sizes, case.pooling, *divisor)
+    """A1 to A3, A5, A6, K1 to K3 and K6 over every geometry (G4), within the bound of E6."""
+    request = case.pooling, *divisor, mask
+    samples.check_average(samples.normal(2, 3, *case.sizes).to(device), *request)
+    samples.check_average_gradient(arriving(case).to(device), case.sizes, *request)
 
 
-@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS, include_padding=[False, True])
+@cases.in_pairs(
+    case=cases.FEW,
+    dtype=samples.FLOATS,
+    include_padding=[False, True],
+    mask=["no mask", "each sample"],
+)
 def test_every_data_type(
-    case: cases.Case, dtype: torch.dtype, include_padding: bool, device: torch.device
+    case: cases.Case, dtype: torch.dtype, include_padding: bool, mask: str, device: torch.device
 ) -> None:
-    """A4: one rounding for half precision, and float64 within 2⁻⁵³."""
-    samples.check_average(
-        samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), case.pooling, include_padding
-    )
-    samples.check_average_gradient(
-        arriving(case, dtype).to(device), case.sizes, case.pooling, include_padding
-    )
+    """A4 and K2: one rounding for half precision, and float64 within 2⁻⁵³."""
+    request = case.pooling, include_padding, None, mask
+    samples.check_average(samples.normal(2, 3, *case.sizes, dtype=dtype).to(device), *request)
+    samples.check_average_gradient(arriving(case, dtype).to(device), case.sizes, *request)
 
 
 @cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))

@@ -5,11 +5,11 @@ import math
 from typing import Any
 
 import cases
-import numpy as np
 import oracle
 import pytest
 import samples
 import torch
+from operators import MASKED
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
@@ -19,68 +19,8 @@ operators = torch.ops.dmlpool
 INPUT = (2, 3)
 
 
-def whole(mask: Tensor, input: Tensor) -> np.ndarray:
-    return samples.to_numpy(mask.expand(input.shape))
-
-
-def image(case: cases.Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return samples.ties(*INPUT, *case.sizes, dtype=dtype, seed=seed)
-
-
-def log_of(case: cases.Case) -> int:
-    return math.prod(case.pooling.window_size)
-
-
-DIVISORS: list[dict[str, Any]] = [
-    {},
-    {"include_padding": True},
-    {"divisor_override": -3},
-    {"include_padding": True, "divisor_override": 2},
-]
-
-
-def check_average(case: cases.Case, input: Tensor, mask: Tensor, **counted: Any) -> Tensor:
-    """Averages of what is there, within the bound of E6."""
-    found = dmlpool.average_pooling(input, **case.arguments, **counted, mask=mask)
-    assert found.dtype is input.dtype
-    arguments = samples.to_numpy(input), case.pooling
-    exact = oracle.average(*arguments, **counted, mask=whole(mask, input))
-    samples.assert_average(found, *exact, log_of(case))
-    return found
-
-
-@pytest.mark.parametrize("counted", DIVISORS, ids=str)
-@cases.parametrized(cases.LINES + cases.FEW)
-def test_averages(case: cases.Case, counted: dict[str, Any], device: torch.device) -> None:
-    """K1 to K3 over every geometry: what is there is added and counted, and padding where it
-    counts."""
-    input = samples.normal(*INPUT, *case.sizes).to(device)
-    check_average(case, input, samples.mask_of("each element", input.shape).to(device), **counted)
-
-
-@pytest.mark.parametrize("counted", DIVISORS, ids=str)
-@cases.parametrized(cases.FEW)
-def test_gradients_of_averages(
-    case: cases.Case, counted: dict[str, Any], device: torch.device
-) -> None:
-    """K6: each element that is there has its share of every window, the others none."""
-    leaf = samples.normal(*INPUT, *case.sizes).to(device).requires_grad_()
-    mask = samples.mask_of("each element", (*INPUT, *case.sizes)).to(device)
-    averages = dmlpool.average_pooling(leaf, **case.arguments, **counted, mask=mask)
-    arriving = samples.normal(*averages.shape, seed=3).to(device)
-    (gradient,) = torch.autograd.grad(averages, leaf, arriving)
-    numbers, mask = samples.to_numpy(arriving), whole(mask, leaf)
-    exact = oracle.average_grad(numbers, case.sizes, case.pooling, **counted, mask=mask)
-    samples.assert_gradient(gradient, *exact, log_of(case))
-
-
-@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
-def test_averages_of_every_data_type(
-    case: cases.Case, dtype: torch.dtype, device: torch.device
-) -> None:
-    """K2: halves are summed in float32 and rounded once."""
-    input = samples.normal(*INPUT, *case.sizes, dtype=dtype).to(device)
-    check_average(case, input, samples.mask_of("each sample", input.shape).to(device))
+def image(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
+    return samples.ties(*INPUT, *case.sizes, dtype=dtype)
 
 
 def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
@@ -117,7 +57,7 @@ def test_a_mask_of_a_batch_is_never_taken_for_channels(
     input = torch.ones((3,) * (rank + (1 if kind == "unbatched" else 2)), device=device)
     window = dmlpool.Window.directml(rank, 2).arguments
     pools = {
-        "operator": [lambda m, pool=pool: pool(input, m) for pool in POOLS.values()],
+        "operator": [lambda m, pool=pool: pool(input, m) for pool in MASKED.values()],
         "by name": [lambda m: operators.masked_max_pooling(input, m, *window)],
         "layer": [lambda m: getattr(nn, f"AvgPool{rank}d")(2)(input, mask=m)],
         "function": [lambda m: getattr(nn.functional, f"max_pool{rank}d")(input, 2, mask=m)],
@@ -141,62 +81,25 @@ def test_a_mask_of_a_batch_is_never_taken_for_channels(
 @pytest.mark.parametrize("name", ["each element", "each sample", "each channel", "one row"])
 @pytest.mark.parametrize("layout", list(samples.LAYOUTS))
 def test_every_layout(layout: str, name: str, device: torch.device) -> None:
-    """G7: of the input and of the mask; results are laid out as without a mask."""
+    """G7: results are laid out as without a mask."""
     case = cases.case("padded", "uneven padding")
-    laid_out = samples.LAYOUTS[layout]
     for dtype in (torch.float32, torch.float16, torch.int8, torch.int64):
-        input = laid_out(image(case, dtype).to(device))
-        masks = [samples.mask_of(name, (*INPUT, *case.sizes)).to(device)]
-        if name == "each element":
-            masks.append(laid_out(masks[0].to(torch.uint8)).to(torch.bool))
-        for mask in masks:
-            expected = oracle.maximum(samples.to_numpy(input), case.pooling, whole(mask, input))
-            found = dmlpool.max_pooling(input, **case.arguments, mask=mask)
-            samples.assert_same(found, expected.values)
-            assert found.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
-            if dtype.is_floating_point:
-                assert check_average(case, input, mask).stride() == found.stride()
+        input = samples.LAYOUTS[layout](image(case, dtype).to(device))
+        mask, whole = samples.masked(name, input)
+        expected = oracle.maximum(samples.to_numpy(input), case.pooling, whole)
+        found = dmlpool.max_pooling(input, **case.arguments, mask=mask)
+        samples.assert_same(found, expected.values)
+        assert found.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
+        if dtype.is_floating_point:
+            average = samples.check_average(input, case.pooling, mask=name)
+            assert average.stride() == found.stride()
 
 
-@cases.in_pairs(case=cases.FEW, dtype=[torch.float32, torch.float16])
-def test_averages_of_bins(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    """K2 of adaptive pooling: windows of one size, and of sizes that differ."""
-    input = image(case, dtype).to(device)
-    mask = samples.mask_of("each element", (*INPUT, *case.sizes)).to(device)
-    for outputs in (tuple(size // 2 + 1 for size in case.sizes), (1,) * case.rank, case.sizes):
-        found = dmlpool.adaptive_average_pooling(input, outputs, mask=mask)
-        bins = oracle.Bins(outputs)
-        exact = oracle.average(samples.to_numpy(input), bins, mask=whole(mask, input))
-        # one rounding more than averages of windows: both averages are divided by the bin
-        samples.assert_average(found, *exact, 2 * math.prod(case.sizes))
-
-
-POOLS = {
-    "average_pooling": lambda x, mask: dmlpool.average_pooling(x, 3, 1, 1, 1, mask=mask),
-    "average_pooling, padding counted": lambda x, mask: dmlpool.average_pooling(
-        x, 3, 1, 1, 1, include_padding=True, mask=mask
-    ),
-    "average_pooling, by 1": lambda x, mask: dmlpool.average_pooling(
-        x, 3, 1, 1, 1, divisor_override=1, mask=mask
-    ),
-    "max_pooling": lambda x, mask: dmlpool.max_pooling(x, 3, 1, 1, 1, mask=mask),
-    "max_pooling, indices": lambda x, mask: dmlpool.max_pooling(
-        x, 3, 1, 1, 1, mask=mask, return_indices=True
-    ),
-    "min_pooling": lambda x, mask: dmlpool.min_pooling(x, 3, 1, 1, 1, mask=mask),
-    "lp_pooling": lambda x, mask: dmlpool.lp_pooling(x, 3, 1, 1, 1, mask=mask),
-    "lp_pooling, p inf": lambda x, mask: dmlpool.lp_pooling(x, 3, 1, 1, 1, p=math.inf, mask=mask),
-    "adaptive_average_pooling": lambda x, mask: dmlpool.adaptive_average_pooling(x, 3, mask=mask),
-    "adaptive_max_pooling": lambda x, mask: dmlpool.adaptive_max_pooling(x, 3, mask=mask),
-    "adaptive_min_pooling": lambda x, mask: dmlpool.adaptive_min_pooling(x, 3, mask=mask),
-    "global average": lambda x, mask: dmlpool.adaptive_average_pooling(x, 1, mask=mask),
-    "global maximum": lambda x, mask: dmlpool.adaptive_max_pooling(x, 1, mask=mask),
-}
-pools = pytest.mark.parametrize("name", POOLS)
+pools = pytest.mark.parametrize("name", MASKED)
 
 
 def outputs_of(name: str, input: Tensor, mask: Tensor) -> list[Tensor]:
-    return samples.results(lambda x: POOLS[name](x, mask), input)
+    return samples.results(lambda x: MASKED[name](x, mask), input)
 
 
 @pools
@@ -235,7 +138,7 @@ def test_recorded_gradients_are_those_of_transforms(
     for input in (normal, infinite, broken):
         for name in ("average_pooling", "max_pooling", "min_pooling"):
             leaf = laid_out(input).requires_grad_()
-            function = lambda x: POOLS[name](x, mask)  # noqa: B023, E731
+            function = lambda x: MASKED[name](x, mask)  # noqa: B023, E731
             value = function(leaf)
             arriving = samples.normal(*value.shape, dtype=dtype, seed=3).to(device)
             arriving.requires_grad_()
@@ -259,7 +162,7 @@ def test_a_mask_of_ones_is_none(name: str, device: torch.device) -> None:
     """K1: equal maxima, and averages within rounding."""
     input = samples.normal(*INPUT, 7, 8).to(device)
     mask = torch.ones(7, 8, dtype=torch.bool, device=device)
-    plain = samples.results(lambda x: POOLS[name](x, None), input)
+    plain = samples.results(lambda x: MASKED[name](x, None), input)
     torch.testing.assert_close(outputs_of(name, input, mask), plain)
 
 
@@ -277,10 +180,11 @@ def test_nothing_is_there(name: str, device: torch.device) -> None:
 
 @pools
 def test_a_mask_may_be_strided_or_expanded(name: str, device: torch.device) -> None:
-    """G7: every other element of a larger mask, one expanded, one transposed."""
+    """G7: every other element of a larger mask, and what is made of it."""
     input = samples.normal(*INPUT, 8, 8).to(device)
     large = samples.mask_of("each element", (*INPUT, 16, 16)).to(device)[..., ::2, 1::2]
-    for mask in (large, large.transpose(-1, -2), large[:, :1].expand(*INPUT, 8, 8)):
+    views = large.transpose(-1, -2), large[:, :1].expand(*INPUT, 8, 8), samples.channels_last(large)
+    for mask in (large, *views):
         found, expected = outputs_of(name, input, mask), outputs_of(name, input, mask.contiguous())
         assert all(map(torch.equal, found, expected))
 
@@ -290,9 +194,25 @@ def test_empty_batches(device: torch.device) -> None:
     for shape in ((0, 3, 5, 5), (2, 0, 5, 5)):
         input = torch.zeros(shape, device=device)
         mask = torch.ones(5, 5, dtype=torch.bool, device=device)
-        for name in POOLS:
-            result = samples.listed(POOLS[name](input, mask))[0]
+        for name in MASKED:
+            result = samples.listed(MASKED[name](input, mask))[0]
             assert result.shape[:2] == shape[:2]
+
+
+def test_exported_programs() -> None:
+    """K1 to K6 and E2, of another batch than the traced one; bools too."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> list[Any]:
+            bools = dmlpool.max_pooling(mask, 3, 2, 1, 1), dmlpool.min_pooling(mask, 2)
+            return [*bools, *(pool(x, mask) for pool in MASKED.values())]
+
+    mask = samples.normal(2, 1, 9, 8) > 0
+    mask[0, 0, :4] = False
+    x, batch = torch.where(mask, samples.ties(2, 3, 9, 8), math.nan), torch.export.Dim("batch")
+    program = torch.export.export(Model(), (x, mask), dynamic_shapes=({0: batch}, {0: batch}))
+    x, mask = torch.cat([x, x.flip(-1)]), torch.cat([mask, mask.flip(-1)])
+    torch.testing.assert_close(program.module()(x, mask), Model()(x, mask))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -27,14 +27,6 @@ def image(case: cases.Case, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return samples.ties(2, 3, *case.sizes, dtype=dtype, seed=seed)
 
 
-def masked(name: str, input: Tensor) -> tuple[Tensor | None, np.ndarray | None]:
-    """A mask, and what the oracle takes."""
-    if name == "no mask":
-        return None, None
-    mask = samples.mask_of(name, tuple(input.shape)).to(input.device)
-    return mask, samples.to_numpy(mask.expand(input.shape))
-
-
 def check(found: tuple[Tensor, Tensor], expected: oracle.Maximum) -> None:
     values, indices = found
     samples.assert_same(values, expected.values)
@@ -46,7 +38,7 @@ def test_values_and_indices(kind: str, mask: str, case: cases.Case, device: torc
     """N2 and K4 over every geometry: the first of equal ones, and infinity and -1 for nothing."""
     pool, _, rule = KINDS[kind]
     input = image(case, torch.float32).to(device)
-    there, whole = masked(mask, input)
+    there, whole = samples.masked(mask, input)
     request: dict[str, Any] = {**case.arguments, "mask": there}
     expected = rule(samples.to_numpy(input), case.pooling, whole)
     check(pool(input, **request, return_indices=True), expected)
@@ -60,7 +52,7 @@ def test_every_data_type(
     """N1, N2 and K4: exact, the lowest and the highest value of every integer type included."""
     pool, _, rule = KINDS[kind]
     input = image(case, dtype, seed=1).to(device)
-    there, whole = masked(mask, input)
+    there, whole = samples.masked(mask, input)
     expected = rule(samples.to_numpy(input), case.pooling, whole)
     found = pool(input, **case.arguments, mask=there, return_indices=True)
     assert found[0].dtype is dtype
@@ -80,7 +72,7 @@ def test_special_values_and_their_gradients(
     pool, _, rule = KINDS[kind]
     input = samples.special(2, 3, *case.sizes, dtype=dtype)
     leaf = (input if kind == "max" else -input).to(device).requires_grad_()
-    there, whole = masked(mask, leaf)
+    there, whole = samples.masked(mask, leaf)
     expected = rule(samples.to_numpy(leaf), case.pooling, whole)
     check(pool(leaf, **case.arguments, mask=there, return_indices=True), expected)
     values = pool(leaf, **case.arguments, mask=there)
@@ -99,7 +91,7 @@ def test_bins(
     """N1, N2 and K4 of adaptive pooling: windows of one size, and of sizes that differ."""
     _, pool, rule = KINDS[kind]
     input = image(case, dtype).to(device)
-    there, whole = masked(mask, input)
+    there, whole = samples.masked(mask, input)
     for outputs in (tuple(size // 2 + 1 for size in case.sizes), (1,) * case.rank, case.sizes):
         expected = rule(samples.to_numpy(input), oracle.Bins(outputs), whole)
         check(pool(input, outputs, mask=there, return_indices=True), expected)
@@ -114,7 +106,7 @@ def test_indices_of_every_type(
     pool, adaptive, rule = KINDS[kind]
     case = cases.case("padding above the window", "padded")
     input = image(case, torch.float32).to(device)
-    there, whole = masked(mask, input)
+    there, whole = samples.masked(mask, input)
     request: dict[str, Any] = {"mask": there, "return_indices": True, "index_dtype": index_dtype}
     found = {case.pooling: pool(input, **case.arguments, **request)}
     for outputs in ((3, 2), (2, 5)):
