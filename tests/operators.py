@@ -155,18 +155,18 @@ class Pools(torch.nn.Module):
 
 
 def calls_of(
-    case: cases.Case, dtype: torch.dtype = torch.float32, channels: int = 3
+    case: cases.Case, dtype: torch.dtype = torch.float32, channels: int = 3, batch: int = 2
 ) -> dict[str, tuple[object, ...]]:
     """Arguments of every registered operator; what it can be differentiated by requires a
     gradient."""
     window, sizes, last = samples.spelled_out(case.pooling), list(case.sizes), case.rank > 1
     outputs = list(case.output_sizes)
-    input = samples.distinct(2, channels, *sizes, dtype=dtype)
-    gradient = samples.normal(2, channels, *outputs, dtype=dtype)
+    input = samples.distinct(batch, channels, *sizes, dtype=dtype)
+    gradient = samples.normal(batch, channels, *outputs, dtype=dtype)
     taps = operators.max_pooling_with_taps(input, *window)[1]
     indices = operators.max_pooling_with_indices(input, *window, torch.int32, True)[1]
-    mask = samples.normal(2, 1, *sizes) > -0.5
-    integers = samples.integers(2, channels, *sizes, dtype=torch.int8)
+    mask = samples.normal(batch, 1, *sizes) > -0.5
+    integers = samples.integers(batch, channels, *sizes, dtype=torch.int8)
     output = torch.tensor([0.3]), torch.tensor([3], dtype=torch.uint8)
     for leaf in (input, gradient):
         leaf.requires_grad_()
