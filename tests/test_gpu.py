@@ -133,22 +133,6 @@ def test_a_step_writes_each_row_as_it_is_known(
         assert {"ours", "copy", "host", "ATen", "host of ATen"} <= {*rows[0]["seconds"]}
 
 
-def test_rows_that_no_gpu_has_measured_come_first() -> None:
-    """Global averages in both layouts, then what training of public models adds, and then
-    KernelBench's six."""
-    rows = gpu.rows()
-    names = [row.name for row in rows]
-    assert len(set(names)) == len(names)
-    folds = [row for row in rows if row.operator == "adaptive avg"]
-    assert rows[: len(folds)] == folds
-    assert {row.row.channels_last for row in folds} == {False, True}
-    trained = [row for row in rows[len(folds) :] if "x" in row.label and row.operator != "max"]
-    taps = [row for row in trained if row.operator == "taps"]
-    assert len(taps) >= 60
-    assert max(map(rows.index, taps)) < names.index("avg 11/11 16x64x2048x2048 float32 contiguous")
-    assert sum(name.removesuffix(" float32 contiguous") in common.PUBLISHED for name in names) == 6
-
-
 def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result() -> None:
     compared = 0
     for row in gpu.rows():

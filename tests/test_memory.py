@@ -4,7 +4,6 @@ contract allows."""
 import functools
 import gc
 import importlib
-import mmap
 import os
 import pkgutil
 from collections.abc import Callable
@@ -68,22 +67,6 @@ def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
         # A few pages come and go with the allocator; a leak of every smallest result would be more.
         allowed = max(MEBIBYTE, 3 * 2**10 * each // 4)
         assert memory < allowed, f"{name} leaves {memory} bytes after {each} calls"
-
-
-def test_a_leak_would_be_seen(old_objects_aside: None) -> None:
-    """The measurement itself: a list and a mebibyte kept per call are noticed."""
-    kept: list[object] = []
-
-    def call() -> None:
-        # What the allocator would serve from memory that something else gave back is no more than
-        # before.
-        pages = mmap.mmap(-1, MEBIBYTE)
-        pages.write(bytes(MEBIBYTE))
-        kept.append([pages])
-
-    objects, memory = left_behind(call, 40)
-    assert objects >= 40
-    assert memory > 30 * MEBIBYTE
 
 
 def caches() -> dict[str, Callable[..., object]]:

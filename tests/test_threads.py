@@ -95,8 +95,10 @@ def everything() -> dict[tuple[str, int], list[bytes]]:
 def test_eight_threads_call_everything_at_once(
     monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    """The right bits in every thread."""
+    """The same bits in every run and thread, also under deterministic algorithms, which refuse
+    nothing."""
     expected = everything()
+    torch.use_deterministic_algorithms(True)
     filters = list(warnings.filters)
 
     def caller(seed: int) -> Callable[[], None]:
@@ -198,16 +200,6 @@ def test_data_loaders(start: str) -> None:
             expected = dataset[2 * number + part]
             assert torch.equal(values[part], expected[0])
             assert torch.equal(indices[part], expected[1])
-
-
-@cases.in_pairs(name=list(operators.EVERYTHING), layout=["contiguous", "channels last"])
-def test_thirty_runs_give_the_same_bits(name: str, layout: str, restored: None) -> None:
-    """Deterministic algorithms, which PyTorch then demands, refuse nothing and change nothing."""
-    image = samples.LAYOUTS[layout](samples.normal(3, 3, 21, 18))
-    first = bits_of(operators.everything(name, image))
-    for number in range(30):
-        torch.use_deterministic_algorithms(number == 29)
-        assert bits_of(operators.everything(name, image)) == first
 
 
 def pooled(image: Tensor) -> list[Tensor]:

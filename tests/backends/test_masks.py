@@ -68,19 +68,6 @@ def test_drawn_requests(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("share", range(len(SHARES)))
-@cases.parametrized(cases.FEW)
-def test_named_cases(case: cases.Case, share: int) -> None:
-    """Windows outside the input, gaps between windows, dilation and overhangs."""
-    window = Window.directml(case.rank, **case.arguments)
-    for channels in (3, 70):
-        input = samples.normal(2, channels, *case.sizes)
-        if case.rank > 1:
-            input = samples.channels_last(input)
-        for include_padding in (False, True):
-            check(input, mask_for(input, share), window, include_padding)
-
-
-@pytest.mark.parametrize("share", range(len(SHARES)))
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 def test_large_tensors_are_masked_plane_by_plane(share: int, is_last: bool) -> None:
     """The bits are those of samples that are pooled alone, which are small enough to be masked
