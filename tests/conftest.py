@@ -260,27 +260,12 @@ def tested(device: str) -> str:
     return f"{device}, {pooled_by[backend]}; {', '.join(found)}"
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker sends what it tested to the process that writes it."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["tested"] = tested(session.config.getoption("--device"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    TESTED.add(getattr(node, "workeroutput", {}).get("tested", "unknown: a worker ended"))
-
-
-TESTED: set[str] = set()
-
-
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """One line that says what these tests have proved something of."""
     if not config.option.collectonly:
-        for each in sorted(TESTED) or [tested(config.getoption("--device"))]:
-            terminalreporter.write_line(f"tested on {each}")
+        terminalreporter.write_line(f"tested on {tested(config.getoption('--device'))}")
 
 
 def pytest_unconfigure() -> None:
