@@ -1,5 +1,6 @@
 """Operators taken apart: the same results from ATen's operators alone (E2)."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,27 +117,6 @@ def test_another_word_for_pools_is_refused() -> None:
         decompositions(pools="ATen")  # type: ignore[arg-type]
 
 
-def but_for_aten(input: Tensor) -> tuple[Any, ...]:
-    """Pools that ATen has not, or of which it gives other indices."""
-    indices = dmlpool.max_pooling(input, 2, 1, 1, 1, 3, return_indices=True)
-    uneven = dmlpool.average_pooling(input, 3, 2, (1, 0), (2, 1))
-    return *indices, uneven, dmlpool.average_pooling(input, 2, dilations=(1, 2))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=samples.name_of)
-def test_pools_that_aten_has_not_become_slices(dtype: torch.dtype) -> None:
-    """Empty windows have the index -1, and no pool is left that fails where the program runs."""
-    input = samples.ties(2, 3, 2, 9, dtype=dtype)
-    volume = samples.ties(1, 2, 4, 4, 4, dtype=dtype)
-    functions: list[Any] = [lambda x: dmlpool.max_pooling(x, 2, return_indices=True)]
-    if dtype.is_floating_point:
-        functions += [lambda x: dmlpool.average_pooling(x, 2)]
-        apart = taken_apart(but_for_aten, input)
-        torch.testing.assert_close(apart(input), but_for_aten(input))
-    for function in functions:
-        torch.testing.assert_close(taken_apart(function, volume)(volume), function(volume))
-
-
 def everywhere(input: Tensor) -> tuple[Any, ...]:
     """What needs no static image sizes."""
     values, indices = dmlpool.max_pooling(
@@ -152,6 +132,10 @@ def everywhere(input: Tensor) -> tuple[Any, ...]:
         indices,
         *whole,
         same,
+        # Uneven padding and dilation ATen has not, and to empty windows it gives no index.
+        *dmlpool.max_pooling(input, 2, 1, 3, 3, 3, return_indices=True),
+        dmlpool.average_pooling(input, 3, 2, (1, 0), (2, 1)),
+        dmlpool.average_pooling(input, 2, dilations=(1, 2)),
         dmlpool.lp_pooling(input, 2, 2, 1),
         dmlpool.max_pooling(input, 2),
     )
@@ -169,24 +153,43 @@ def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
     return averages, *maxima, dmlpool.max_unpooling(values, indices, input.shape), *gradients
 
 
+def volumes(input: Tensor) -> tuple[Any, ...]:
+    """Of these no pool may be left that fails where the program runs."""
+    integers, halves = (input * 9).int(), input.half()
+    found = [
+        dmlpool.max_pooling(each, 2, return_indices=True) for each in (input, integers, halves)
+    ]
+    return *itertools.chain(*found), *(dmlpool.average_pooling(each, 2) for each in (input, halves))
+
+
+def spanning(input: Tensor) -> tuple[Any, ...]:
+    """G2: a dilated window over a whole dimension skips what lies between its taps."""
+    average = dmlpool.average_pooling(input, 2, dilations=2)
+    integers = (input * 40).to(torch.int8), 1.0, 0, 1.0, 0
+    quantized = dmlpool.quantized_linear_average_pooling(*integers, 2, dilations=2)
+    return *dmlpool.max_pooling(input, 2, dilations=2, return_indices=True), average, quantized
+
+
 @pytest.mark.parametrize(
-    ("function", "dynamic"),
+    ("function", "sizes", "dynamic"),
     [
-        pytest.param(everywhere, (), marks=pytest.mark.slow),
-        (everywhere, (0, 2, 3)),
-        (of_known_sizes, (0,)),
+        pytest.param(everywhere, (2, 3, 9, 8), (), marks=pytest.mark.slow),
+        (everywhere, (2, 3, 9, 8), (0, 2, 3)),
+        (of_known_sizes, (2, 3, 9, 8), (0,)),
+        (volumes, (1, 2, 4, 4, 4), ()),
+        (spanning, (2, 1, 3), ()),
+        (spanning, (2, 1, 3), (0,)),
     ],
-    ids=["static", "dynamic", "static image sizes"],
 )
 @pytest.mark.parametrize("table", [TABLE, SLICES], ids=["aten", "slices"])
 def test_a_program_taken_apart(
-    function: Callable[[Tensor], Any], dynamic: tuple[int, ...], table: Any
+    function: Callable[[Tensor], Any], sizes: tuple[int, ...], dynamic: tuple[int, ...], table: Any
 ) -> None:
     """No operator of this package is left, and sizes may stay dynamic."""
-    input = samples.normal(2, 3, 9, 8)
+    input = samples.normal(*sizes)
     apart = taken_apart(function, input, dynamic=dynamic, table=table)
-    sizes = [size + 4 * (dimension in dynamic) for dimension, size in enumerate(input.shape)]
-    for image in (input, samples.normal(*sizes)):
+    larger = [size + 4 * (dimension in dynamic) for dimension, size in enumerate(input.shape)]
+    for image in (input, samples.normal(*larger)):
         for result, expected in zip(apart(image), function(image), strict=True):
             torch.testing.assert_close(result, expected)
 
@@ -199,33 +202,6 @@ def test_a_window_of_dynamic_size_is_refused() -> None:
         Exception, match="window_size depends on dynamic sizes in spatial dimension H"
     ):
         program.run_decompositions(decompositions())
-
-
-def dilated(input: Tensor, integers: Tensor) -> tuple[Tensor, ...]:
-    values, indices = dmlpool.max_pooling(input, 2, dilations=2, return_indices=True)
-    average = dmlpool.average_pooling(input, 2, dilations=2)
-    quantized = dmlpool.quantized_linear_average_pooling(integers, 1.0, 0, 1.0, 0, 2, dilations=2)
-    return values, indices, average, quantized
-
-
-@pytest.mark.parametrize("dynamic", [(), (0,)], ids=["static", "dynamic"])
-def test_a_dilated_window_that_spans_a_dimension_skips_what_lies_between_its_taps(
-    dynamic: tuple[int, ...],
-) -> None:
-    """G2: of 1, 9, 2 it reads 1 and 2."""
-    input, integers = (
-        torch.tensor([[[1.0, 9.0, 2.0]]]).repeat(2, 1, 1),
-        torch.tensor([[[1, 9, 5]]], dtype=torch.uint8),
-    )
-    values, indices, average, quantized = taken_apart(dilated, input, integers, dynamic=dynamic)(
-        input, integers
-    )
-    assert (values[0].item(), indices[0].item(), average[0].item(), quantized.item()) == (
-        2,
-        2,
-        1.5,
-        3,
-    )
 
 
 def test_quantized_averages_of_millions_of_elements_are_exact() -> None:
