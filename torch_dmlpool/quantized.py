@@ -1,13 +1,12 @@
 """Quantized tensors (``torch.quint8``, ``torch.qint8``): their integers pooled by the integer
 operator, packed again.
 
-PyTorch has announced their end: this module and the CPU backend alone know them, and load where
-PyTorch has none.
+PyTorch has announced their end: this module alone knows them, and loads where PyTorch has none.
 """
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +17,7 @@ from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_aff
 from torch_dmlpool.functional import Integers, Pooled, max_pooling
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.ops.dispatching import is_readable
-from torch_dmlpool.ops.quantized_average_pooling import (
-    of_quantized_tensor,
-    quantized_linear_average_pooling,
-)
+from torch_dmlpool.ops.quantized_average_pooling import quantized_linear_average_pooling
 from torch_dmlpool.window import ArgumentError, Window
 
 CHANNEL_AXIS = 1
@@ -118,14 +114,6 @@ def average(
     own = _parameters(input)
     wanted = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
     dtypes = plain_types[input.dtype], plain_types[output_type]
-    if operands.are_numbers((*own, *wanted)):
-        numbers = operands.checked_numbers(
-            dtypes[0] is torch.int8, dtypes[1] is torch.int8, *own, *wanted
-        )
-        empty = functools.partial(_empty, *wanted, output_type, input.device)
-        pooled = of_quantized_tensor(input, numbers, window, include_padding, output_type, empty)
-        if pooled is not None:
-            return pooled
     # With a single channel the vectors have one element, so their length does not tell that the
     # input is quantized per channel.
     per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)
@@ -291,29 +279,15 @@ def _integers(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _empty(
-    scale: Any,
-    zero_point: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    sizes: Sequence[int],
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> Tensor:
-    """A quantized tensor with uninitialised integers."""
-    _hide_the_warning()
-    how: dict[str, Any] = {"dtype": dtype, "device": device, "memory_format": memory_format}
-    return empty_affine_quantized(sizes, scale=float(scale), zero_point=int(zero_point), **how)
-
-
 def _packed(
     integers: Tensor, scale: Any, zero_point: Any, dtype: torch.dtype, per_channel: bool
 ) -> Tensor:
     """A quantized tensor that shares the memory of ``integers``; with ``per_channel`` scale and
     zero point are expanded to one for each channel.
     """
+    _hide_the_warning()
     how: dict[str, Any] = {"dtype": dtype, "device": integers.device}
     if per_channel:
-        _hide_the_warning()
         channels = integers.shape[1]
         how["scales"], how["zero_points"] = (
             torch.as_tensor(parameter, dtype=kind, device=integers.device)
@@ -324,7 +298,8 @@ def _packed(
         )
         packed = empty_per_channel_affine_quantized([0, channels], axis=CHANNEL_AXIS, **how)
     else:
-        packed = _empty(scale, zero_point, dtype, integers.device, [0])
+        how["scale"], how["zero_point"] = float(scale), int(zero_point)
+        packed = empty_affine_quantized([0], **how)
     return packed.set_(
         integers.untyped_storage(), integers.storage_offset(), integers.shape, integers.stride()
     )

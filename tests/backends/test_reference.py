@@ -236,19 +236,6 @@ def test_foreign_taps_send_their_gradient_nowhere(tap: int) -> None:
     assert sent.tolist() == [[[[float(tap == 0), 0], [0, 0]]]]
 
 
-def test_a_kept_divisor_is_not_that_of_another_type_or_padding() -> None:
-    """What is counted once is used for the requests that it was counted for."""
-    window = Window.directml(2, 3, 2, 1, 1)
-    for dtype in (torch.float32, torch.float64):
-        for include_padding in (False, True):
-            image = torch.ones(1, 1, 6, 6, dtype=dtype)
-            found = [slices.divisor(window, (6, 6), image, include_padding) for _ in range(2)]
-            counted = slices.counts(window, (6, 6), image, include_padding).clamp(min=1)
-            for each in found:
-                # All windows have nine taps where padding counts.
-                samples.assert_same(torch.as_tensor(each, dtype=dtype).expand(3, 3), counted)
-
-
 def test_a_huge_padding_costs_no_memory_of_its_size() -> None:
     """Padding is not written out where it is larger than the input."""
     axis = Window.directml(1, 3, 1, 2**30, 2**30).axes[0]

@@ -6,7 +6,7 @@ What each operator computes is said in ``reference``, and how the library is loa
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,13 +27,7 @@ from torch_dmlpool.backends.library import (
     library,
 )
 from torch_dmlpool.backends.library import missing as missing
-from torch_dmlpool.backends.plans import (
-    QUANTIZED_TENSORS,
-    CpuPlan,
-    planned,
-    quantization,
-    strides_of,
-)
+from torch_dmlpool.backends.plans import CpuPlan, planned, quantization, strides_of
 from torch_dmlpool.elements import lowest
 from torch_dmlpool.window import Window
 
@@ -312,22 +306,13 @@ def average_pooling_grad(
     return _filled(gradient, library.dmlpool_average_pooling_grad, plan, input_gradient)
 
 
-def quantized_linear_average_pooling(
-    input: Tensor, *arguments: Any, empty: Callable[..., Tensor] | None = None
-) -> Tensor:
-    """Quantized averages of integers, or of a quantized tensor.
-
-    For the latter ``empty(sizes, memory_format)`` allocates the result.
-    """
+def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     *parameters, window, include_padding, output_dtype = arguments
     # This raises an error if a window does not fit.
     plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
     if window.taps >= 1 << 23:  # their sums do not fit 32 bits
         return reference.quantized_linear_average_pooling(input, *arguments)
-    if empty is None:
-        output = _new(plan.output_sizes, plan.output_strides, output_dtype)
-    else:
-        output = empty(plan.output_sizes, plan.memory_format)
+    output = _new(plan.output_sizes, plan.output_strides, output_dtype)
     struct, _kept = quantization(input.shape[1], output_dtype, *parameters)
     pool = library.dmlpool_quantized_average_pooling
     return _filled(output, pool, plan, input, ctypes.addressof(struct))
@@ -415,4 +400,4 @@ def _masking(
     return struct, strides_of(shape, memory_format)
 
 
-BACKEND = Backend.of("cpu", globals(), quantized_tensors=QUANTIZED_TENSORS, takes_bools=True)
+BACKEND = Backend.of("cpu", globals(), takes_bools=True)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, cast
 
-import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
@@ -61,8 +60,6 @@ class Backend(NamedTuple):
     """Averages as ``Recorded``. If it is None, ``ops`` calls the gradient's operator."""
     recorded_adaptive_average_pooling: Function | None = None
     recorded_max_pooling: Function | None = None
-    quantized_tensors: tuple[torch.dtype, ...] = ()
-    """PyTorch's quantized types that ``quantized_linear_average_pooling`` takes as they are."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
 

@@ -22,12 +22,6 @@ DATA_TYPES = {
     dtype: number for number, dtype in enumerate((*_FLOATS, *operands.INTEGER_TYPES, torch.bool))
 }
 """The numbers of the data types in kernels/cpu/vectors.h."""
-QUANTIZED_TENSORS = (torch.quint8, torch.qint8) if hasattr(torch, "quint8") else ()
-"""Types of quantized tensors. The kernels read and write them as they are: ``int_repr`` and making
-a quantized tensor of integers would take a third of a small call."""
-DATA_TYPES.update(
-    zip(QUANTIZED_TENSORS, (DATA_TYPES[torch.uint8], DATA_TYPES[torch.int8]), strict=False)
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,10 +181,12 @@ def _taken(tensors: Tensors, dim: int, positions: Tensor) -> Tensors:
     return tuple(tensor.index_select(dim, positions) for tensor in tensors)
 
 
+def is_unpadded(axis: Axis) -> bool:
+    """Whether there is no padding, of known sizes."""
+    padding = axis.start_padding, axis.end_padding
+    return are_ints(*padding) and padding == (0, 0)
+
+
 def covers(axis: Axis, size: int) -> bool:
     """Whether one window is the whole dimension, without padding."""
-    unpadded = (
-        are_ints(axis.start_padding, axis.end_padding)
-        and axis.start_padding == axis.end_padding == 0
-    )
-    return unpadded and is_known(axis.dilation == 1) and is_known(axis.window == size)
+    return is_unpadded(axis) and is_known(axis.dilation == 1) and is_known(axis.window == size)

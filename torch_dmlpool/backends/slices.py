@@ -10,8 +10,6 @@ A slice is a view, so that each tap costs one pass over the results and no table
 gradient goes the other way: each tap adds the results' slice into the input's.
 """
 
-import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +17,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import aten, reductions
+from torch_dmlpool.backends import reductions
 from torch_dmlpool.backends.interface import Windows
-from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, are_ints, covers
+from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, are_ints, covers, is_unpadded
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_WINDOW = 32
@@ -33,17 +31,12 @@ MANY, HUGE = 128, 2**15
 that takes less than half the time of float64 alone."""
 
 
-def tile(part: Axis | int, size: int) -> int:
-    """The length of windows or bins that lie side by side and fill the known size; 0 if they do
-    not.
-    """
-    if not isinstance(part, Axis):
-        return size // part if are_ints(size, part) and part > 0 and size % part == 0 else 0
-    numbers = part.window, part.stride, part.start_padding, part.end_padding, part.dilation
-    if not are_ints(size, *numbers) or part.start_padding or part.end_padding:
+def tile(axis: Axis, size: int) -> int:
+    """The length of windows that lie side by side and fill the known size; 0 if they do not."""
+    if not are_ints(size, axis.window, axis.stride, axis.dilation) or not is_unpadded(axis):
         return 0
-    is_tiled = part.window == part.stride and part.dilation == 1 and size % part.window == 0
-    return part.window if is_tiled else 0
+    is_tiled = axis.window == axis.stride and axis.dilation == 1 and size % axis.window == 0
+    return axis.window if is_tiled else 0
 
 
 def is_sliceable(axis: Axis, size: int) -> bool:
@@ -120,15 +113,18 @@ def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> 
 def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
     """Every window, or every bin, in the way that suits its sizes."""
     parts = reductions.parts(windows)
-    sizes, rank = tensors[0].shape[2:], len(parts)
+    sizes = tensors[0].shape[2:]
     # Channels become the last dimension in channels_last, so that passes read memory in order.
     moves = are_ints(*tensors[0].shape) and operands.is_channels_last(tensors[0])
     if moves:
         tensors = tuple(each.movedim(1, -1) for each in tensors)
-    if covers_all(windows, sizes):
-        tensors = _whole(tensors, rank, 1 if moves else 2, reduction)
+    first = 1 if moves else 2
+    if covers_all(windows, sizes):  # one dimension is reduced faster than several
+        flat = tuple(each.flatten(first, first + len(parts) - 1) for each in tensors)
+        results = _reduced(flat, first, reduction)
+        tensors = tuple(each.unflatten(first, [1] * len(parts)) for each in results)
     else:
-        for dim, (part, size) in enumerate(zip(parts, sizes, strict=True), 1 if moves else 2):
+        for dim, (part, size) in enumerate(zip(parts, sizes, strict=True), first):
             tensors = _pooled_along(dim, part, size, tensors, reduction)
     return tuple(each.movedim(-1, 1) for each in tensors) if moves else tensors
 
@@ -136,35 +132,29 @@ def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
 def _pooled_along(
     dim: int, part: Axis | int, size: int, tensors: Tensors, reduction: Reduction
 ) -> Tensors:
-    if isinstance(part, Axis) and covers(part, size):
-        if reduction is SUM and are_ints(size):
-            return (sum_of(tensors[0], dim),)
-        return reduction.whole(tensors, dim)
-    length = tile(part, size)
-    if length > 0 and (length > 4 or not isinstance(part, Axis)):
-        parts = tuple(each.unflatten(dim, (-1, length)) for each in tensors)
-        if reduction is SUM:
-            return (sum_of(parts[0], dim + 1).squeeze(dim + 1),)
-        return tuple(each.squeeze(dim + 1) for each in reduction.whole(parts, dim + 1))
-    if isinstance(part, Axis) and is_sliceable(part, size):
-        return sliced(tensors, dim, part, reduction)
+    if isinstance(part, Axis):
+        if covers(part, size):
+            return _reduced(tensors, dim, reduction)
+        length = tile(part, size)
+        if length > 4:
+            parts = tuple(each.unflatten(dim, (-1, length)) for each in tensors)
+            return tuple(each.squeeze(dim + 1) for each in _reduced(parts, dim + 1, reduction))
+        if is_sliceable(part, size):
+            return sliced(tensors, dim, part, reduction)
     return reductions.reduced(tensors, dim, reductions.read_by(part, size, tensors[0]), reduction)
 
 
-def _whole(tensors: Tensors, rank: int, dim: int, reduction: Reduction) -> Tensors:
-    """The one window over all spatial dimensions, of which ``dim`` is the first."""
-    flat = tuple(each.flatten(dim, dim + rank - 1) for each in tensors)
-    results = (sum_of(flat[0], dim),) if reduction is SUM else reduction.whole(flat, dim)
-    return tuple(each.unflatten(dim, [1] * rank) for each in results)
+def _reduced(tensors: Tensors, dim: int, reduction: Reduction) -> Tensors:
+    """The whole dimension, which keeps the size 1."""
+    is_sum = reduction is SUM and are_ints(tensors[0].shape[dim])
+    return (sum_of(tensors[0], dim),) if is_sum else reduction.whole(tensors, dim)
 
 
 def covers_all(windows: Windows, sizes: Sequence[int]) -> bool:
-    """Whether one window or bin is the whole plane, of known sizes."""
-    if not are_ints(*sizes) or 0 in sizes:
+    """Whether one window is the whole plane, of known sizes."""
+    if not isinstance(windows, Window) or not are_ints(*sizes):
         return False
-    if isinstance(windows, Window):
-        return all(covers(axis, size) for axis, size in zip(windows.axes, sizes, strict=True))
-    return all(type(count) is int and count == 1 for count in windows)
+    return all(covers(axis, size) for axis, size in zip(windows.axes, sizes, strict=True))
 
 
 def sum_of(tensor: Tensor, dim: int) -> Tensor:
@@ -208,23 +198,6 @@ def _sum_in_pairs(tensor: Tensor, dim: int) -> Tensor:
     return tensor
 
 
-def count_alike(window: Window, sizes: Sequence[int], include_padding: bool) -> bool:
-    """Whether every window counts all of its taps, for known sizes."""
-    if not are_ints(*sizes):
-        return False
-    for axis, size in zip(window.axes, sizes, strict=True):
-        numbers = axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation
-        if not are_ints(*numbers):
-            return False
-        first, room = axis.start_padding, size
-        if include_padding:
-            first, room = 0, size + axis.end_padding
-        reach = (axis.output_size(size) - 1) * axis.stride + axis.extent - axis.start_padding
-        if first > 0 or reach > room:
-            return False
-    return True
-
-
 def counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
     """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
     total = torch.ones((), dtype=like.dtype, device=like.device)
@@ -239,6 +212,12 @@ def counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding
     return total
 
 
+def _count_alike(window: Window, include_padding: bool) -> bool:
+    """Whether every window is known to count all of its taps, whatever it is pooled over."""
+    is_certain = type(window.taps) is int and not window.axes[0].ceil_mode
+    return is_certain and (include_padding or all(map(is_unpadded, window.axes)))
+
+
 def divisor(
     windows: Windows,
     sizes: Sequence[int],
@@ -251,26 +230,9 @@ def divisor(
     """
     if override is not None:
         return override
-    if isinstance(windows, Window) and aten.is_plain_cpu(like):
-        return _kept_divisor(windows, tuple(sizes), like.dtype, include_padding)
-    return _counted(windows, sizes, like, include_padding)
-
-
-@functools.lru_cache(maxsize=64)
-def _kept_divisor(
-    window: Window, sizes: tuple[int, ...], dtype: torch.dtype, include_padding: bool
-) -> Any:
-    """The same on the CPU, cached, because to count takes longer than to pool a small tensor."""
-    like = torch.empty((), dtype=dtype, device="cpu")
-    return _counted(window, sizes, like, include_padding)
-
-
-def _counted(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Any:
-    if isinstance(windows, Window) and count_alike(windows, sizes, include_padding):
+    if isinstance(windows, Window) and _count_alike(windows, include_padding):
         taps = windows.taps
         return taps if taps < 2**63 else float(taps)  # as no tensor takes a longer int
-    if covers_all(windows, sizes):
-        return math.prod(sizes)
     return counts(windows, sizes, like, include_padding).clamp(min=1)
 
 
@@ -280,11 +242,11 @@ def spread(gradients: Tensor, dim: int, axis: Axis | int, size: int) -> Tensor |
 
     It adds one tap after the other, which rule E6 allows where at most three windows overlap.
     """
+    if not isinstance(axis, Axis):
+        return None
     length = tile(axis, size)
     if length > 0:
         return gradients.repeat_interleave(length, dim)
-    if not isinstance(axis, Axis):
-        return None
     overlap = min(axis.window, -(-axis.extent // axis.stride))
     if overlap > 3 or not is_sliceable(axis, size):
         return None

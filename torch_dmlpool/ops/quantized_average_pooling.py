@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.ops.derivatives import carries_derivative
 from torch_dmlpool.ops.dispatching import is_readable, may_skip_dispatcher
@@ -48,23 +48,6 @@ def quantized_linear_average_pooling(
         _check_tensors(parameters)
     pool = _pooling.implementation(input)
     return pool(input, *parameters, window, include_padding, output_dtype)
-
-
-def of_quantized_tensor(
-    input: Tensor, parameters: Sequence[Any], window: Window, include_padding: bool, *output: Any
-) -> Tensor | None:
-    """The average pooling of a quantized tensor by a backend that reads its integers itself; None
-    where none can.
-
-    ``output`` is the integer type of the output and the function that allocates it.
-    """
-    if not may_skip_dispatcher(input) or input.numel() == 0 or window.taps >= 2**23:
-        return None
-    if input.dtype not in backends.serving(input.device.type).quantized_tensors:
-        return None
-    output_dtype, empty = output
-    pool = _pooling.implementation(input)
-    return pool(input, *parameters, window, include_padding, output_dtype, empty=empty)
 
 
 def _check(input: Tensor, *arguments: Any) -> list[int]:
