@@ -23,8 +23,6 @@ has what was counted in the code that ran.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import hashlib
 import json
 import math
 import multiprocessing
@@ -40,8 +38,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NamedTuple
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = "kernels.pickle"
@@ -72,98 +71,45 @@ def without_pytorch() -> None:
         sys.modules[name] = package
 
 
-def compiled(wanted: tuple[Any, ...]) -> str:
-    """The whole way that a launch takes on a GPU, up to the driver; why it failed."""
-    from torch_dmlpool.backends import compiling
-
-    name, constants, size_types, _, kinds = wanted
-    try:
-        assert compiling.compiled(name, constants, size_types, kinds, OPTIONS)[0].asm["cubin"]
-    except Exception as error:
-        return f"{name}: {type(error).__name__}: {error}"
-    return ""
-
-
-def source_of(wanted: tuple[Any, ...]) -> tuple[str, Any]:
-    """The folder of a kernel in Triton's cache, and what Triton would compile."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-    from triton.compiler import make_backend
-    from triton.compiler.compiler import get_cache_key
+def compiled(wanted: tuple[Any, ...]) -> tuple[str, str]:
+    """The whole way that a launch takes on a GPU, up to the driver: the kernel's folder, and why it
+    failed."""
+    from triton.backends.nvidia import driver
     from triton.runtime.cache import _base32
 
     from torch_dmlpool.backends import compiling
 
-    found: list[Any] = []
-
-    def note(src: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
-        backend = make_backend(target)
-        parsed = backend.parse_options(dict(options or {}))
-        key = get_cache_key(src, backend, parsed, env_vars=get_cache_invalidating_env_vars())
-        found.extend((_base32(hashlib.sha256(key.encode()).hexdigest()), src))
-        return SimpleNamespace()
-
     name, constants, size_types, _, kinds = wanted
-    kernel = compiling.kernel_named(*name.split("."))
-    kernel.device_caches[0]  # the first look-up sets ``compile``
-    before, kernel.compile = kernel.compile, note
     try:
-        compiling.compiled(name, constants, size_types, kinds, OPTIONS)
-    finally:
-        kernel.compile = before
-    for cache in kernel.device_caches.values():
-        cache[0].clear()  # else Triton would take the note for the kernel
-    return found[0], found[1]
-
-
-def key_of(wanted: tuple[Any, ...]) -> tuple[str, str]:
-    """The kernel's folder, and what its launcher is made for."""
-    key, src = source_of(wanted)
-    return key, str((src.signature, sorted(map(str, src.constants))))
+        kernel, _ = compiling.compiled(name, constants, size_types, kinds, OPTIONS)
+        assert kernel.asm["cubin"]
+        if hasattr(driver, "make_launcher"):  # as Triton 3.6 has it: in C, for each signature
+            driver.CudaLauncher(kernel.src, kernel.metadata)
+    except Exception as error:
+        return "", f"{name}: {type(error).__name__}: {error}"
+    return _base32(kernel.hash), ""
 
 
 @contextmanager
-def stub_of_the_driver() -> Iterator[None]:
-    """Inside, an empty library with the names of CUDA's driver takes its place."""
-    from triton.backends.nvidia import driver
-
-    texts = [path.read_text() for path in Path(driver.__file__).parent.glob("driver.*")]
-    names = sorted({name for text in texts for name in re.findall(r"\bcu[A-Z]\w*(?=\s*\()", text)})
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder, "stub.c"), Path(folder, "libcuda.so.1")
-        source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in names))
-        flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        subprocess.run(["cc", *flags, "-o", library, source], check=True)
-        os.environ["TRITON_LIBCUDA_PATH"] = folder
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-        yield
-
-
-def build_launchers(kernels: list[tuple[Any, ...]]) -> set[Path]:
-    """Triton's C module of the driver and, as Triton 3.6 has it, a launcher for each of these; the
-    folders of all.
-    """
+def without_the_driver() -> Iterator[None]:
+    """Inside, Triton's modules of C are linked with functions that have the names of CUDA's driver,
+    and not loaded."""
     from triton.backends.nvidia import driver
     from triton.runtime import build
 
-    asked: set[Path] = set()
-    manager = build.get_cache_manager
-
-    def noted(key: str) -> Any:
-        found = manager(key)
-        asked.add(Path(found.cache_dir))
-        return found
-
-    build.get_cache_manager = noted
-    with stub_of_the_driver():
+    texts = [path.read_text() for path in Path(driver.__file__).parent.glob("driver.*")]
+    names = {name for each in texts for name in re.findall(r"\bcu[A-Z]\w*(?=\s*\()", each)}
+    stub = "".join(f"void {name}(void) {{}}\n" for name in sorted(names))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, TRITON_LIBCUDA_PATH=folder),
+        mock.patch.object(build, "_load_module_from_path"),
+    ):
+        linked = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-"]
+        command = [*linked, "-o", f"{folder}/libcuda.so.1"]
+        subprocess.run(command, input=stub, text=True, check=True)
         driver.CudaUtils()
-        for wanted in kernels if hasattr(driver, "make_launcher") else ():
-            driver.CudaLauncher(source_of(wanted)[1], SimpleNamespace(**dict.fromkeys(METADATA)))
-    build.get_cache_manager = manager
-    return asked
-
-
-SCRATCH = [f"{kind}_scratch_{what}" for kind in ("global", "profile") for what in ("size", "align")]
-METADATA = [*SCRATCH, "launch_cooperative_grid", "launch_pdl"]
+        yield
 
 
 def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
@@ -174,29 +120,22 @@ def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
 
     triton.runtime.driver.set_active(NoDriver())
     kernels = pickle.loads((folder / LIST).read_bytes())
+    before = {path.parent for path in folder.glob("*/*.cubin")}
     # Forked: this process has no threads, and each import of Triton takes half a second.
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        keys = pool.map(key_of, kernels, 4)
-        paths = {folder / key for key, _ in keys}
-        absent = [
-            wanted
-            for wanted, (key, _) in zip(kernels, keys, strict=True)
-            if not any((folder / key).glob("*.cubin"))
-        ]
-        print(f"{len(absent)} of {len(kernels)} kernels are missing", flush=True)
-        failed = list(filter(None, pool.imap_unordered(compiled, absent)))
-    launchers = {launcher: wanted for wanted, (_, launcher) in zip(kernels, keys, strict=True)}
-    asked = build_launchers(list(launchers.values()))
-    for path in folder.iterdir():
-        if prunes and path.is_dir() and path not in paths | asked:
-            shutil.rmtree(path)
+    with without_the_driver(), multiprocessing.get_context("fork").Pool(processes) as pool:
+        found = list(pool.imap_unordered(compiled, kernels))
+    paths = {folder / name for name, _ in found if name}
+    failed = [why for _, why in found if why]
+    for path in before - paths if prunes else ():
+        shutil.rmtree(path)
     for path in folder.glob("*/*"):
         if path.suffix in UNUSED:
             path.unlink()
     size = sum(path.stat().st_size for path in folder.glob("*/*"))
     print(
-        f"{len(absent) - len(failed)} kernels compiled in {time.monotonic() - started:.0f} s, "
-        f"{len(asked)} modules of C; {folder.name} has {size / 2**20:.1f} MiB"
+        f"{len(paths - before) + len(failed)} of {len(kernels)} kernels were missing\n"
+        f"{len(paths - before)} kernels compiled in {time.monotonic() - started:.0f} s; "
+        f"{folder.name} has {size / 2**20:.1f} MiB"
     )
     for why in failed:
         print(f"Error: {why}")
