@@ -136,7 +136,7 @@ INDEX_TYPES += plainly("int64")
 MASKS = [
     *plainly(True, "mask", [True, False]),
     *(of_type(dtype, torch.ones(2, 1, 4, 5)) for dtype in (torch.float32, torch.uint8)),
-    *of_shapes((2, 5), (2, 4, 5), (1, 2, 3, 4, 5), (2, 1, 2, 5), dtype=torch.bool),
+    *of_shapes((), (5,), (3, 4, 5), (1, 2, 3, 4, 5), (2, 5), (2, 1, 2, 5), dtype=torch.bool),
     Wrong("a sparse tensor", torch.ones(4, 5, dtype=torch.bool).to_sparse()),
     elsewhere(4, 5, dtype=torch.bool),
 ]
@@ -488,7 +488,8 @@ def torch_rows(rank: int) -> Iterator[Row]:
             if rank > 1:
                 more["output_size"] = [*unpooled["output_size"], *plainly((2, 3, 8))]
         else:
-            wrong_tensors["mask"] = MASKS if rank == 2 else [*MASKS[:1], MASKS[3], MASKS[7]]
+            mask = of_shape(3, *SPATIAL[-rank:], dtype=torch.bool)
+            wrong_tensors["mask"] = MASKS if rank == 2 else [*MASKS[:1], MASKS[3], mask]
         wrongs = {"": wrong | wrong_tensors | more}
         if layer.endswith("MaxPool"):
             # Its return_indices is ignored, as torch's is.
@@ -498,6 +499,10 @@ def torch_rows(rank: int) -> Iterator[Row]:
             yield f"nn.functional.{name}", getattr(functional, name), tensors | right, values
         yield f"nn.{layer}{rank}d", kind, right, wrong
         yield f"nn.{layer}{rank}d", _forward(kind, right), tensors, wrong_tensors
+        if layer != "MaxUnpool":
+            mask = of_shape(1, 3, *SPATIAL[-rank:], dtype=torch.bool)
+            image = {"input": planes(rank)[0]}
+            yield f"nn.{layer}{rank}d", _forward(kind, right), image, {"mask": [mask]}
 
 
 # What fits the channels, the device and the type is known with the input alone.

@@ -1,5 +1,6 @@
 """The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
+import functools
 import inspect
 
 import cases
@@ -116,17 +117,25 @@ def test_a_profiler_sees_pools_by_name(device: torch.device) -> None:
     assert {"dmlpool::average_pooling", "dmlpool::adaptive_average_pooling"} <= names
 
 
+EVERYTHING = {
+    **{name: pool for name, pool in operators.EVERYTHING.items() if not name.startswith("nn.")},
+    **{
+        f"{name}, masked": functools.partial(pool, mask=torch.ones(8, 9, dtype=torch.bool))
+        for name, pool in operators.MASKED.items()
+    },
+}
+
+
 @pytest.mark.parametrize("leading", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
-@pytest.mark.parametrize(
-    "name", [name for name in operators.EVERYTHING if not name.startswith("nn.")]
-)
+@pytest.mark.parametrize("name", [*EVERYTHING])
 def test_nothing_to_pool(name: str, leading: tuple[int, int]) -> None:
     """G5: legal, and empty, in either layout; gradients too."""
     if leading == (2, 0) and "per channel" in name:
         pytest.skip("has three scales")
-    sizes = [tuple(tensor.shape) for tensor in operators.everything(name, torch.zeros(2, 3, 8, 9))]
+    pool = EVERYTHING[name]
+    sizes = [tuple(tensor.shape) for tensor in samples.results(pool, torch.zeros(2, 3, 8, 9))]
     for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        found = operators.everything(name, layout(torch.zeros(*leading, 8, 9)))
+        found = samples.results(pool, layout(torch.zeros(*leading, 8, 9)))
         assert [tuple(tensor.shape) for tensor in found] == [
             (*leading, *size[2:]) for size in sizes
         ]

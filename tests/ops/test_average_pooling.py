@@ -46,16 +46,21 @@ def test_every_data_type(
     samples.check_average_gradient(arriving(case, dtype).to(device), case.sizes, *request)
 
 
-@cases.in_pairs(case=cases.FEW, layout=list(samples.LAYOUTS))
-def test_every_layout(case: cases.Case, layout: str, device: torch.device) -> None:
+@cases.in_pairs(
+    case=cases.FEW,
+    layout=list(samples.LAYOUTS),
+    mask=["no mask", "each element", "each sample", "each channel", "one row"],
+)
+def test_every_layout(case: cases.Case, layout: str, mask: str, device: torch.device) -> None:
     """G7: any strided input and any strided incoming gradient."""
     for dtype in (torch.float32, torch.bfloat16):
         input, gradient = (
             samples.normal(2, 3, *case.sizes, dtype=dtype).to(device),
             arriving(case, dtype).to(device),
         )
-        samples.check_average(samples.LAYOUTS[layout](input), case.pooling)
-        samples.check_average_gradient(samples.LAYOUTS[layout](gradient), case.sizes, case.pooling)
+        input, gradient = map(samples.LAYOUTS[layout], (input, gradient))
+        samples.check_average(input, case.pooling, mask=mask)
+        samples.check_average_gradient(gradient, case.sizes, case.pooling, mask=mask)
 
 
 @cases.parametrized([case for case in ALL if case.has_empty_windows])

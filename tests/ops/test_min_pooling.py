@@ -131,15 +131,22 @@ def test_no_integer_overflows(dtype: torch.dtype, device: torch.device) -> None:
     assert dmlpool.adaptive_min_pooling(row, 1).tolist() == [[[ends.min]]]
 
 
-@pytest.mark.parametrize("layout", list(samples.LAYOUTS))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16, torch.bool], ids=samples.name_of)
-def test_every_layout(layout: str, dtype: torch.dtype, device: torch.device) -> None:
-    """G7."""
+@cases.in_pairs(
+    kind=list(KINDS),
+    mask=["no mask", "each element", "each sample", "each channel", "one row"],
+    layout=list(samples.LAYOUTS),
+    dtype=[torch.float32, torch.float16, torch.int8, torch.int64, torch.uint16, torch.bool],
+)
+def test_every_layout(
+    kind: str, mask: str, layout: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """G7: results are laid out as those of maxima without a mask."""
+    pool, _, rule = KINDS[kind]
     case = cases.case("padded", "uneven padding")
     input = samples.LAYOUTS[layout](image(case, dtype).to(device))
-    expected = oracle.minimum(samples.to_numpy(input), case.pooling)
-    found = dmlpool.min_pooling(input, **case.arguments, return_indices=True)
-    check(found, expected)
+    there, whole = samples.masked(mask, input)
+    found = pool(input, **case.arguments, mask=there, return_indices=True)
+    check(found, rule(samples.to_numpy(input), case.pooling, whole))
     wanted = dmlpool.max_pooling(input, **case.arguments)
     assert found[0].stride() == wanted.stride()
 
