@@ -326,6 +326,12 @@ def assert_gradient(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, t
     _assert_within(result, exact, magnitudes, 2 + terms, terms)
 
 
+def assert_norms(result: Tensor, exact: np.ndarray, taps: int) -> None:
+    """Powers, sums, and a root, which divides the relative error of the sum by p: a few roundings
+    more than an average."""
+    _assert_within(result, exact, exact, 12 + math.ceil(math.log2(taps)), taps)
+
+
 operators = torch.ops.dmlpool
 
 

@@ -44,15 +44,7 @@ class Slid(cases.Edge):
 
 CLAIMS: dict[str, Callable[[Slid], bool]] = {
     # The numbers of other edges say it.
-    "plain": lambda e: e.stride < e.window and not e.empty_windows,
-    "padded": lambda e: e.taps[0][0] < 0,
-    "adjacent windows": lambda e: e.window == e.stride and e.taps[-1][-1] == 7,
     "floor drops a remainder": lambda e: e.taps[-1][-1] < 8,
-    "gaps between windows": lambda e: e.stride > e.extent,
-    "window is the input": lambda e: e.outputs == 1 and e.window == e.size,
-    "size one in padding": lambda e: e.size == 1 and e.outputs == 3,
-    "start padding only": lambda e: e.taps[0][0] < 0 and e.taps[-1][-1] == 5,
-    "end padding only": lambda e: e.taps[0][0] == 0 and e.taps[-1][-1] == 6,
     "padding above the window": lambda e: (
         e.start > e.window and e.taps[0] in e.empty_windows and e.taps[-1][0] > e.size
     ),
@@ -86,9 +78,6 @@ CLAIMS: dict[str, Callable[[Slid], bool]] = {
     ),
     "equal reads, other counts": lambda e: (
         e.inside(e.taps[0]) == e.inside(e.taps[1]) and e.taps[0][-1] < 6 <= e.taps[1][-1]
-    ),
-    "stride, dilation of one factor": lambda e: (
-        e.stride % 3 == 0 == e.dilation % 3 and e.outputs > 1
     ),
 }
 

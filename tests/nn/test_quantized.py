@@ -113,20 +113,6 @@ def quantized_forms(values: Tensor) -> list[Tensor]:
     ]
 
 
-def assert_same_quantized(actual: Tensor, expected: Tensor) -> None:
-    """Integers, type and all that says what they mean."""
-    assert actual.dtype is expected.dtype
-    samples.assert_same(actual.int_repr(), expected.int_repr())
-    assert actual.qscheme() is expected.qscheme()
-    parameters = ("q_scale", "q_zero_point")
-    if actual.qscheme() is torch.per_channel_affine:
-        assert actual.q_per_channel_axis() == expected.q_per_channel_axis()
-        parameters = ("q_per_channel_scales", "q_per_channel_zero_points")
-    for name in parameters:
-        found, wanted = (torch.as_tensor(getattr(each, name)()) for each in (actual, expected))
-        assert torch.equal(found, wanted)
-
-
 @parameters
 @windows
 def test_quantized_tensors(window: str, form: str) -> None:
@@ -140,7 +126,7 @@ def test_quantized_tensors(window: str, form: str) -> None:
         output["output_scale"] = output["output_scale"].float()
     for tensor in quantized_forms(integers("AvgPool2d")):
         expected = dmlpool.quantized_average_pooling(tensor, **directml(window, tensor), **output)
-        assert_same_quantized(layer(tensor), expected)
+        assert torch.equal(layer(tensor), expected)  # what the integers mean too
 
 
 @names

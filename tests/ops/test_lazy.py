@@ -14,6 +14,8 @@ from operators import NAMES, TABLE, Decomposed, by_name, operators, with_lazy
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torch_dmlpool.ops.registration import OPERATORS
+
 
 def taken_apart(operator: Any, *arguments: object) -> object:
     return TABLE[operator](*arguments)
@@ -119,13 +121,7 @@ def test_inductors_programs_read_what_lazy_tensors_show(kind: str, name: str) ->
     check(kind, name, by_inductor)
 
 
-DIFFERENTIABLE = [
-    *("average_pooling", "average_pooling_grad", "max_pooling", "max_pooling_with_taps"),
-    *("max_pooling_with_indices", "max_pooling_grad", "max_pooling_grad_from_taps"),
-    *("max_pooling_gather", "lp_pooling", "adaptive_average_pooling"),
-    *("adaptive_average_pooling_grad", "adaptive_max_pooling", "max_unpooling"),
-    *("gather_positions", "scatter_positions"),
-]
+DIFFERENTIABLE = [name for name in NAMES if OPERATORS[name].has_derivative]
 
 
 def gradients_at(name: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:

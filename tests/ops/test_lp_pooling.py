@@ -4,34 +4,15 @@
 import math
 
 import cases
-import numpy as np
 import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
 NORMS = [1, 2, 3, 2.5, math.inf]
 norms = pytest.mark.parametrize("p", NORMS)
-
-
-def assert_norms(result: Tensor, expected: np.ndarray, taps: int) -> None:
-    """Powers, sums, and a root, which divides the relative error of the sum by p: a few units more
-    than an average."""
-    assert tuple(result.shape) == expected.shape
-    accumulated = samples.UNIT_ROUNDOFF[
-        torch.float64 if result.dtype is torch.float64 else torch.float32
-    ]
-    bound = (12 + math.log2(taps)) * accumulated * expected
-    if result.dtype.itemsize == 2:
-        bound = bound + samples.UNIT_ROUNDOFF[result.dtype] * (expected + bound)
-        bound = np.maximum(
-            bound, float(torch.finfo(result.dtype).tiny) * samples.UNIT_ROUNDOFF[result.dtype]
-        )
-    error = np.abs(samples.to_numpy(result).astype(np.longdouble) - expected)
-    assert (error <= bound).all()
 
 
 @cases.in_pairs(is_masked=[False, True], case=cases.LINES + cases.FEW, p=NORMS)
@@ -46,7 +27,7 @@ def test_norms(is_masked: bool, case: cases.Case, p: float, device: torch.device
     if mask is not None:
         input = torch.where(mask, input, math.nan)
     found = dmlpool.lp_pooling(input, **case.arguments, p=p, mask=mask)
-    assert_norms(found, expected, math.prod(case.pooling.window_size))
+    samples.assert_norms(found, expected, math.prod(case.pooling.window_size))
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
@@ -57,7 +38,7 @@ def test_every_data_type(p: float, dtype: torch.dtype, device: torch.device) -> 
     input = samples.normal(2, 3, *case.sizes, dtype=dtype).to(device)
     result = dmlpool.lp_pooling(input, **case.arguments, p=p)
     assert result.dtype is dtype
-    assert_norms(result, oracle.norm(samples.to_numpy(input), case.pooling, p), 8)
+    samples.assert_norms(result, oracle.norm(samples.to_numpy(input), case.pooling, p), 8)
 
 
 def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:

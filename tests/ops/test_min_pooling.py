@@ -3,7 +3,6 @@
 from typing import Any
 
 import cases
-import numpy as np
 import oracle
 import pytest
 import samples
@@ -79,9 +78,8 @@ def test_special_values_and_their_gradients(
     samples.assert_same(values, expected.values)
     arriving = samples.ties(*values.shape, dtype=dtype).to(device)
     (gradient,) = torch.autograd.grad(values, leaf, arriving)
-    counts, won = np.zeros(leaf.numel()), expected.indices >= 0
-    np.add.at(counts, expected.indices[won], samples.to_numpy(arriving)[won])
-    samples.assert_same(gradient.double(), counts.reshape(leaf.shape))
+    wanted = oracle.handed_back(expected, samples.to_numpy(arriving), leaf.shape)
+    samples.assert_same(gradient.double(), wanted)
 
 
 @cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], case=cases.FEW, dtype=EVERY_TYPE)
@@ -189,7 +187,3 @@ def test_a_layer_of_minima_is_none_of_maxima() -> None:
     )
     assert not isinstance(layer, torch.nn.MaxPool2d)
     assert nn.convert(torch.nn.Sequential(layer)).left == {}
-    with pytest.raises(ValueError, match=r"^stride must be at least 1"):
-        nn.MinPool1d(3, 0)
-    with pytest.raises(ValueError, match=r"^output_size must be at least 0"):
-        nn.AdaptiveMinPool1d(-1)

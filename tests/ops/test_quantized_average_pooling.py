@@ -203,36 +203,28 @@ def test_a_gradient_is_refused() -> None:
 
 def test_vmap() -> None:
     """E1: over the input, over scales and zero points, over all of them, in any dimension."""
-    input = samples.integers(4, 2, 3, 6, 5, dtype=torch.uint8)
-    scales, vectors = torch.rand(4) + 0.5, torch.rand(3, 4) + 0.5
-    zeros = torch.arange(4, dtype=torch.uint8)
 
     def pooled(input: Tensor, scale: Tensor, zero: Tensor, step: Tensor) -> Tensor:
         return pool(input, scale, zero, step, 5, 3, 2, 1, 1)
 
-    arguments = (input, scales, zeros, vectors)
+    input = samples.integers(4, 2, 3, 6, 5, dtype=torch.uint8)
+    scales, vectors = torch.rand(4) + 0.5, torch.rand(4, 3) + 0.5
+    arguments = input, scales, torch.arange(4, dtype=torch.uint8), vectors
+    none = None, None, None
     for dimensions in (
         (0, 0, 0, 1),
-        (0, None, None, None),
+        (0, *none),
         (1, None, 0, 1),
         (None, 0, None, None),
-        (None, None, 0, 1),
+        (*none, 1),
     ):
-        held = [
-            argument
-            if dimension is not None
-            else argument.select(1 if argument is vectors else 0, 1)
-            for argument, dimension in zip(arguments, dimensions, strict=True)
+        pairs = list(zip(arguments, dimensions, strict=True))
+        held = [each[1] if at is None else each.movedim(0, at) for each, at in pairs]
+        one_by_one = [
+            pooled(*(each[1] if at is None else each[number] for each, at in pairs))
+            for number in range(4)
         ]
-        if dimensions[0] == 1:
-            held[0] = held[0].movedim(0, 1)
-        result = torch.func.vmap(pooled, dimensions)(*held)
-        for i in range(4):
-            each = [
-                argument if dimension is None else argument.select(dimension, i)
-                for argument, dimension in zip(held, dimensions, strict=True)
-            ]
-            assert torch.equal(result[i], pooled(*each))
+        assert torch.equal(torch.func.vmap(pooled, dimensions)(*held), torch.stack(one_by_one))
 
 
 def test_a_scale_is_that_of_float32_after_a_trace() -> None:

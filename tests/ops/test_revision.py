@@ -13,6 +13,7 @@ from py_compile import PycInvalidationMode
 from typing import Any
 
 import cases
+import operators
 import pytest
 import torch
 from torch import Tensor
@@ -175,20 +176,14 @@ def graphs_of(function: Callable[[Tensor], Tensor], input: Tensor) -> list[torch
 
 
 WINDOW = ([2, 2], [2, 2], [0, 0], [0, 0], [1, 1], False)
-SIGNED: dict[str, Callable[[Tensor], Tensor]] = {
-    "a maximum": lambda x: torch_dmlpool.max_pooling(x, 2),
+CALLED = "max_pooling", "lp_pooling, p 3", "max_unpooling", "adaptive_max_pooling"
+SIGNED: dict[str, Callable[[Tensor], Any]] = {
+    **{name: operators.EVERYTHING[name] for name in CALLED},
     "an average by its name": lambda x: torch.ops.dmlpool.average_pooling(x, *WINDOW, True, None),
     "a maximum by its overload": lambda x: torch.ops.dmlpool.max_pooling.default(x, *WINDOW),
-    "a norm": lambda x: torch_dmlpool.lp_pooling(x, 2, p=3),
-    "unpooling": lambda x: torch_dmlpool.max_unpooling(
-        *torch_dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape
-    ),
-    "uneven bins": lambda x: torch_dmlpool.adaptive_max_pooling(x, (3, 4)),
     "a batch": lambda x: torch.vmap(lambda y: torch_dmlpool.average_pooling(y, 2))(x[:, None]),
     "a gradient": lambda x: torch.func.grad(lambda y: torch_dmlpool.max_pooling(y, 2).sum())(x),
-    "quantized averages": lambda x: torch_dmlpool.quantized_linear_average_pooling(
-        x.to(torch.int8), 0.5, 3, 0.25, None, 2
-    ),
+    "quantized averages": operators.EVERYTHING["quantized_linear_average_pooling"],
 }
 
 
