@@ -8,7 +8,6 @@ proves of an edge what its numbers do not say.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +18,9 @@ import pytest
 from torch_dmlpool.backends import library
 from torch_dmlpool.window import Window
 
-OF_THE_LIBRARY = [
-    pytest.mark.skipif(library.library is None, reason=f"no library: {library.missing}"),
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
-    ),
-]
+OF_THE_LIBRARY = pytest.mark.skipif(
+    library.library is None, reason=f"no library: {library.missing}"
+)
 """What the compiled kernels of the CPU alone can be asked."""
 
 

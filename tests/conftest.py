@@ -195,18 +195,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--sample", type=int, default=1, help="only every Nth case of a test with parameters")
 
 
-COMPILE_KERNELS = {"test_emulator.py", "test_every_launch.py"}
+COMPILED_ALONE = {"kernels/test_emulator.py", "kernels/test_every_launch.py"}
+COMPILED_ALONE |= {"tests/test_gpu.py", "tests/test_threads.py"}
+INTERPRETED_ALONE = {f"kernels/test_{name}.py" for name in ("additions", "calls", "lazy")}
 MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
 
 
 def reason_to_skip(item: pytest.Item) -> str | None:
     """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or
     compiled ones."""
+    folder, file = item.path.parts[-2:]
+    name = f"{folder}/{file}"
     if not INTERPRETED:
-        only = item.path.name == "test_additions.py"
+        only = name in INTERPRETED_ALONE
         return "runs kernels on CPU tensors: set TRITON_INTERPRET=1" if only else None
-    if item.path.name in COMPILE_KERNELS:
-        return "compiles kernels: TRITON_INTERPRET=1 replaces the compiler"
+    if folder == "backends" or name in COMPILED_ALONE:
+        return "of compiled kernels: TRITON_INTERPRET=1 replaces them"
     many = item.name in MILLIONS
     return "millions of elements: the interpreter would take hours" if many else None
 

@@ -16,9 +16,6 @@ import torch
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
-)
 
 from benchmarks import common, gpu, kernels, models, report  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402

@@ -2,7 +2,6 @@
 once, also in forks."""
 
 import multiprocessing
-import os
 import random
 import sys
 import threading
@@ -21,9 +20,6 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter serves one at a time"
-    ),
     pytest.mark.filterwarnings(
         "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
     ),

@@ -3,7 +3,6 @@ same."""
 
 import gc
 import importlib.util
-import os
 import re
 import warnings
 import weakref
@@ -14,9 +13,6 @@ import pytest
 import torch
 
 triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles kernels"
-)
 
 from torch_dmlpool import backends  # noqa: E402
 from torch_dmlpool.backends import fallbacks, reference  # noqa: E402

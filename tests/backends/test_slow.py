@@ -1,6 +1,5 @@
 """A fallback speaks: the first call in plain PyTorch, for want of kernels, warns."""
 
-import os
 import shutil
 import subprocess
 import warnings
@@ -16,9 +15,6 @@ from torch_dmlpool import backends
 from torch_dmlpool.backends import cpu, library
 from torch_dmlpool.decompositions import decompositions
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter serves the CPU"
-)
 ROOT = Path(dmlpool.__file__).resolve().parents[1]
 MISSING = "cpu_avx2.so was not built: install a C++ compiler"
 SAID = (

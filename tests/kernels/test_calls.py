@@ -1,7 +1,6 @@
 """Public calls with Triton's kernels: gradients that are planned with the pool are those of the
 operators, and any byte of a bool but 0 is True."""
 
-import os
 from collections.abc import Callable
 
 import cases
@@ -15,9 +14,6 @@ from torch_dmlpool import backends
 from torch_dmlpool.backends import fallbacks
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="compiled kernels serve no CPU tensors"
-)
 
 Pool = Callable[[Tensor], Tensor]
 POOLS: dict[str, Pool] = {

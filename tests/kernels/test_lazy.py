@@ -1,18 +1,11 @@
 """Operators called by name on tensors that are evaluated lazily, with Triton's kernels, which read
 memory as it lies (G7)."""
 
-import os
-
 import cases
-import pytest
 import samples
 import torch
 from operators import NAMES, operators, with_lazy
 from torch import Tensor
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="compiled kernels serve no CPU tensors"
-)
 
 
 @cases.in_pairs(kind=list(samples.KINDS), name=NAMES)
