@@ -153,6 +153,12 @@ def extracted(x: np.ndarray, start: Bits, length: Bits) -> np.ndarray:
     )
 
 
+def inserted(field: Bits, into: Bits, start: Bits, length: Bits) -> Bits:
+    """A word with some bits exchanged."""
+    mask = (np.uint64(1) << length.astype(np.uint64)) - np.uint64(1) << start.astype(np.uint64)
+    return (into & ~mask | field.astype(np.uint64) << start.astype(np.uint64) & mask).astype(WORD)
+
+
 def converted(value: np.ndarray, to: str) -> Bits:
     if kind(to) in ("f", "bf"):
         return as_bits(value, to)
@@ -225,6 +231,8 @@ def operation(opcode: str) -> Operation:
         return Operation((width(of), 32), lambda x, by: shifted(as_value(x, of), by, name == "shl"))
     if opcode == "prmt.b32":
         return Operation((32,) * 3, permuted)
+    if opcode == "bfi.b32":
+        return Operation((32,) * 4, inserted)
     if name == "bfe":
         return Operation(
             (width(of), 32, 32), lambda x, start, length: extracted(as_value(x, of), start, length)
