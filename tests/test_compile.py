@@ -1,5 +1,4 @@
-"""torch.compile, torch.export, fake and meta tensors (E1, E2): nothing breaks the graph, nothing
-recompiles in vain."""
+"""torch.compile (E1, E2): nothing breaks the graph, nothing recompiles in vain."""
 
 import functools
 import itertools
@@ -163,68 +162,6 @@ def test_compiled_transforms(transform: str, pool: str, device: torch.device) ->
         samples.distinct(2, 2, 5, 4).to(device),
     )
     torch.testing.assert_close(counted(function)[0](input), function(input))
-
-
-class Network(torch.nn.Module):
-    """Every operator that a program shows whole."""
-
-    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
-        values, indices = dmlpool.max_pooling(input, 3, 2, 1, 1, return_indices=True)
-        return (
-            dmlpool.max_unpooling(values, indices, input.shape),
-            dmlpool.average_pooling(input, input.shape[2:], include_padding=True),
-            dmlpool.lp_pooling(input, 3, 2, 1, 1, p=3),
-            dmlpool.adaptive_average_pooling(input, (3, 4)),
-            dmlpool.adaptive_max_pooling(input, (1, 1)),
-            quantized(input.to(torch.int8), 0.5, 0, 0.25, 0, 2),
-        )
-
-
-OPERATORS = [
-    "max_pooling_with_indices",
-    "max_unpooling",
-    "average_pooling",
-    "lp_pooling",
-    "adaptive_average_pooling",
-]
-OPERATORS += ["max_pooling", "quantized_linear_average_pooling_of_numbers"]
-
-
-def operators_in(program: torch.export.ExportedProgram) -> list[str]:
-    return [
-        str(node.target).split(".")[1]
-        for node in program.graph.nodes
-        if "dmlpool" in str(node.target)
-    ]
-
-
-@pytest.mark.parametrize(
-    "strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["non-strict", "strict"]
-)
-def test_export_with_dynamic_dimensions(strict: bool, device: torch.device) -> None:
-    """E2: an exported program keeps the operators whole, decomposed too but for norms, and runs at
-    other sizes."""
-    dimensions = {
-        0: torch.export.Dim("batch", min=2),
-        2: torch.export.Dim.AUTO,
-        3: torch.export.Dim.AUTO,
-    }
-    example = samples.normal(2, 3, 9, 8).to(device)
-    program = torch.export.export(
-        Network(), (example,), dynamic_shapes=(dimensions,), strict=strict
-    )
-    assert operators_in(program) == OPERATORS
-    assert {*OPERATORS} - {*operators_in(program.run_decompositions())} == {
-        "lp_pooling",
-        "max_unpooling",
-    }
-    for sizes in [(2, 3, 9, 8), (5, 3, 14, 21)]:
-        input = samples.normal(*sizes).to(device)
-        for result, expected in zip(program.module()(input), Network()(input), strict=True):
-            torch.testing.assert_close(result, expected)
-    # Where sizes are known to divide, bins are a window.
-    even = torch.export.export(Network(), (samples.normal(2, 3, 9, 12).to(device),), strict=strict)
-    assert "adaptive_average_pooling" not in operators_in(even)
 
 
 def test_a_refusal_while_compiling(device: torch.device) -> None:

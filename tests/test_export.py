@@ -1,8 +1,5 @@
-"""Exported programs on disk: a fresh process loads and runs them, with this package and, taken
-apart, without it (E2).
-
-What torch.export keeps and which sizes may be dynamic is in test_compile.py.
-"""
+"""Exported programs keep operators whole, and a fresh process loads and runs them: with this
+package and, taken apart, without it (E2)."""
 
 import itertools
 import re
@@ -39,22 +36,28 @@ class Apart(operators.Pools):
         return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
 
 
-class Few(torch.nn.Module):
-    """Floats and integers, for every day."""
-
-    def forward(self, input: Tensor, integers: Tensor) -> tuple[Tensor, ...]:
-        averages = dmlpool.quantized_linear_average_pooling(integers, 0.5, 0, 0.25, 3, 2)
-        return *dmlpool.max_pooling(input, 2, 2, return_indices=True), averages
-
-
 def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
     integers = samples.integers(batch, 3, 8, 6, dtype=torch.uint8)
     return samples.normal(batch, 3, 14, 13), integers
 
 
-def program_of(network: torch.nn.Module) -> torch.export.ExportedProgram:
+def program_of(network: torch.nn.Module, **how: Any) -> torch.export.ExportedProgram:
     batch = {0: torch.export.Dim("batch", min=2)}
-    return torch.export.export(network.eval(), inputs(), dynamic_shapes=(batch, batch))
+    return torch.export.export(network.eval(), inputs(), dynamic_shapes=(batch, batch), **how)
+
+
+def operators_in(program: torch.export.ExportedProgram) -> list[str]:
+    targets = [str(node.target) for node in program.graph.nodes]
+    return [each.split(".")[1] for each in targets if each.startswith("dmlpool.")]
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_program_keeps_operators_whole(strict: bool) -> None:
+    """E2: decomposed too, but for norms. Where sizes are known to divide, bins are a window."""
+    program, features = program_of(Apart(), strict=strict), ["max_pooling", "average_pooling"]
+    pools = [*features, "max_pooling_with_indices", "average_pooling", *features]
+    assert operators_in(program) == [*pools, "lp_pooling", "quantized_linear_average_pooling"]
+    assert operators_in(program.run_decompositions())[:6] == pools
 
 
 KINDS = {
@@ -187,11 +190,8 @@ def apart(network: torch.nn.Module) -> torch.export.ExportedProgram:
     )
 
 
-@pytest.mark.parametrize("kind", [Few, pytest.param(Apart, marks=pytest.mark.slow)])
-def test_a_program_taken_apart_runs_without_the_package(
-    kind: type[torch.nn.Module], tmp_path: Path
-) -> None:
-    network, arguments = kind(), inputs(5)
+def test_a_program_taken_apart_runs_without_the_package(tmp_path: Path) -> None:
+    network, arguments = Apart(), inputs(5)
     path = tmp_path / "network.pt2"
     torch.export.save(apart(network), path)
     results, _ = run_in_a_fresh_process("program", path, "", arguments)
