@@ -10,7 +10,6 @@
 #include "counts.h"
 #include "disjoint.h"
 #include "gathered.h"
-#include "numbers.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -25,9 +24,6 @@ struct Divide final : Finish {
     const CountedWindows &g;
     int64_t sum;  // bytes of a sum
     DivideSums *divide;
-    // The taps that outputs of one channel count along W.
-    const Columns<double> columns{g.p, 0, [this](int64_t output) { return counted(output); },
-                                  !is_uniform && g.p.channels == 1};
 
     Divide(const CountedWindows &g, int64_t sum, int64_t element, DivideSums *divide)
         : Finish(element, g.is_uniform, element == sum && g.is_uniform && g.divisor_of_all == 1),
@@ -38,7 +34,6 @@ struct Divide final : Finish {
             !without(DIVIDED_SUMS))
             divisor = g.divisor_of_all;
     }
-    double counted(int64_t output) const { return double(g.known_count(2, output).counted); }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
         const char *const from = static_cast<const char *>(sums);
@@ -46,14 +41,11 @@ struct Divide final : Finish {
         if (is_uniform)
             return divide(sums, count, g.divisor_of_all, nullptr, to);
         const double rows = g.rows_divisor(d, h);
-        if (!columns.kept.empty())  // short rows would notice the call of `each`
-            return divide(sums, count, rows, columns.kept.data() + i, to);
-        if (g.p.channels == 1)
-            return columns.each(i, i + count, [&](int64_t at, int64_t n, const double *column) {
-                divide(from + (at - i) * sum, n, rows, column, out + (at - i) * result_size);
-            });
+        if (g.p.channels == 1 && !g.counted[2].empty())
+            return divide(sums, count, rows, g.counted[2].data() + i, to);
         g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
-            divide(from + at * sum, n, rows * counted(output), nullptr, out + at * result_size);
+            divide(from + at * sum, n, rows * double(g.known_count(2, output).counted), nullptr,
+                   out + at * result_size);
         });
     }
 };

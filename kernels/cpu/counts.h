@@ -10,9 +10,6 @@
 namespace dmlpool {
 namespace {
 
-// The counts along an axis are kept for at most this many outputs.
-constexpr int64_t KEPT_COUNTS = 1 << 16;
-
 // How many taps a window counts, and how many it reads, along one axis.
 struct TapCount {
     int64_t counted;
@@ -21,10 +18,12 @@ struct TapCount {
 
 // Windows, and what the average of each is divided by: the number of taps that it counts.
 struct CountedWindows : Windows {
-    bool needs_read;                  // whether the caller asks for TapCount::read
-    bool is_uniform = true;           // whether all windows have the same counts
-    double divisor_of_all = 0;        // if they have; a double, as three axes may count 2^93 taps
-    std::vector<TapCount> counts[3];  // along each axis, empty unless `keeps`
+    bool needs_read;            // whether the caller asks for TapCount::read
+    bool is_uniform = true;     // whether all windows have the same counts
+    double divisor_of_all = 0;  // if they have; a double, as three axes may count 2^93 taps
+    // The counts of each output along each axis; empty where all are the same or there are many.
+    std::vector<double> counted[3];
+    std::vector<int32_t> read[3];
 
     CountedWindows(const Problem &problem, bool needs_read)
         : Windows(problem), needs_read(needs_read) {
@@ -33,14 +32,17 @@ struct CountedWindows : Windows {
         if (is_uniform)
             divisor_of_all = divisor(0, 0, 0);
         for (int a = 0; a < 3; ++a)
-            for (int64_t o = 0; o < p.axes[a].outputs && keeps(a); ++o)
-                counts[a].push_back(count_of(a, o));
+            for (int64_t o = 0; o < p.axes[a].outputs && keeps(a); ++o) {
+                const TapCount count = count_of(a, o);
+                counted[a].push_back(double(count.counted));
+                read[a].push_back(int32_t(count.read));
+            }
     }
     // The windows of a gradient, whose sums are all divided by `divisor`: see `adjoint_sums`.
     CountedWindows(Windows &&adjoint, double divisor)
         : Windows(std::move(adjoint)), needs_read(false), divisor_of_all(divisor) {}
 
-    // Computes the counts of output o along axis a. `known_count` looks them up in `counts` first.
+    // Computes the counts of output o along axis a. `known_count` looks them up first.
     TapCount count_of(int a, int64_t o) const {
         const Axis &axis = p.axes[a];
         const Counting &counting = p.counting;
@@ -53,9 +55,9 @@ struct CountedWindows : Windows {
         const int64_t counted = with_padding ? padded.high(o) : read;
         return {std::max<int64_t>(counted, 1), read};
     }
-    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= KEPT_COUNTS; }
+    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= TILE_OUTPUTS; }
     TapCount known_count(int a, int64_t o) const {
-        return counts[a].empty() ? count_of(a, o) : counts[a][o];
+        return counted[a].empty() ? count_of(a, o) : TapCount{int64_t(counted[a][o]), read[a][o]};
     }
     // Whether two windows count as many taps, and read as many where that matters.
     bool agree(const TapCount &one, const TapCount &other) const {
@@ -85,15 +87,6 @@ struct CountedWindows : Windows {
     }
     double divisor(int64_t d, int64_t h, int64_t w) const {
         return rows_divisor(d, h) * double(known_count(2, w).counted);
-    }
-    // The divisor of the window that counts the most taps.
-    double largest_divisor() const {
-        double largest = 1;
-        for (int a = 0; a < 3; ++a)
-            largest *= p.counting.include_padding && p.axes[a].window > 0
-                           ? double(count_of(a, 0).counted)
-                           : double(std::max<int64_t>(most_taps(a), 1));
-        return largest;
     }
     // Calls act(at, n, o) for parts [at, at + n) of `count` elements from element i of a row of
     // outputs on. The windows of a part have the same counts as output o.

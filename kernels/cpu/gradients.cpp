@@ -28,10 +28,9 @@ struct TapPlaces {
     const Problem &p;
     const int64_t unit;
     const int64_t taps;  // of a window
-    Columns<int64_t>
-        columns;  // places of the first taps of a row of windows, from that of window 0 on
-    // The distance of each tap's place from that of tap 0, if there are few taps, else empty. There
-    // is an entry for every number of one byte, so that taps of one byte need no check.
+    const int64_t channel_unit;
+    const Range whole = p.w().whole();
+    // The distance of each tap's place from that of tap 0, if there are few taps, else empty.
     std::vector<int64_t> offsets;
 
     __attribute__((noinline)) TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
@@ -39,16 +38,16 @@ struct TapPlaces {
           unit(unit),
           taps(int64_t(std::min(
               0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
-          columns(p, channel_unit, [&p, unit](int64_t output) {
-              return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
-          }) {
+          channel_unit(channel_unit) {
         if (without(TAP_OFFSETS) || taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
             return;
-        offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);
+        offsets.reserve(taps);
         for (int64_t tap = 0; tap < taps; ++tap)
-            offsets[tap] = computed_offset(tap);
+            offsets.push_back(computed_offset(tap));
     }
-    int64_t computed_offset(int64_t tap) const {
+    __attribute__((noinline)) int64_t computed_offset(int64_t tap) const {
+        if (uint64_t(tap) >= uint64_t(taps))
+            return NOWHERE;
         const int64_t tw = tap % p.w().window;
         const int64_t row = tap / p.w().window;
         const int64_t th = row % p.h().window;
@@ -77,26 +76,24 @@ struct TapPlaces {
         const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
         const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
         const int64_t first = is_empty ? NOWHERE : (y * p.w().size - p.w().padding) * unit;
-        if (!columns.kept.empty() && !offsets.empty()) {
-            const int64_t *__restrict column = columns.kept.data();
-            const int64_t *__restrict offset = offsets.data();
-            const uint64_t known = offsets.size();
-            for (int64_t i = from; i < to; ++i) {
-                const int64_t tap = which[i];
-                const bool is_known = sizeof(Tap) == 1 || uint64_t(tap) < known;
-                visit(i, first + column[i] + (is_known ? offset[tap] : NOWHERE));
+        const Axis &w = p.w();
+        const int64_t *__restrict offset = offsets.data();
+        const uint64_t known = offsets.size();
+        int64_t output = from / p.channels;
+        int64_t channel = from % p.channels;
+        // The places of whole windows of one channel, or of the channels of one, lie `step` apart.
+        for (int64_t i = from, n; i < to; i += n, output += p.channels == 1 ? n : 1, channel = 0) {
+            const bool are_whole = p.channels == 1 && whole.contains(output);
+            n = std::min(to - i, are_whole ? whole.end - output : p.channels - channel);
+            const int64_t step = are_whole ? w.stride * unit : channel_unit;
+            int64_t place = w.is_empty(output)
+                                ? NOWHERE
+                                : first + output * w.stride * unit + channel * channel_unit;
+            for (int64_t k = i; k < i + n; ++k, place += step) {
+                const int64_t tap = which[k];
+                visit(k, place + (uint64_t(tap) < known ? offset[tap] : computed_offset(tap)));
             }
-            return;
         }
-        columns.each(from, to, [&](int64_t at, int64_t n, const int64_t *column) {
-            for (int64_t k = 0; k < n; ++k)
-                visit(at + k, first + column[k] + checked_offset(which[at + k]));
-        });
-    }
-    int64_t checked_offset(int64_t tap) const {
-        if (uint64_t(tap) >= uint64_t(taps))
-            return NOWHERE;
-        return offsets.empty() ? computed_offset(tap) : offsets[tap];
     }
 };
 

@@ -1,7 +1,6 @@
 // How axes and planes are joined before a problem is pooled.
 
 #include <algorithm>
-#include <limits>
 
 #include "choose.h"
 #include "operators.h"
@@ -58,13 +57,13 @@ struct Joined {
                  ends[1] * n);
         }
     }
-    // While windows of one row each tile that row, up to `most` outputs.
-    void join_tiled_rows(int64_t most) {
+    // While windows of one row each tile that row.
+    void join_tiled_rows() {
         while (first < 2) {
             const Axis &h = axes[1];
             const Axis &w = axes[2];
             if (h.outputs != h.size || h.window != 1 || h.stride != 1 || h.padding != 0 ||
-                !is_tiled(w) || h.size * w.outputs > most)
+                !is_tiled(w))
                 return;
             join({h.size * w.size, h.size * w.outputs, w.window, w.stride, w.padding, w.dilation},
                  ends[2]);
@@ -119,7 +118,7 @@ Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners) {
     Joined joined(p);
     if (p.channels == 1)
         joined.join_rows();
-    joined.join_tiled_rows(KEPT_NUMBERS / p.channels);
+    joined.join_tiled_rows();
     if (!is_gradient)
         joined.join_planes(has_winners);
     return joined.problem();
@@ -128,7 +127,7 @@ Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners) {
 Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes) {
     Joined joined(p);
     joined.join_rows();
-    joined.join_tiled_rows(std::numeric_limits<int64_t>::max());
+    joined.join_tiled_rows();
     if (may_join_planes && p.channels == 1 && joined.joins_averages(is_gradient))
         joined.join_planes(false);
     return joined.problem();

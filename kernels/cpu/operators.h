@@ -39,8 +39,6 @@ namespace dmlpool {
 // What the number of a winner is: the number of its tap in the window, its position in the plane,
 // or its index in the whole tensor.
 enum Numbering { TAPS, POSITIONS, INDICES };
-// The numbers of a row of at most this many outputs are kept. Rows are not joined beyond it.
-constexpr int64_t KEPT_NUMBERS = 1 << 16;
 
 // Writes maxima to `output` and the numbers of their winners to `winners`. Either may be null, and
 // is not written then.

@@ -17,70 +17,52 @@
 namespace dmlpool {
 namespace {
 
-// The ratio of two scales: the input's above the output's.
-struct Ratio {
-    double above;
-    double below;
-
-    // Unrounded averages are multiples of 1 / (denominator * divisor) if the ratio is a power of
-    // two. For other ratios nothing is known, and the denominator is infinite.
-    double denominator() const {
-        int exponent;
-        return std::frexp(above / below, &exponent) == .5 ? std::max(1., below / above) : HUGE_VAL;
-    }
-    // Rounds sum * ratio / divisor, which is close to `whole` + 1/2. It compares twice the sum
-    // times `above` with (2 whole + 1) * divisor times `below`. The comparison is exact, because it
-    // takes the errors of both products into account.
-    int32_t rounded(int64_t sum, int64_t divisor, int64_t whole) const {
-        const double twice = 2 * double(sum);
-        const double counted = double((2 * whole + 1) * divisor);
-        const double product = twice * above;
-        const double half = counted * below;
-        const double beyond =
-            (product - half) + (std::fma(twice, above, -product) - std::fma(counted, below, -half));
-        return int32_t(whole + (beyond > 0 || (beyond == 0 && whole % 2)));
-    }
-};
-
 // The taps that each window of a row counts and reads along W. All are null if windows do not
-// differ.
+// differ, or if there are several channels.
 struct RowCounts {
-    const float *inverses;  // 1 / counted
-    const int32_t *counted;
-    const int32_t *read;
+    const double *counted = nullptr;
+    const float *inverses = nullptr;  // 1 / counted
+    const int32_t *read = nullptr;
+
+    RowCounts from(int64_t i) const {
+        return read ? RowCounts{counted + i, inverses + i, read + i} : RowCounts();
+    }
 };
 
 // Scales and zero points, and how sums become quantized averages by them.
 struct Requantization {
     static constexpr int64_t BLOCK = LANES<float>;
-    int64_t channels;  // entries of the following: one for each channel, or one for all
-    std::vector<Ratio> ratios;
-    std::vector<float> scales;
+    int64_t channels;           // entries of the following: one for each channel, or one for all
+    std::vector<double> above;  // the input's scales
+    std::vector<double> below;  // the output's
+    std::vector<float> scales;  // their quotients
     std::vector<int32_t> input_zeros;
     std::vector<int32_t> output_zeros;
     int32_t low;
     int32_t high;
-    bool rounds_right;  // float32 rounds right, as averages are halves or far from them
+    bool rounds_right = true;  // float32 rounds right, as averages are halves or far from them
+    bool is_huge;              // float64 may round wrong
 
-    Requantization(const Quantization &q, double largest_divisor)
-        : low(int32_t(q.low)), high(int32_t(q.high)) {
+    // Windows count or read at most `taps` taps.
+    Requantization(const Quantization &q, double taps)
+        : low(int32_t(q.low)), high(int32_t(q.high)), is_huge(taps > 1 << 20) {
         channels = q.is_uniform() ? 1 : q.channels;
         const auto entry = [](const auto *vector, int64_t count, int64_t c) {
             return vector[count == 1 ? 0 : c];
         };
-        double largest = 0;
         for (int64_t c = 0; c < channels; ++c) {
-            ratios.push_back({entry(q.input_scale, q.input_scales, c),
-                              entry(q.output_scale, q.output_scales, c)});
-            scales.push_back(float(std::min(ratios[c].above / ratios[c].below, 0x1p60)));
-            largest = std::max(largest, ratios[c].denominator());
+            above.push_back(entry(q.input_scale, q.input_scales, c));
+            below.push_back(entry(q.output_scale, q.output_scales, c));
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
+            const double ratio = above[c] / below[c];
+            scales.push_back(float(std::min(ratio, 0x1p60)));
+            // If the ratio is a power of two, averages are multiples of 1 / (taps *
+            // max(1, 1 / ratio)) before they are rounded. For other ratios nothing is known.
+            int exponent;
+            rounds_right &=
+                std::frexp(ratio, &exponent) == .5 && std::max(1., 1 / ratio) * taps <= 1024;
         }
-        rounds_right = largest * largest_divisor <= 1024;
-        scales.resize(channels + BLOCK);
-        input_zeros.resize(channels + BLOCK);
-        output_zeros.resize(channels + BLOCK);
     }
 
     // Converts int32 to uint8, by way of int16 with AVX2, which has no single instruction for it.
@@ -90,12 +72,39 @@ struct Requantization {
                                        Vector<uint8_t, BLOCK>);
     }
 
-    // Requantizes at least BLOCK sums: all of channel `channel`, or with `of_channels` one of each
-    // channel from `channel` on. Windows read `inside` elements and divide by `divisor`, each times
-    // its entry of `columns`. It computes whole blocks, the last of which may overlap the one
-    // before. It computes in float32, whose error below 400 is less than 2^-12, and rounds to a
-    // multiple of 2^-11 first, so that a true half becomes a half. With `checks_halves` another
-    // number may become a half, too, and Ratio::rounded decides.
+    // Requantizes sums: all of channel `channel`, or with `of_channels` one of each channel from
+    // `channel` on. Windows read `inside` elements and divide by `divisor`, each times its entry of
+    // `columns`. With Real = double a quotient is a half only where the exact one is, for windows
+    // of up to 2^20 taps.
+    template <class Real, class L>
+    void store_exactly(const L *sums, int64_t count, bool of_channels, int64_t channel,
+                       int64_t inside, int64_t divisor, RowCounts columns, uint8_t *to) const {
+        const auto run = [=](auto step, auto has_columns) {
+            const double *const above = this->above.data() + channel;
+            const double *const below = this->below.data() + channel;
+            const int32_t *const zeros = output_zeros.data() + channel;
+            const int32_t *const input_zero = input_zeros.data() + channel;
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t c = step * i;
+                const int64_t reads = has_columns ? columns.read[i] : 1;
+                const Real counts = has_columns ? Real(columns.counted[i]) : 1;
+                const Real sum = Real(int32_t(sums[i] - inside * reads * input_zero[c]));
+                const Real average =
+                    sum * Real(above[c]) / (Real(below[c]) * Real(divisor) * counts);
+                const Real whole =
+                    std::rint(std::clamp(average, Real(low - zeros[c]), Real(high - zeros[c])));
+                to[i] = uint8_t(int32_t(whole) + zeros[c]);
+            }
+        };
+        of_channels    ? run(Count<1>(), Count<0>())
+        : columns.read ? run(Count<0>(), Count<1>())
+                       : run(Count<0>(), Count<0>());
+    }
+    // The same in float32, for at least BLOCK sums. It computes whole blocks, the last of which may
+    // overlap the one before. The error below 400 is less than 2^-12. It rounds to a multiple of
+    // 2^-11 first, so that a true half becomes a half. With `checks_halves` another number may
+    // become a half, too, and blocks with halves are computed exactly.
     template <bool checks_halves, class L>
     void store_blocks(const L *sums, int64_t count, bool of_channels, int64_t channel,
                       int64_t inside, int64_t divisor, RowCounts columns, uint8_t *to) const {
@@ -118,8 +127,6 @@ struct Requantization {
         Integers subtracted = Integers{} + taken * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += AT_A_TIME * BLOCK) {
             Integers any = {};
-            uint8_t are_halves[AT_A_TIME * BLOCK + 8] = {};
-            Reals near[AT_A_TIME];
             const int64_t blocks = std::min(AT_A_TIME, parts_of(count - begin, BLOCK));
             for (int64_t k = 0; k < blocks; ++k) {
                 const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
@@ -144,47 +151,27 @@ struct Requantization {
                 const Reals shifted = on_grid + (WHOLE - GRID);
                 write(bytes_of(Integers(shifted) + added), to + i);
                 if constexpr (checks_halves) {
-                    near[k] = on_grid - GRID;
-                    const Reals remainder = near[k] - (shifted - WHOLE);
-                    const auto halves = Integers(remainder * remainder == .25f);
-                    any |= halves;
-                    write(bytes_of(halves), are_halves + k * BLOCK);
+                    const Reals remainder = (on_grid - GRID) - (shifted - WHOLE);
+                    any |= Integers(remainder * remainder == .25f);
                 }
             }
             const Integers none = {};
-            if (!checks_halves || std::memcmp(&any, &none, sizeof(any)) == 0)
-                continue;
-            for (int64_t eight = 0; eight < blocks * BLOCK; eight += 8)
-                for (uint64_t halves_left = read<uint64_t>(are_halves + eight) & 0x0101010101010101;
-                     halves_left; halves_left &= halves_left - 1) {
-                    const int64_t at = eight + __builtin_ctzll(halves_left) / 8;
-                    const int64_t k = at / BLOCK;
-                    const int64_t lane = at % BLOCK;
-                    const int64_t i = std::min(begin + k * BLOCK, count - BLOCK) + lane;
-                    const int64_t c = channel + (of_channels ? i : 0);
-                    const int64_t whole = int64_t(std::floor(near[k][lane]));
-                    const int64_t reads = columns.read ? columns.read[i] : 1;
-                    const int64_t counts = columns.read ? columns.counted[i] : 1;
-                    const int32_t result = ratios[c].rounded(
-                        sums[i] - inside * reads * input_zeros[c], divisor * counts, whole);
-                    to[i] = uint8_t(std::clamp(result + output_zeros[c], low, high));
-                }
+            if (checks_halves && std::memcmp(&any, &none, sizeof(any)) != 0) {
+                const int64_t first = std::min(begin, count - BLOCK);
+                store_exactly<double>(sums + first, std::min(AT_A_TIME * BLOCK, count - first),
+                                      of_channels, channel + (of_channels ? first : 0), inside,
+                                      divisor, columns.from(first), to + first);
+            }
         }
     }
-    // The same for any number of sums.
+    // The same for any number of sums and taps.
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
                int64_t divisor, RowCounts columns, uint8_t *to) const {
-        if (count < BLOCK) {
-            L padded[BLOCK] = {};  // channels there have scales of 0
-            uint8_t results[BLOCK];
-            std::copy_n(sums, count, padded);
-            store(padded, BLOCK, of_channels, channel, inside, divisor, columns, results);
-            std::copy_n(results, count, to);
-            return;
-        }
-        const auto run = !rounds_right || sizeof(L) > 2 ? &Requantization::store_blocks<true, L>
-                                                        : &Requantization::store_blocks<false, L>;
+        const auto run = is_huge         ? &Requantization::store_exactly<long double, L>
+                         : count < BLOCK ? &Requantization::store_exactly<double, L>
+                         : rounds_right  ? &Requantization::store_blocks<false, L>
+                                         : &Requantization::store_blocks<true, L>;
         (this->*run)(sums, count, of_channels, channel, inside, divisor, columns, to);
     }
 };
@@ -197,23 +184,16 @@ struct Requantize final : Finish {
     // Whether values that follow each other belong to different channels with zero points or
     // scales of their own, and not to windows of one channel.
     const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
-    // Counts of each output of one channel along W, if `g` keeps them, and of some more to fill a
-    // vector. Windows of other rows are requantized run by run.
     std::vector<float> inverses;
-    std::vector<int32_t> counted;
-    std::vector<int32_t> read;
+    RowCounts columns;
 
-    Requantize(const CountedWindows &g, const Quantization &q)
-        : Finish(1, g.is_uniform, false), g(g), by(q, g.largest_divisor()) {
-        if (g.p.channels > 1 || g.counts[2].empty())
+    Requantize(const CountedWindows &g, const Quantization &q, double taps)
+        : Finish(1, g.is_uniform, false), g(g), by(q, taps) {
+        if (g.p.channels > 1 || g.counted[2].empty())
             return;
-        std::vector<TapCount> counts = g.counts[2];
-        counts.resize(counts.size() + by.BLOCK, {1, 0});
-        for (const TapCount &count : counts) {
-            counted.push_back(int32_t(count.counted));
-            read.push_back(int32_t(count.read));
-            inverses.push_back(1 / float(count.counted));
-        }
+        for (double counted : g.counted[2])
+            inverses.push_back(1 / float(counted));
+        columns = {g.counted[2].data(), inverses.data(), g.read[2].data()};
     }
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
@@ -221,9 +201,9 @@ struct Requantize final : Finish {
         uint8_t *const out = static_cast<uint8_t *>(to);
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = int64_t(g.rows_divisor(d, h));
-        if (!read.empty())
+        if (columns.read)
             return by.store(from, count, false, plane % by.channels, rows_read, rows_counted,
-                            {inverses.data() + i, counted.data() + i, read.data() + i}, out);
+                            columns.from(i), out);
         g.for_runs(i, count, [&](int64_t first, int64_t length, int64_t output) {
             const TapCount same = g.known_count(2, output);
             for (int64_t at = first, n; at < first + length; at += n) {
@@ -254,20 +234,20 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
     const Windows windows(p);
     const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
     const CountedWindows g(is_turned ? turned_problem(p) : p, true);
-    double most = 255;  // the largest sum of the most taps that a window reads
+    double taps = 1;  // the most that a window counts or reads
     for (int a = 0; a < 3; ++a)
-        most *= double(g.most_taps(a));
+        taps *= double(std::max(g.p.axes[a].window, g.most_taps(a)));
     const auto run = [&](auto sum) {
         using L = decltype(sum);
         const Rows<Sum<L, int8_t>> of_signed({});
         const Rows<Sum<L, uint8_t>> of_unsigned({});
         const RowOperations &op =
             is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
-        const Requantize<L> requantize(g, q);
+        const Requantize<L> requantize(g, q, taps);
         pool_sums(op, requantize, p, g, input, output);
     };
     use_large_pages(output, p.planes * p.output_plane());
-    if (most < 0x1p15)
+    if (255 * taps < 0x1p15)
         run(int16_t());
     else
         run(int32_t());  // Python sends no windows of 2^23 taps

@@ -185,6 +185,7 @@ def test_each_allocation_may_fail(
         assert last == ""
         reason = "there is no memory for what it needs on the CPU beside its operands"
         assert set(failed) <= {f"{name}: {reason}"}, call
-        assert len(failed) >= 2 * (name not in ("gather_positions", "masked")), call
+        allocates_once = name in ("gather_positions", "masked", "max_pooling_indices")
+        assert len(failed) >= 2 * (not allocates_once), call
         assert not any(call["left"]), call
         assert call["right"], call
