@@ -100,6 +100,13 @@ class Axis:
             if self.taps_before(at, size) == self.taps_before(at, 0)
         ]
 
+    def may_be_empty(self, size: Any) -> bool:
+        """Whether a window may have no tap inside an input of ``size``, which may be unknown."""
+        straddles = self.dilation > 1 and self.start_padding > 0
+        if max(self.start_padding, self.end_padding) < self.extent and not straddles:
+            return False
+        return type(size) is not int or bool(self.empty_windows(size))
+
 
 def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let ``make`` return a cached result for arguments that it had before: to check them again

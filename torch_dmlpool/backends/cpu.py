@@ -169,12 +169,7 @@ def _with_winners(
         return values.to(input.dtype), winners
     values = _new(plan.output_sizes, plan.output_strides, input.dtype)
     winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
-    if not plan.is_empty:
-        source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-        pool = library.dmlpool_max_pooling
-        code = pool(plan.problem, source.data_ptr(), values.data_ptr(), winners.data_ptr())
-        if code:
-            raise error_of(pool, code)
+    _filled(values, library.dmlpool_max_pooling, plan, input, winners.data_ptr())
     return values, winners
 
 

@@ -14,7 +14,7 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.virtualized import V, ops
 
 from torch_dmlpool import operands
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Axis, Window
 
 LARGEST_FUSED = 25
 """The taps of the largest window that is an expression. For each tap the operations before the
@@ -40,16 +40,6 @@ def _is_served(x: TensorBox) -> bool:
     return x.get_dtype() in _TYPES and x.get_device_or_error().type in ("cpu", "cuda")
 
 
-def is_never_empty(window: Window, sizes: Sequence[Any]) -> bool:
-    """Whether at least one tap is inside the input wherever the window lies."""
-    for axis, size in zip(window.axes, sizes, strict=True):
-        # Taps farther apart than the input is wide may step over it.
-        is_near = axis.dilation == 1 or axis.start_padding == 0 or is_sure(size >= axis.dilation)
-        if not is_near or max(axis.start_padding, axis.end_padding) >= axis.extent:
-            return False
-    return True
-
-
 def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> Window | None:
     """The window that a lowering writes out as an expression, tap by tap.
 
@@ -61,7 +51,9 @@ def small_window(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -
         return None
     lists: list[Any] = [[int(number) for number in entry] for entry in arguments[:5]]
     window = Window.directml(len(sizes), *lists, *arguments[5:])
-    return window if window.taps <= LARGEST_FUSED and is_never_empty(window, sizes) else None
+    known = [int(size) if isinstance(size, sympy.Integer) else size for size in sizes]
+    may_be_empty = any(map(Axis.may_be_empty, window.axes, known))
+    return window if window.taps <= LARGEST_FUSED and not may_be_empty else None
 
 
 def covered_axes(x: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any]) -> list[bool] | None:

@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from torch_dmlpool import operands, quantized
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.ops.adaptive_pooling import bins
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Axis, Window
 
 _QUANTIZE, _DEQUANTIZE = (
     [f"quantized_decomposed::{name}_per_{what}" for what in ("tensor", "channel")]
@@ -186,20 +186,9 @@ def _maximum_of(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> fx.No
     else:
         kernel_size, stride, padding, dilation, ceil_mode = list(arguments.values())[1:6]
         window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode)
-    if _may_be_empty(window, sizes):
+    if any(map(Axis.may_be_empty, window.axes, sizes)):
         return "left: a window may hold padding alone, whose maximum is -inf"
     return _insert(pool, torch.ops.dmlpool.max_pooling.default, integers, *window.arguments)
-
-
-def _may_be_empty(window: Window, sizes: Sequence[Any]) -> bool:
-    """Whether a window may read no element."""
-    for axis, size in zip(window.axes, sizes, strict=True):
-        if type(size) is int:
-            if axis.empty_windows(size):
-                return True
-        elif axis.dilation > 1 or 2 * max(axis.start_padding, axis.end_padding) > axis.window:
-            return True
-    return False
 
 
 def _undo(quantize: fx.Node, constants: dict[str, Tensor]) -> None:

@@ -137,7 +137,7 @@ class Pool:
         )
         """Whether a Pad node is needed: runtimes reject padding that reaches the window's size."""
         computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
-        self.may_be_empty = computed or any(_may_be_empty(axis, size) for axis, size in axes)
+        self.may_be_empty = computed or any(axis.may_be_empty(size) for axis, size in axes)
         self.is_dilated = any(axis.dilation != 1 for axis in self.window.axes)
 
     @property
@@ -262,15 +262,6 @@ def _overhang(axis: Axis, size: int | None) -> int:
         return axis.stride - 1
     last = axis.first_position(axis.output_size(size) - 1) + axis.extent
     return max(0, last - size - axis.end_padding)
-
-
-def _may_be_empty(axis: Axis, size: int | None) -> bool:
-    """Whether a window may read no element along an axis."""
-    if size is not None:
-        return bool(axis.empty_windows(size))
-    reach = (axis.window - 1) * axis.dilation
-    straddles = axis.dilation > 1 and axis.start_padding > 0
-    return axis.start_padding > reach or axis.end_padding > reach or straddles
 
 
 def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
