@@ -13,7 +13,6 @@ import pytest
 import samples
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 
@@ -61,12 +60,6 @@ def parameters(tensor: Tensor) -> tuple[Any, Any]:
     if tensor.qscheme() is torch.per_tensor_affine:
         return tensor.q_scale(), tensor.q_zero_point()
     return tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points().to(TYPES[tensor.dtype])
-
-
-def assert_quantized_alike(result: Tensor, input: Tensor) -> None:
-    assert (result.dtype, result.qscheme()) == (input.dtype, input.qscheme())
-    for found, expected in zip(parameters(result), parameters(input), strict=True):
-        assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
 
 
 def channels_last(tensor: Tensor) -> Tensor:
@@ -117,31 +110,11 @@ def test_maxima_and_indices(case: cases.Case, scheme: str, dtype: torch.dtype) -
     input = QUANTIZED[scheme](integers(2, CHANNELS, *case.sizes, dtype=dtype))
     values, indices = dmlpool.quantized_max_pooling(input, **case.arguments, return_indices=True)
     expected = oracle.maximum(input.int_repr().numpy(), case.pooling)
-    samples.assert_same(values.int_repr(), expected.values)
+    assert torch.equal(values, QUANTIZED[scheme](torch.from_numpy(expected.values)))
     samples.assert_same(indices, expected.indices)
-    assert_quantized_alike(values, input)
     if not case.has_empty_windows:
         numbers = oracle.maximum(input.dequantize().numpy(), case.pooling)
         samples.assert_same(values.dequantize(), numbers.values)
-
-
-@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels last"])
-@types
-def test_atens_results(dtype: torch.dtype, channels_last: bool) -> None:
-    """Q1: where every divisor is a power of two and the zero point even, half of them ties; else
-    but for a step."""
-    values = integers(2, 16, 8, 6, dtype=dtype)
-    values = samples.channels_last(values) if channels_last else values
-    tensor = per_tensor(values, 0.3, 10)
-    halves = dmlpool.quantized_average_pooling(tensor, 2, 2)
-    samples.assert_same(halves.int_repr(), functional.avg_pool2d(tensor, 2).int_repr())
-    aten = functional.avg_pool2d(tensor, 3, 2, 1)
-    pooled = dmlpool.quantized_average_pooling(tensor, 3, 2, 1, 1, 1, True)
-    assert (aten.int_repr().int() - pooled.int_repr().int()).abs().max() <= 1
-    maxima = dmlpool.quantized_max_pooling(tensor, 3, 2, 1, 1)
-    samples.assert_same(maxima.int_repr(), functional.max_pool2d(tensor, 3, 2, 1).int_repr())
-    for result in (pooled, maxima):
-        assert_quantized_alike(result, aten)
 
 
 SCALE_GIVEN: dict[str, Any] = {

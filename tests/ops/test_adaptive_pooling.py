@@ -69,22 +69,23 @@ def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
     samples.assert_same(positions, expected.plane_indices)
 
 
+@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 @pytest.mark.parametrize("name", ADAPTED)
-def test_bins_of_every_kind(name: str, device: torch.device) -> None:
+def test_bins_of_every_kind(name: str, dtype: torch.dtype, device: torch.device) -> None:
     """B1 and B2: the first of several (M2), the average's adjoint (A6), the winner's share added up
-    where bins overlap (M5)."""
+    where bins overlap (M5); in half precision sums in float32, rounded once (A4)."""
     sizes, outputs, bins = requested(name)
-    check_average(samples.normal(2, 3, *sizes).to(device), outputs)
-    input = samples.ties(2, 3, *sizes).to(device)
+    check_average(samples.normal(2, 3, *sizes, dtype=dtype).to(device), outputs)
+    input = samples.ties(2, 3, *sizes, dtype=dtype).to(device)
     check_maximum(input, outputs)
-    gradient = samples.normal(2, 3, *outputs, seed=1).to(device)
+    gradient = samples.normal(2, 3, *outputs, dtype=dtype, seed=1).to(device)
     (found,) = torch.autograd.grad(
         dmlpool.adaptive_average_pooling(input.requires_grad_(), outputs), input, gradient
     )
     samples.assert_gradient(
         found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes)
     )
-    whole = samples.ties(2, 3, *outputs, seed=2).to(device)
+    whole = samples.ties(2, 3, *outputs, dtype=dtype, seed=2).to(device)
     (found,) = torch.autograd.grad(dmlpool.adaptive_max_pooling(input, outputs), input, whole)
     samples.assert_same(
         found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins)
@@ -96,27 +97,6 @@ def test_wide_rows_in_channels_last(device: torch.device) -> None:
     input = samples.ties(1, 2, 8, 35000).to(device, memory_format=torch.channels_last)
     check_average(input, (1, 5))
     check_maximum(input, (1, 5))
-
-
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-@four_kinds
-def test_every_data_type(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """A4 and M5 in half precision: sums in float32, rounded once."""
-    sizes, outputs, bins = requested(name)
-    input = samples.normal(2, 3, *sizes, dtype=dtype).to(device)
-    check_average(input, outputs)
-    check_maximum(input, outputs)
-    gradient = samples.normal(2, 3, *outputs, dtype=dtype, seed=1).to(device)
-    found = operators.adaptive_average_pooling_grad(gradient, list(sizes))
-    samples.assert_gradient(
-        found, *oracle.average_grad(samples.to_numpy(gradient), sizes, bins), 2 ** len(sizes)
-    )
-    positions = operators.adaptive_max_pooling(input, list(outputs))[1]
-    whole = samples.ties(2, 3, *outputs, dtype=dtype, seed=2).to(device)
-    found = operators.scatter_positions(whole, positions, list(sizes), True, False)
-    samples.assert_same(
-        found, oracle.maximum_grad(samples.to_numpy(input), samples.to_numpy(whole), bins)
-    )
 
 
 # numpy computes for Triton's interpreter, and warns where a GPU quietly makes a NaN.
