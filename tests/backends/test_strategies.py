@@ -12,6 +12,7 @@ import cases
 import pytest
 import samples
 import torch
+from torch import Tensor
 
 from torch_dmlpool.backends import cpu, library, reference
 from torch_dmlpool.window import Window
@@ -77,41 +78,32 @@ def test_named_cases(strategy: int, named: list[cases.Case]) -> None:
         assert served() > len(named) or strategy not in (ROWS, BOXES, WINDOWS)
 
 
-def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> dict[str, Any]:
+def sums(image: Tensor, arriving: Tensor, window: Window) -> list[Tensor]:
+    return [
+        cpu.average_pooling(image, window, False, None),
+        cpu.average_pooling(image, window, True, None),
+        cpu.average_pooling_grad(arriving, image.shape[2:], window, False, None),
+    ]
+
+
+def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> list[list[Tensor]]:
     """What a request gives that must be equal, and sums with what bounds their error."""
-    image = samples.ties(*sizes)
-    if is_last:
-        image = samples.channels_last(image)
+    layout = samples.channels_last if is_last else Tensor.contiguous
+    image = layout(samples.ties(*sizes))
     quantized = image.to(torch.int8)
     values, taps = cpu.max_pooling_with_taps(image, window)
-    outputs = window.output_sizes(sizes[2:])
-    arriving = samples.normal(*sizes[:2], *outputs)
-    if is_last:
-        arriving = samples.channels_last(arriving)
+    arriving = layout(samples.normal(*values.shape))
     reals = image + samples.normal(*sizes)
-    return {
-        "equal": [
-            cpu.max_pooling(image, window),
-            cpu.max_pooling(quantized, window),
-            values,
-            taps,
-            cpu.max_pooling_with_indices(image, window, torch.int64, True)[1],
-            cpu.max_pooling_grad_from_taps(arriving, taps, sizes[2:], window, is_last),
-            cpu.quantized_linear_average_pooling(
-                quantized, 0.5, 1, 0.25, 0, window, False, torch.int8
-            ),
-        ],
-        "sums": [
-            cpu.average_pooling(reals, window, False, None),
-            cpu.average_pooling(reals, window, True, None),
-            cpu.average_pooling_grad(arriving, sizes[2:], window, False, None),
-        ],
-        "bounds": [
-            cpu.average_pooling(reals.abs(), window, False, None),
-            cpu.average_pooling(reals.abs(), window, True, None),
-            cpu.average_pooling_grad(arriving.abs(), sizes[2:], window, False, None),
-        ],
-    }
+    equal = [
+        cpu.max_pooling(image, window),
+        cpu.max_pooling(quantized, window),
+        values,
+        taps,
+        cpu.max_pooling_with_indices(image, window, torch.int64, True)[1],
+        cpu.max_pooling_grad_from_taps(arriving, taps, sizes[2:], window, is_last),
+        cpu.quantized_linear_average_pooling(quantized, 0.5, 1, 0.25, 0, window, False, torch.int8),
+    ]
+    return [equal, sums(reals, arriving, window), sums(reals.abs(), arriving.abs(), window)]
 
 
 @STRATEGIES
@@ -129,11 +121,11 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
         with forced(strategy) as served:
             found = results(sizes, window, is_last)
             calls += served()
-        for one, other in zip(chosen["equal"], found["equal"], strict=True):
+        for one, other in zip(chosen[0], found[0], strict=True):
             assert torch.equal(one, other), f"seed {seed}"
         # Both may err by E6's bound.
         factor = 2 * (2 + window.taps.bit_length()) * 2.0**-24
-        for one, other, bound in zip(chosen["sums"], found["sums"], chosen["bounds"], strict=True):
+        for one, other, bound in zip(chosen[1], found[1], chosen[2], strict=True):
             assert bool(((one - other).abs() <= factor * bound * 1.01).all()), f"seed {seed}"
     assert calls > len(seeds) or strategy not in (ROWS, BOXES, WINDOWS)
     assert calls > 0

@@ -1,15 +1,18 @@
 """Sharded pooling equals the whole one, and only halos move: every geometry, over one and two mesh
 dimensions."""
 
-import random
 from collections.abc import Iterator
+from typing import Any
 
 import cases
-import oracle
 import pytest
 import samples
 import sharded
 from sharded import Ranks
+from test_properties import requests
+
+hypothesis = pytest.importorskip("hypothesis")
+strategies = hypothesis.strategies
 
 LINE, SQUARE = (4,), (2, 2)
 
@@ -81,30 +84,14 @@ def three_ranks() -> Iterator[Ranks]:
     three.close()
 
 
-def drawn(seed: int) -> tuple[oracle.Pooling, tuple[int, ...], int]:
-    """A request that leaves an output, and the dimension that is sharded; uneven and empty shards
-    among them."""
-    draw = random.Random(seed)
-    while True:
-        rank = draw.choice((1, 2, 2, 3))
-        columns = [[draw.randint(1, most) for _ in range(rank)] for most in (5, 4, 4)]
-        paddings = [[draw.randint(0, 5) for _ in range(rank)] for _ in range(2)]
-        window, strides, dilations = (tuple(column) for column in columns)
-        pooling = oracle.Pooling(
-            window, strides, *map(tuple, paddings), dilations, draw.random() < 0.3
-        )
-        shape = (
-            draw.randint(1, 4),
-            draw.randint(1, 4),
-            *(draw.randint(1, 11) for _ in range(rank)),
-        )
-        if all(oracle.output_size(pooling, axis, shape[axis + 2]) >= 1 for axis in range(rank)):
-            return pooling, shape, draw.randrange(rank + 2)
-
-
-@cases.each("first", range(0, 100, 10), [0])
-def test_drawn_geometries_on_three_ranks(three_ranks: Ranks, first: int) -> None:
-    """Maxima, taps, indices, averages and all gradients; what arrives is the halo, to the byte."""
-    for seed in range(first, first + 10):
-        pooling, shape, dimension = drawn(seed)
-        three_ranks.run(sharded.compare, pooling, shape, (3,), (dimension,))
+@hypothesis.given(request=requests(), data=strategies.data())
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 5)
+def test_drawn_geometries_on_three_ranks(
+    three_ranks: Ranks, request: Any, data: strategies.DataObject
+) -> None:
+    """Maxima, taps, indices, averages and all gradients; what arrives is the halo, to the byte.
+    Uneven and empty shards are among them."""
+    pooling, sizes = request
+    dimension = data.draw(strategies.integers(0, len(sizes) + 1))
+    shape = (*data.draw(strategies.sampled_from([(1, 3), (2, 2), (4, 1)])), *sizes)
+    three_ranks.run(sharded.compare, pooling, shape, (3,), (dimension,))

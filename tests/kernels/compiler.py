@@ -70,17 +70,22 @@ def ir_of(request: Request, target: GPUTarget = SM_90) -> Any:
     return module
 
 
-@functools.cache
-def ptx(request: Request) -> Ptx:
-    """For sm_90, neither assembled nor written to Triton's cache."""
+def lowered(request: Request, last: str) -> tuple[Any, dict[str, Any]]:
+    """For sm_90, from the first to the ``last`` of Triton's stages; nothing is assembled or written
+    to its cache."""
     source, compiler, module = request.source(), make_backend(SM_90), ir_of(request)
     options = compiler.parse_options(request.options())
     metadata: dict[str, Any] = {"target": SM_90, **options.__dict__}
     stages: dict[str, Any] = {}
     compiler.add_stages(stages, options, source.language)
-    for name, stage in stages.items():
-        if name != "cubin":
-            module = stage(module, metadata)
+    for name in list(stages)[: list(stages).index(last) + 1]:
+        module = stages[name](module, metadata)
+    return module, metadata
+
+
+@functools.cache
+def ptx(request: Request) -> Ptx:
+    module, metadata = lowered(request, "ptx")
     return Ptx(str(module), metadata["shared"])
 
 
