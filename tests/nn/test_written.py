@@ -20,7 +20,7 @@ TOOL = ROOT / "tools" / "write_dimensions.py"
 def test_the_source_is_what_the_tool_writes() -> None:
     """``python tools/write_dimensions.py`` would change nothing."""
     written: dict[Path, str] = runpy.run_path(str(TOOL))["files"]()
-    assert sum("2d" in text for text in written.values()) == 11
+    assert sum("2d" in text for text in written.values()) == 10
     for path, text in written.items():
         assert path.read_text(encoding="utf-8") == text, path.name
 

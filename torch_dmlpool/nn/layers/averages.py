@@ -7,6 +7,10 @@ import torch
 
 from torch_dmlpool.nn import families
 
+__all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
+__all__ += ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"]
+__all__ += ["LPPool1d", "LPPool2d", "LPPool3d"]
+
 
 class AvgPool1d(families.AvgPool, torch.nn.AvgPool1d, rank=1):
     """:class:`torch.nn.AvgPool1d` with any padding and with ``dilation``.

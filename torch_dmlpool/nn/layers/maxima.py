@@ -12,6 +12,9 @@ from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
+__all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
+__all__ += ["AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d"]
+
 
 class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
     """:class:`torch.nn.MaxPool1d` with any padding.

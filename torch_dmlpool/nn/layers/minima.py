@@ -12,6 +12,9 @@ from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
+__all__ = ["MinPool1d", "MinPool2d", "MinPool3d"]
+__all__ += ["AdaptiveMinPool1d", "AdaptiveMinPool2d", "AdaptiveMinPool3d"]
+
 
 class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
     """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.

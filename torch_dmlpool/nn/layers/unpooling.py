@@ -7,6 +7,8 @@ import torch
 
 from torch_dmlpool.nn import families
 
+__all__ = ["MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"]
+
 
 class MaxUnpool1d(families.MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
     """:class:`torch.nn.MaxUnpool1d`: every element at its index, zeros elsewhere.
