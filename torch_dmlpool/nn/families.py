@@ -61,6 +61,7 @@ class Masked(Pool, Generic[Result]):
 class MaxPool(Masked[Result]):
     _pool = pools.max_pool
 
+    @layer
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -181,6 +182,7 @@ class AdaptiveAvgPool(Masked):
 class AdaptiveMaxPool(Masked[Result]):
     _pool = pools.adaptive_max_pool
 
+    @layer
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)

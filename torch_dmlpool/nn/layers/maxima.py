@@ -1,14 +1,14 @@
 """Layers of maxima for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three: edit those for two.
+Constructors are the families'; type checkers read their two forms here. tools/write_dimensions.py
+writes those for one and three: edit those for two.
 """
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
@@ -38,39 +38,30 @@ class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
     tensor([4., 4., 4., 3.])
     """
 
-    @overload
-    def __init__(
-        self: "MaxPool1d[Tensor]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: Literal[False] = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool1d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        *,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        @overload
+        def __init__(
+            self: "MaxPool1d[Tensor]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            return_indices: Literal[False] = False,
+            ceil_mode: bool = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "MaxPool1d[tuple[Tensor, Tensor]]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            *,
+            return_indices: Literal[True],
+            ceil_mode: bool = False,
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
@@ -95,39 +86,30 @@ class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
     tensor([4., 4., 4., 3.])
     """
 
-    @overload
-    def __init__(
-        self: "MaxPool2d[Tensor]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: Literal[False] = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool2d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        *,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        @overload
+        def __init__(
+            self: "MaxPool2d[Tensor]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            return_indices: Literal[False] = False,
+            ceil_mode: bool = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "MaxPool2d[tuple[Tensor, Tensor]]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            *,
+            return_indices: Literal[True],
+            ceil_mode: bool = False,
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
@@ -152,39 +134,30 @@ class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
     tensor([4., 4., 4., 3.])
     """
 
-    @overload
-    def __init__(
-        self: "MaxPool3d[Tensor]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: Literal[False] = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MaxPool3d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        *,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        @overload
+        def __init__(
+            self: "MaxPool3d[Tensor]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            return_indices: Literal[False] = False,
+            ceil_mode: bool = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "MaxPool3d[tuple[Tensor, Tensor]]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            *,
+            return_indices: Literal[True],
+            ceil_mode: bool = False,
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class AdaptiveMaxPool1d(
@@ -207,23 +180,22 @@ class AdaptiveMaxPool1d(
     tensor([2., 2.])
     """
 
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool1d[Tensor]",
-        output_size: OutputSize,
-        return_indices: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool1d[tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        *,
-        return_indices: Literal[True],
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
+        @overload
+        def __init__(
+            self: "AdaptiveMaxPool1d[Tensor]",
+            output_size: OutputSize,
+            return_indices: Literal[False] = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "AdaptiveMaxPool1d[tuple[Tensor, Tensor]]",
+            output_size: OutputSize,
+            *,
+            return_indices: Literal[True],
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class AdaptiveMaxPool2d(
@@ -246,23 +218,22 @@ class AdaptiveMaxPool2d(
     tensor([2., 2.])
     """
 
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool2d[Tensor]",
-        output_size: OutputSize,
-        return_indices: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool2d[tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        *,
-        return_indices: Literal[True],
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
+        @overload
+        def __init__(
+            self: "AdaptiveMaxPool2d[Tensor]",
+            output_size: OutputSize,
+            return_indices: Literal[False] = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "AdaptiveMaxPool2d[tuple[Tensor, Tensor]]",
+            output_size: OutputSize,
+            *,
+            return_indices: Literal[True],
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class AdaptiveMaxPool3d(
@@ -285,20 +256,19 @@ class AdaptiveMaxPool3d(
     tensor([2., 2.])
     """
 
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool3d[Tensor]",
-        output_size: OutputSize,
-        return_indices: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMaxPool3d[tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        *,
-        return_indices: Literal[True],
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
+        @overload
+        def __init__(
+            self: "AdaptiveMaxPool3d[Tensor]",
+            output_size: OutputSize,
+            return_indices: Literal[False] = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "AdaptiveMaxPool3d[tuple[Tensor, Tensor]]",
+            output_size: OutputSize,
+            *,
+            return_indices: Literal[True],
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...

@@ -1,14 +1,14 @@
 """Layers of minima, for one to three dimensions.
 
-tools/write_dimensions.py writes those for one and three: edit those for two.
+Constructors are the families'; type checkers read their two forms here. tools/write_dimensions.py
+writes those for one and three: edit those for two.
 """
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
 from torch_dmlpool._private import _AdaptiveMaxPoolNd, _MaxPoolNd
-from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import families
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
@@ -38,39 +38,30 @@ class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
     tensor([1., 1., 2., 2.])
     """
 
-    @overload
-    def __init__(
-        self: "MinPool1d[Tensor]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: Literal[False] = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool1d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        *,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        @overload
+        def __init__(
+            self: "MinPool1d[Tensor]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            return_indices: Literal[False] = False,
+            ceil_mode: bool = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "MinPool1d[tuple[Tensor, Tensor]]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            *,
+            return_indices: Literal[True],
+            ceil_mode: bool = False,
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
@@ -95,39 +86,30 @@ class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
     tensor([1., 1., 2., 2.])
     """
 
-    @overload
-    def __init__(
-        self: "MinPool2d[Tensor]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: Literal[False] = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool2d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        *,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        @overload
+        def __init__(
+            self: "MinPool2d[Tensor]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            return_indices: Literal[False] = False,
+            ceil_mode: bool = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "MinPool2d[tuple[Tensor, Tensor]]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            *,
+            return_indices: Literal[True],
+            ceil_mode: bool = False,
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
@@ -152,39 +134,30 @@ class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
     tensor([1., 1., 2., 2.])
     """
 
-    @overload
-    def __init__(
-        self: "MinPool3d[Tensor]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: Literal[False] = False,
-        ceil_mode: bool = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "MinPool3d[tuple[Tensor, Tensor]]",
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        *,
-        return_indices: Literal[True],
-        ceil_mode: bool = False,
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(
-        self,
-        kernel_size: Integers,
-        stride: Integers | None = None,
-        padding: Padding = 0,
-        dilation: Integers = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        @overload
+        def __init__(
+            self: "MinPool3d[Tensor]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            return_indices: Literal[False] = False,
+            ceil_mode: bool = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "MinPool3d[tuple[Tensor, Tensor]]",
+            kernel_size: Integers,
+            stride: Integers | None = None,
+            padding: Padding = 0,
+            dilation: Integers = 1,
+            *,
+            return_indices: Literal[True],
+            ceil_mode: bool = False,
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=1):
@@ -204,23 +177,22 @@ class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     tensor([1., 0.])
     """
 
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool1d[Tensor]",
-        output_size: OutputSize,
-        return_indices: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool1d[tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        *,
-        return_indices: Literal[True],
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
+        @overload
+        def __init__(
+            self: "AdaptiveMinPool1d[Tensor]",
+            output_size: OutputSize,
+            return_indices: Literal[False] = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "AdaptiveMinPool1d[tuple[Tensor, Tensor]]",
+            output_size: OutputSize,
+            *,
+            return_indices: Literal[True],
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=2):
@@ -240,23 +212,22 @@ class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     tensor([1., 0.])
     """
 
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool2d[Tensor]",
-        output_size: OutputSize,
-        return_indices: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool2d[tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        *,
-        return_indices: Literal[True],
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
+        @overload
+        def __init__(
+            self: "AdaptiveMinPool2d[Tensor]",
+            output_size: OutputSize,
+            return_indices: Literal[False] = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "AdaptiveMinPool2d[tuple[Tensor, Tensor]]",
+            output_size: OutputSize,
+            *,
+            return_indices: Literal[True],
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
 class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=3):
@@ -276,20 +247,19 @@ class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     tensor([1., 0.])
     """
 
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool3d[Tensor]",
-        output_size: OutputSize,
-        return_indices: Literal[False] = False,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: "AdaptiveMinPool3d[tuple[Tensor, Tensor]]",
-        output_size: OutputSize,
-        *,
-        return_indices: Literal[True],
-    ) -> None: ...
+    if TYPE_CHECKING:
 
-    @layer
-    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
+        @overload
+        def __init__(
+            self: "AdaptiveMinPool3d[Tensor]",
+            output_size: OutputSize,
+            return_indices: Literal[False] = False,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "AdaptiveMinPool3d[tuple[Tensor, Tensor]]",
+            output_size: OutputSize,
+            *,
+            return_indices: Literal[True],
+        ) -> None: ...
+        def __init__(self, *_: Any, **__: Any) -> None: ...
