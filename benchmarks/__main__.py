@@ -9,7 +9,7 @@ QUESTIONS = {
     "models": "how fast are whole networks, on a CPU or a GPU, quantized ones too?",
     "gpu": "is everything right and fast on this GPU?",
     "overhead": "what does a small call cost?",
-    "report": "write docs/benchmarks.md, its pictures and the README's table of networks",
+    "report": "write docs/benchmarks.md, its picture and the README's table of networks",
 }
 
 

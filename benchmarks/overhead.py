@@ -22,7 +22,6 @@ from benchmarks import common, kernels
 from torch_dmlpool import backends
 from torch_dmlpool._private import empty_strided_cpu
 from torch_dmlpool.timing import Call
-from torch_dmlpool.window import Window
 
 SIZES = (1, 8, 4, 4)
 CALLS: dict[str, dict[str, Any]] = {
@@ -74,16 +73,10 @@ def on_cpu(seconds: float) -> str:
         for who, module in (("ATen", torch.nn.functional), ("ours", dmlpool.nn.functional)):
             pools[f"{name}, {who}"] = functools.partial(getattr(module, name), **how)
     input, leaf = torch.zeros(SIZES), torch.zeros(SIZES).requires_grad_()
-
-    def trained(pool: Callable[[Tensor], Tensor], arriving: Tensor) -> Callable[[], Any]:
-        return lambda: torch.autograd.grad(pool(leaf), leaf, arriving)
-
     phases: dict[str, dict[str, Call]] = {
         "forward": {name: functools.partial(pool, input) for name, pool in pools.items()},
         "recorded": {name: functools.partial(pool, leaf) for name, pool in pools.items()},
-        "with gradient": {
-            name: trained(pool, torch.zeros_like(pool(input))) for name, pool in pools.items()
-        },
+        "with gradient": {name: with_gradient(pool, leaf) for name, pool in pools.items()},
     }
     columns = [common.in_turn(calls, seconds) for calls in phases.values()]
     lines = [(name, *(f"{times[name].median * 1e6:.1f}" for times in columns)) for name in pools]
@@ -94,6 +87,7 @@ def on_triton(seconds: float) -> str:
     """The table of the host's time of calls to the Triton backend."""
     import triton
 
+    from benchmarks import gpu
     from torch_dmlpool.backends import gpu_plans
     from torch_dmlpool.backends import triton as backend
 
@@ -102,32 +96,28 @@ def on_triton(seconds: float) -> str:
     backend.new = gpu_plans.new = made  # the twin of what allocates on a GPU
     backend.launch = lambda how, *arguments: backend._run(how, arguments, 0)
     backends.serving = lambda _: backend.BACKEND
-    input, uncounted = torch.zeros(2, 8, 32, 32), (False, None)
-    stem = Window.directml(2, 3, 2, 1, 1)
-    output, taps = backend.max_pooling_with_taps(input, stem)
-    of_max, of_average = backend.max_pooling_grad_from_taps, backend.average_pooling_grad
+    input, trained = torch.zeros(2, 8, 32, 32), torch.zeros(SIZES).requires_grad_()
     calls: dict[str, Call] = {
         "torch.empty": lambda: torch.empty(2, 8, 16, 16),
-        "max with taps, 3/2": lambda: backend.max_pooling_with_taps(input, stem),
-        "gradient of max, 3/2": lambda: of_max(output, taps, (32, 32), stem, False),
-        "gradient of average, 3/2": lambda: of_average(output, (32, 32), stem, *uncounted),
         "layer AvgPool2d, 3/2": functools.partial(dmlpool.nn.AvgPool2d(3, 2, 1), input),
         "layer AdaptiveAvgPool2d, 1": functools.partial(dmlpool.nn.AdaptiveAvgPool2d(1), input),
     }
-    trained, arriving = torch.zeros(SIZES).requires_grad_(), torch.zeros(1, 8, 2, 2)
     for who, module in (("", dmlpool.nn.functional), (", ATen on the CPU", torch.nn.functional)):
-        public: Any = module.max_pool2d
-        calls[f"max with its gradient, 2/2{who}"] = lambda public=public: torch.autograd.grad(
-            public(trained, 2), trained, arriving
+        calls[f"max with its gradient, 2/2{who}"] = with_gradient(
+            functools.partial(module.max_pool2d, kernel_size=2), trained
         )
-    whole, long = Window.directml(2, 32), Window.directml(2, 31, 1, 15, 15)
-    for name, window in {"3/2": stem, "whole": whole, "31/1": long}.items():
-        pool = functools.partial(backend.average_pooling, input, window, *uncounted)
-        calls[f"average, {name}"] = pool
-        calls[f"max, {name}"] = functools.partial(backend.max_pooling, input, window)
+    for operator in ("avg", "max", "taps", "max grad", "avg grad"):
+        for window in ("3/2 p1", "32", "31/1 p15") if operator in ("avg", "max") else ("3/2 p1",):
+            asked = gpu.request(operator, f"2x8x32x32 {window}")
+            calls[f"{operator}, {window}"] = asked.prepared("cpu")[1]
     taken = common.in_turn(calls, seconds)
     lines = [(name, f"{times.median * 1e6:.1f}") for name, times in taken.items()]
     return common.table([f"host, Triton {triton.__version__} without the driver", "µs"], lines)
+
+
+def with_gradient(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> Call:
+    arriving = torch.zeros_like(pool(leaf))
+    return lambda: torch.autograd.grad(pool(leaf), leaf, arriving)
 
 
 def main(arguments: Sequence[str]) -> int:

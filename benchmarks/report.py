@@ -1,4 +1,4 @@
-"""From measurements to docs/benchmarks.md, the page of rows, pictures and the README's table of
+"""From measurements to docs/benchmarks.md, the page of rows, a picture and the README's table of
 networks: ``python -m benchmarks report``. With ``--rows GROUP`` it prints a group's rows instead.
 
 Everything is made of the files in benchmarks/results.
@@ -23,8 +23,7 @@ CPU, GPU, GPU_BESIDE, GPU_PEERS, MODELS, CALLS, CALLS_AVX2 = (
     common.RESULTS / f"{name}.json"
     for name in ("cpu", "gpu_rows", "gpu_beside", "gpu_peers", "models", "calls", "calls_avx2")
 )
-IMAGES = common.ROOT / "docs" / "images"
-PICTURES = [f"amd-epyc-family-25-model-17-2-threads-{name}.png" for name in ("ratios", "bandwidth")]
+PICTURE = common.ROOT / "docs/images/amd-epyc-family-25-model-17-2-threads-ratios.png"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 """Told apart by those who see few colours, too."""
 SHOWN = ("core", "overhead", "networks", "quantized")
@@ -261,16 +260,16 @@ def networks() -> str:
     return models.markdown(common.load(MODELS))
 
 
-def draw(results: Sequence[Result], folder: Path) -> None:
-    """The pictures of rows: ratios to each peer, and shares of a copy's bandwidth."""
+def draw(results: Sequence[Result], path: Path) -> None:
+    """The picture of each row's ratio to each peer, and of their means."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     large = [result for result in results if not result.is_small]
-    ratios = Figure(figsize=(9, 4), layout="constrained")
-    axes = ratios.subplots()
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
     kinds = list(dict.fromkeys(result.row.kind.rpartition(", ")[0] for result in large))
-    peers = [p for p in PEERS if p not in (OURS, "copy") and any(r.ratio(p) for r in large)]
+    peers = [p for p in PEERS if p not in (OURS, COPY) and any(r.ratio(p) for r in large)]
     for place, peer in enumerate(peers):
         found = [(one.row.kind, ratio) for one in large if (ratio := one.ratio(peer)) is not None]
         for number, kind in enumerate(kinds):
@@ -285,24 +284,11 @@ def draw(results: Sequence[Result], folder: Path) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}x")
     axes.set_xlabel("the peer's time over ours (right of the line ours is faster)")
-    ratios.legend(loc="outside lower center", ncols=4, fontsize=8)
-
-    kinds = list(dict.fromkeys(one.row.kind for one in large if one.of_copy is not None))
-    bandwidth = Figure(figsize=(9, 1 + 0.25 * len(kinds)), layout="constrained")
-    shares = bandwidth.subplots()
-    for place, kind in enumerate(kinds):
-        found = [one.of_copy for one in large if one.row.kind == kind and one.of_copy is not None]
-        shares.plot(found, [place] * len(found), ".", color=COLOURS[0], alpha=0.7)
-    shares.set_yticks(range(len(kinds)), kinds, fontsize=8)
-    shares.set_xlim(left=0)
-    shares.set_xlabel(
-        "our bytes a second over a copy's (each input read once, each result written)"
-    )
-    for file, figure, plot in zip(PICTURES, (ratios, bandwidth), (axes, shares), strict=True):
-        plot.invert_yaxis()
-        plot.axvline(1, color="grey", linewidth=1)
-        FigureCanvasAgg(figure)
-        figure.savefig(folder / file, dpi=100, metadata={"Software": None})
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(1, color="grey", linewidth=1)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
 def with_models(text: str, table: str) -> str:
@@ -321,11 +307,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.rows:
         print(rows_of(results, options.rows))
         return 0
-    draw(results, IMAGES)
+    draw(results, PICTURE)
     readme = common.ROOT / "README.md"
     text = with_models(readme.read_text(encoding="utf-8"), networks())
     readme.write_text(text, encoding="utf-8")
     for page, written in pages().items():
         (common.ROOT / page).write_text(written, encoding="utf-8")
-    print(f"Written: {readme}, {', '.join(PAGES.values())} and {len(PICTURES)} pictures")
+    print(f"Written: {readme}, {', '.join(PAGES.values())} and {PICTURE}")
     return 0

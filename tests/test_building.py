@@ -68,13 +68,12 @@ def test_what_pip_does_not_find_cannot_be_had(
 def test_a_compiler_that_cannot_compile_is_none(
     compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A Mac without developer tools has a stub of one, a bare LLVM on Windows no headers."""
+    """A Mac without developer tools has a stub of one."""
     stub = tmp_path / "c++"
     stub.write_text("#!/bin/sh\necho no developer tools were found\nexit 1\n")
     stub.chmod(0o755)
     without_compilers(compilers, monkeypatch, tmp_path)
     monkeypatch.setattr(compilers, "OWN", ["c++"])
-    monkeypatch.setattr(compilers, "OWN_ON_WINDOWS", ["c++"])
     assert compilers.found() is None
 
 

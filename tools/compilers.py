@@ -1,9 +1,9 @@
 """Which compiler builds the CPU kernels, for which platform, and its command.
 
 A compiler that ``CXX`` names is taken as it is; ``CXX=none`` builds no kernels. Otherwise the
-machine's own compiler is taken where it works, and zig where none does: one package on PyPI brings
-Clang and the C libraries of every platform. ``TORCH_DMLPOOL_PLATFORM`` names the platform of a
-wheel for other machines, such as ``win_amd64``; zig builds it.
+machine's own compiler is taken where it works, and zig on Windows and where none does: one package
+on PyPI brings Clang and the C libraries of every platform. ``TORCH_DMLPOOL_PLATFORM`` names the
+platform of a wheel for other machines, such as ``win_amd64``; zig builds it.
 """
 
 import functools
@@ -34,7 +34,6 @@ TARGETS = {
 """The platforms of the wheels that are handed out, as pip and as zig name them."""
 NAMED = os.environ.get("TORCH_DMLPOOL_PLATFORM", "")
 OWN = ["c++", "g++", "clang++"]
-OWN_ON_WINDOWS = ["clang++", "clang-cl", "g++", "c++"]
 WORKS = """#include <vector>
 extern "C" long dmlpool_works(long n) {
     return static_cast<long>(std::vector<long>(n).size());
@@ -46,6 +45,7 @@ FLAGS = [
     # As fast as -O3 where loops become vectors (112 rows, geometric mean 1.01), a third smaller,
     # and built in two thirds of the time.
     "-O2",
+    "-fPIC",
     "-ftree-vectorize",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -67,7 +67,6 @@ class Compiler(NamedTuple):
     command: tuple[str, ...]
     is_clang: bool
     is_zig: bool
-    targets_msvc: bool  # links as Microsoft's linker does
 
     def link(self, sources: Iterable[str], target: Path, flags: Sequence[str]) -> None:
         """Build the shared library ``target``, which exports what the sources name ``dmlpool_…``
@@ -84,10 +83,7 @@ class Compiler(NamedTuple):
 
     def compile(self, paths: Sequence[str], folder: Path, flags: Sequence[str]) -> list[str]:
         """The paths of the compiled sources, in ``folder``."""
-        # Code runs at any address; on Windows all does, and Clang for Microsoft's linker refuses
-        # the flag.
-        position = [] if self.targets_msvc else ["-fPIC"]
-        shared = [*FLAGS, *([] if self.is_clang else OF_GCC), *position, *flags, "-c"]
+        shared = [*FLAGS, *([] if self.is_clang else OF_GCC), *flags, "-c"]
         objects = [str(folder / f"{number}.o") for number in range(len(paths))]
         commands = [[*shared, *pair] for pair in zip(paths, objects, strict=True)]
         with ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1)) as pool:
@@ -111,8 +107,6 @@ class Compiler(NamedTuple):
         exports = folder / "exports.def"
         if system() == "Windows":
             exports.write_text("EXPORTS\n" + "".join(f"  {name}\n" for name in names))
-            if self.targets_msvc:
-                return [f"-Wl,-def:{exports}"]
             # MinGW's own libraries are on no other machine.
             return ["-s", str(exports), *([] if self.is_zig else ["-static"])]
         if system() == "Darwin":
@@ -153,7 +147,7 @@ def found() -> Compiler | None:
     if os.environ.get("CXX"):
         command = shlex.split(os.environ["CXX"], posix=os.name != "nt")
         return described(command) if shutil.which(command[0]) else None
-    return (None if NAMED else own()) or zig()
+    return (None if NAMED or os.name == "nt" else own()) or zig()
 
 
 @functools.cache
@@ -161,10 +155,8 @@ def own() -> Compiler | None:
     """The first of the machine's compilers that works: one without its system's headers, or the
     stub of a Mac without developer tools, does not.
     """
-    for name in OWN_ON_WINDOWS if os.name == "nt" else OWN:
-        if shutil.which(name) is None:
-            continue
-        compiler = described([name, *(["--driver-mode=g++"] if name == "clang-cl" else [])])
+    for name in filter(shutil.which, OWN):
+        compiler = described([name])
         try:
             with tempfile.TemporaryDirectory() as folder:
                 source = Path(folder) / "works.cpp"
@@ -184,15 +176,9 @@ def zig() -> Compiler | None:
     """
     if importlib.util.find_spec("ziglang") is None:
         return None
-    command = (
-        sys.executable,
-        "-m",
-        "ziglang",
-        "c++",
-        "-target",
-        TARGETS[NAMED] if NAMED else own_target(),
-    )
-    return Compiler(command, is_clang=True, is_zig=True, targets_msvc=False)
+    target = TARGETS[NAMED] if NAMED else own_target()
+    command = sys.executable, "-m", "ziglang", "c++", "-target", target
+    return Compiler(command, is_clang=True, is_zig=True)
 
 
 def own_target() -> str:
@@ -204,14 +190,9 @@ def own_target() -> str:
 
 def described(command: Sequence[str]) -> Compiler:
     """The compiler that this command calls, by what it says of itself."""
-
-    def says(option: str) -> str:
-        asked = [*command, option]
-        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
-
     is_zig = "ziglang" in command or Path(command[0]).stem == "zig"
-    is_clang = is_zig or "clang" in says("--version")
-    return Compiler(tuple(command), is_clang, is_zig, "msvc" in says("-dumpmachine"))
+    asked = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return Compiler(tuple(command), is_zig or "clang" in asked.stdout, is_zig)
 
 
 def required() -> list[str]:

@@ -394,10 +394,10 @@ struct Rows final : RowOperations {
         Vector<IntegerOf<L>, n> lane;
         for (int64_t i = 0; i < n; ++i)
             lane[i] = IntegerOf<L>(i);
-        if (count % n) {  // the lanes after the last whole vector
+        if (const int64_t left = n - count % n; left < n) {  // after the last whole vector
             at = count - n;
             const V last = take(Count<1>());
-            result = lane < IntegerOf<L>(n - count % n) ? result : last;
+            result = lane < IntegerOf<L>(left) ? result : last;
             at = 0;
         }
         if (count >= 4 * n) {
