@@ -16,7 +16,7 @@ from torch_dmlpool.nn import functional as F  # noqa: N812
 Pair = tuple[Tensor, Tensor]
 
 
-def operators(x: Tensor, flag: bool) -> None:
+def operators(x: Tensor) -> None:
     assert_type(dmlpool.average_pooling(x, 2, strides=(2, 1)), Tensor)
     assert_type(dmlpool.average_pooling_grad(x, (1, 2, 9, 9), 2), Tensor)
     assert_type(dmlpool.lp_pooling(x, 2, p=3.0), Tensor)
@@ -122,7 +122,7 @@ def models(image: Tensor) -> None:
     inductor.lower(True)
 
 
-def quantized_tensors(image: Tensor, flag: bool) -> None:
+def quantized_tensors(image: Tensor) -> None:
     packed = torch.quantize_per_tensor(image, 0.5, 10, torch.quint8)
     assert_type(dmlpool.quantized_average_pooling(packed, 2), Tensor)
     assert_type(dmlpool.quantized_max_pooling(packed, 2), Tensor)
@@ -131,9 +131,8 @@ def quantized_tensors(image: Tensor, flag: bool) -> None:
 
 def main() -> None:
     image = torch.rand(1, 2, 8, 8)
-    for flag in (False, True):
-        operators(image, flag)
-        functions(image)
-        layers(image)
-        quantized_tensors(image, flag)
+    operators(image)
+    functions(image)
+    layers(image)
+    quantized_tensors(image)
     models(image)

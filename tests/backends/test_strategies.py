@@ -5,7 +5,7 @@ import contextlib
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cases
@@ -131,6 +131,17 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
     assert calls > 0
 
 
+def check_alone(
+    pool: Callable[[Tensor], Any], whole: Tensor, dimension: int, places: Iterable[int]
+) -> None:
+    """What a part of a tensor gives by itself has the bits of its part of the whole's result."""
+    together = samples.listed(pool(whole))
+    for at in places:
+        part = whole.narrow(dimension, at, 1).clone()
+        for one, result in zip(samples.listed(pool(part)), together, strict=True):
+            assert torch.equal(one, result.narrow(dimension, at, 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("sizes", "window", "stride", "padding"),
@@ -163,21 +174,12 @@ def test_small_planes_by_themselves(
         # Thirds have all bits of float64, so that sums of them are rounded too.
         image = samples.fenced((samples.normal(1, planes, *sizes).double() / 3).to(dtype))
         arriving = samples.fenced((samples.normal(1, planes, *outputs).double() / 3).to(dtype))
-        maxima = cpu.max_pooling(image, made)
-        for k in range(planes):
-            assert torch.equal(
-                cpu.max_pooling(image[:, k : k + 1].clone(), made)[0, 0], maxima[0, k]
-            )
+        check_alone(lambda x: cpu.max_pooling(x, made), image, 1, range(planes))
         for counted in ((False, None), (True, None), (False, -3)):
-            averages = cpu.average_pooling(image, made, *counted)
-            gradients = cpu.average_pooling_grad(arriving, sizes, made, *counted)
-            for k in range(planes):
-                alone = image[:, k : k + 1].clone()
-                found = cpu.average_pooling(alone, made, *counted)
-                assert torch.equal(found, averages[:, k : k + 1])
-                alone = arriving[:, k : k + 1].clone()
-                found = cpu.average_pooling_grad(alone, sizes, made, *counted)
-                assert torch.equal(found, gradients[:, k : k + 1])
+            averages = lambda x, how=counted: cpu.average_pooling(x, made, *how)  # noqa: E731
+            check_alone(averages, image, 1, range(planes))
+            gradients = lambda x, how=counted: cpu.average_pooling_grad(x, sizes, made, *how)  # noqa: E731
+            check_alone(gradients, arriving, 1, range(planes))
 
 
 Request = tuple[tuple[int, ...], Any, Any, Any, Any]
@@ -299,21 +301,14 @@ def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> Non
     count, channels = 2 * shape[0], shape[1]
     images = samples.fenced(samples.channels_last(samples.normal(count, channels, *sizes)))
     assert images.nbytes > 8 << 20
-    averages = cpu.average_pooling(images, made, True, None)
-    maxima, taps = cpu.max_pooling_with_taps(images, made)
+    maxima, _ = cpu.max_pooling_with_taps(images, made)
     assert torch.equal(cpu.max_pooling(images, made), maxima)
-    arriving = samples.fenced(samples.channels_last(samples.normal(*averages.shape)))
-    gradients = cpu.average_pooling_grad(arriving, sizes, made, True, None)
-    for at in (0, count // 2, count - 1):
-        sample = slice(at, at + 1)
-        alone = samples.channels_last(images[sample].clone())
-        assert torch.equal(cpu.average_pooling(alone, made, True, None), averages[sample])
-        found, taps_of_one = cpu.max_pooling_with_taps(alone, made)
-        assert torch.equal(found, maxima[sample])
-        assert torch.equal(taps_of_one, taps[sample])
-        alone = samples.channels_last(arriving[sample].clone())
-        found = cpu.average_pooling_grad(alone, sizes, made, True, None)
-        assert torch.equal(found, gradients[sample])
+    arriving = samples.fenced(samples.channels_last(samples.normal(*maxima.shape)))
+    places = 0, count // 2, count - 1
+    check_alone(lambda x: cpu.average_pooling(x, made, True, None), images, 0, places)
+    check_alone(lambda x: cpu.max_pooling_with_taps(x, made), images, 0, places)
+    gradients = lambda x: cpu.average_pooling_grad(x, sizes, made, True, None)  # noqa: E731
+    check_alone(gradients, arriving, 0, places)
 
 
 def test_windows_beside_inputs_larger_than_caches() -> None:
