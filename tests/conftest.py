@@ -197,7 +197,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 COMPILED_ALONE = {"kernels/test_emulator.py", "kernels/test_every_launch.py"}
 COMPILED_ALONE |= {"tests/test_gpu.py", "tests/test_threads.py"}
-INTERPRETED_ALONE = {f"kernels/test_{name}.py" for name in ("additions", "calls", "lazy")}
+INTERPRETED_ALONE = {"kernels/test_additions.py", "kernels/test_calls.py"}
 MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
 
 

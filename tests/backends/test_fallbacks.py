@@ -138,9 +138,7 @@ def served() -> tuple[list[str], list[str]]:
     return names, [str(each.message) for each in heard]
 
 
-def test_a_gpu_without_triton_is_served_with_one_warning(
-    beside_a_gpu: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_without_triton_is_served_with_one_warning(beside_a_gpu: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     beside_a_gpu.setattr(
         importlib.util,

@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton")
 
 from torch_dmlpool.kernels.launches import Request, max_launches  # noqa: E402
 
-from benchmarks import gpu, overhead  # noqa: E402
+from benchmarks import overhead  # noqa: E402
 from torch_dmlpool.backends import compiling  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
@@ -204,43 +204,6 @@ def test_no_size_is_compiled_in() -> None:
     source = compiled.src
     assert source.signature["sizes"] == how.size_types
     assert {path[0] for path, attributes in source.attrs.items() if attributes} == {0, 1, 2}
-
-
-IMAGES = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
-ASKED = {
-    "sliding": "3/2 p1",
-    "side by side": "2",
-    "overlapping": "3/1 p1",
-    "long": "31/1 p15",
-    "adaptive": "to7",
-    "adaptive to one": "to1",
-    "whole": "",
-}
-
-
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-def test_an_image_of_another_size_compiles_nothing(asked: str, last: bool) -> None:
-    """After the first image, but a longer window's tile; sizes that 16 bytes divide, as those of
-    networks mostly are."""
-    adaptive = asked.startswith("adaptive")
-    for operator in gpu.OPERATORS:
-        if operator.startswith("adaptive") is not adaptive or operator == "quantized avg":
-            continue
-        counts = []
-        compiled: set[object] = set()
-        for h, w in IMAGES:
-            window = ASKED[asked] or f"{h}x{w}"
-            request = gpu.request(operator, f"8x64x{h}x{w} {window} {'Ff'[last]} float16")
-            with gpu.launches() as found:
-                request.prepared()[1]()
-            compiled.update(gpu.kernels_of(found))
-            counts.append(len(compiled))
-        assert counts[0] > 0
-        # Longer windows and bins may take another of four tiles along each axis, as may the
-        # results of slices.
-        most = {"adaptive": 4, "adaptive to one": 3, "whole": 3}.get(asked, counts[0])
-        assert counts[-1] <= most, operator
 
 
 def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:

@@ -1,5 +1,5 @@
 """Public calls with Triton's kernels: gradients that are planned with the pool are those of the
-operators, and any byte of a bool but 0 is True."""
+operators, any byte of a bool but 0 is True, and lazy tensors are read as they show."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ import cases
 import pytest
 import samples
 import torch
+from operators import NAMES, operators, with_lazy
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
@@ -33,9 +34,7 @@ ARRIVING = {
 
 
 @cases.in_pairs(
-    pool=list(POOLS),
-    arriving=list(ARRIVING),
-    layout=["contiguous", "channels last", "sliced"],
+    pool=list(POOLS), arriving=list(ARRIVING), layout=["contiguous", "channels last", "sliced"]
 )
 def test_gradients_are_the_operators(
     pool: str, arriving: str, layout: str, monkeypatch: pytest.MonkeyPatch
@@ -81,10 +80,7 @@ def test_a_kernel_that_is_missing_leaves_gradients_right(
     assert torch.equal(gradient, expected)
 
 
-WRONG = {
-    "shape": lambda taps: taps.repeat(8, 1, 1, 1),
-    "sizes": lambda taps: taps.transpose(0, 1),
-}
+WRONG = {"shape": lambda taps: taps.repeat(8, 1, 1, 1), "sizes": lambda taps: taps.transpose(0, 1)}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -126,3 +122,12 @@ def test_any_byte_of_a_bool_but_0_is_true(pool: str, layout: str) -> None:
     )
     for one, other in zip(found, right, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@cases.in_pairs(kind=list(samples.KINDS), name=NAMES)
+def test_kernels_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+    """G7, of operators called by name."""
+    for given, expected in with_lazy(kind, name):
+        results = samples.listed(getattr(operators, name)(*given))
+        for result, right in zip(results, expected, strict=True):
+            torch.testing.assert_close(result.detach().as_subclass(Tensor), right)

@@ -50,3 +50,24 @@ def test_no_length_of_a_window_makes_another_kernel(operator: str) -> None:
     """Nor its stride and padding: eight groups of neighbours share what they read."""
     windows = [f"{n}/{stride} p{n // 2}" for n in range(65, 257, 3) for stride in (1, 2, 4, 8)]
     assert kernels_of(gpu.request(operator, f"4x8x1000 {each}") for each in windows) <= 8
+
+
+ASKED = {"3/2 p1": None, "2": None, "3/1 p1": None, "31/1 p15": None, "to7": 4, "to1": 3, "": 3}
+"""Windows, bins and whole planes; how many kernels there may be, if more than of one image."""
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("way", "Ff")
+def test_an_image_of_another_size_compiles_nothing(asked: str, way: str) -> None:
+    """After the first image, of sizes that 16 bytes divide, as those of networks mostly are. Bins
+    and slices may take another of four tiles along each axis."""
+    images = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]
+    for operator in gpu.OPERATORS:
+        if (
+            operator.startswith("adaptive") is asked.startswith("to")
+            and "quantized" not in operator
+        ):
+            texts = [f"8x64x{h}x{w} {asked or f'{h}x{w}'} {way} float16" for h, w in images]
+            requests = [gpu.request(operator, each) for each in texts]
+            first = kernels_of(requests[:1])
+            assert 0 < kernels_of(requests) <= (ASKED[asked] or first), operator

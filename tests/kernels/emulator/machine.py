@@ -154,11 +154,7 @@ program_of = functools.cache(Program)
 
 
 def run(
-    ptx: str,
-    memory: Memory,
-    arguments: list[int],
-    shared_bytes: int,
-    programs: Iterable[int],
+    ptx: str, memory: Memory, arguments: list[int], shared_bytes: int, programs: Iterable[int]
 ) -> None:
     """Run some programs of a launch; arguments are bits, addresses of ``memory`` among them."""
     program, numbers = program_of(ptx), list(programs)
@@ -196,11 +192,7 @@ class Threads:
         self.count = len(numbers) * program.threads
         thread = np.tile(np.arange(program.threads, dtype=WORD), len(numbers))
         number = np.repeat(np.array(numbers, WORD), program.threads)
-        self.special = {
-            "%tid.x": thread,
-            "%ctaid.x": number,
-            "global_smem": np.zeros(1, WORD),
-        }
+        self.special = {"%tid.x": thread, "%ctaid.x": number, "global_smem": np.zeros(1, WORD)}
         self.numbers = number.astype(np.int64) * program.threads + thread
         self.registers: list[np.ndarray | None] = [None] * len(program.widths)
         self.shared_bytes = -(-shared // 16) * 16
