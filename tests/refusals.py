@@ -299,10 +299,8 @@ def taken(values: list[Wrong]) -> list[Wrong]:
 
 
 def recorded(right: torch.dtype, *types: torch.dtype) -> list[Wrong]:
-    """Wrong tensors where one of the output's sizes is right.
-
-    The last three fit the window, and the two before them have as many dimensions as is right.
-    """
+    """Wrong tensors where one of the output's sizes is right: wrong whatever there is besides, for
+    the window, and beside another tensor."""
     return [
         *taken([*NEITHER, *UNPOOLED]),
         *(of_type(each, torch.ones(OUTPUT)) for each in types),
@@ -313,6 +311,8 @@ def recorded(right: torch.dtype, *types: torch.dtype) -> list[Wrong]:
     ]
 
 
+ALONE, FOR_WINDOWS = slice(-7), slice(-3)
+"""Those that are wrong whatever there is besides, and they with those wrong for the window."""
 ARRIVING = recorded(torch.float32, torch.int32, torch.uint8)
 TAPS = recorded(torch.uint8, torch.float32, torch.int16, torch.int64)
 POSITIONS = recorded(torch.int32, torch.float32, torch.int16, torch.uint8)
@@ -346,11 +346,11 @@ BY_NAME: dict[str, list[Wrong]] = {
 }
 """What is wrong of an argument, wherever no operator has values of its own."""
 OPERATORS: dict[str, dict[str, list[Wrong]]] = {
-    "average_pooling_grad": {"input_gradient": ARRIVING[:-3], **RECORDED_SIZES},
+    "average_pooling_grad": {"input_gradient": ARRIVING[FOR_WINDOWS], **RECORDED_SIZES},
     "max_pooling": {"input": ORDERS},
     "max_pooling_with_taps": {"input": ORDERS},
     "max_pooling_with_indices": {"input": ORDERS},
-    "max_pooling_indices": {"taps": TAPS[:-3], **RECORDED_SIZES},
+    "max_pooling_indices": {"taps": TAPS[FOR_WINDOWS], **RECORDED_SIZES},
     "max_pooling_grad": {
         "input": [*FLOATS, *OTHERS, *map(of_type, (torch.float64, torch.float16))],
         "input_gradient": [*ARRIVING, *OTHER_TYPES],
@@ -363,10 +363,10 @@ OPERATORS: dict[str, dict[str, list[Wrong]]] = {
     "adaptive_average_pooling_grad": {"input_gradient": FLOATS},
     "adaptive_max_pooling": {"input": ORDERS},
     "max_unpooling": {"input": ORDERS, "indices": recorded(torch.int64, torch.float32)},
-    "unique_positions": {"positions": POSITIONS[:-7]},
+    "unique_positions": {"positions": POSITIONS[ALONE]},
     "gather_positions": {
         "input": [*ORDERS, *OTHERS[:1]],
-        "positions": [*POSITIONS[:-5], *POSITIONS[-3:]],
+        "positions": [*POSITIONS[:-5], *POSITIONS[-3:]],  # without other spatial sizes
     },
     "scatter_positions": {"input": ARRIVING, "positions": POSITIONS},
     "quantized_linear_average_pooling": {
