@@ -29,7 +29,8 @@ struct TapPlaces {
     const int64_t unit;
     const int64_t taps;  // of a window
     const int64_t channel_unit;
-    const Range whole = p.w().whole();
+    // The places of the first taps of a row of windows, from that of window 0 on, if they are few.
+    std::vector<int64_t> columns;
     // The distance of each tap's place from that of tap 0, if there are few taps, else empty.
     std::vector<int64_t> offsets;
 
@@ -39,11 +40,18 @@ struct TapPlaces {
           taps(int64_t(std::min(
               0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
           channel_unit(channel_unit) {
+        columns.reserve(p.output_row() <= TILE_OUTPUTS ? p.output_row() : 0);
+        for (int64_t o = 0; o * p.channels < int64_t(columns.capacity()); ++o)
+            for (int64_t c = 0; c < p.channels; ++c)
+                columns.push_back(column_of(o) + c * channel_unit);
         if (without(TAP_OFFSETS) || taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
             return;
-        offsets.reserve(taps);
+        offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);  // taps of a byte need no check
         for (int64_t tap = 0; tap < taps; ++tap)
-            offsets.push_back(computed_offset(tap));
+            offsets[tap] = computed_offset(tap);
+    }
+    int64_t column_of(int64_t output) const {
+        return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
     }
     __attribute__((noinline)) int64_t computed_offset(int64_t tap) const {
         if (uint64_t(tap) >= uint64_t(taps))
@@ -76,22 +84,33 @@ struct TapPlaces {
         const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
         const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
         const int64_t first = is_empty ? NOWHERE : (y * p.w().size - p.w().padding) * unit;
-        const Axis &w = p.w();
+        if (columns.empty() || offsets.empty())
+            return visit_outputs(which, first, from, to, visit);
+        const int64_t *__restrict column = columns.data();
         const int64_t *__restrict offset = offsets.data();
         const uint64_t known = offsets.size();
-        int64_t output = from / p.channels;
-        int64_t channel = from % p.channels;
-        // The places of whole windows of one channel, or of the channels of one, lie `step` apart.
-        for (int64_t i = from, n; i < to; i += n, output += p.channels == 1 ? n : 1, channel = 0) {
+        for (int64_t i = from; i < to; ++i) {
+            const int64_t tap = which[i];
+            const bool is_known = sizeof(Tap) == 1 || uint64_t(tap) < known;
+            visit(i, first + column[i] + (is_known ? offset[tap] : NOWHERE));
+        }
+    }
+    // The same for long rows or many taps. The places of whole windows of one channel, or of the
+    // channels of a window, lie `step` apart. Short rows would notice the loop around theirs.
+    template <class Tap, class Visit>
+    __attribute__((noinline)) void visit_outputs(const Tap *which, int64_t first, int64_t from,
+                                                 int64_t to, Visit visit) const {
+        const uint64_t known = offsets.size();
+        const Range whole = p.w().whole();
+        for (int64_t i = from; i < to;) {
+            const int64_t output = i / p.channels;
             const bool are_whole = p.channels == 1 && whole.contains(output);
-            n = std::min(to - i, are_whole ? whole.end - output : p.channels - channel);
-            const int64_t step = are_whole ? w.stride * unit : channel_unit;
-            int64_t place = w.is_empty(output)
-                                ? NOWHERE
-                                : first + output * w.stride * unit + channel * channel_unit;
-            for (int64_t k = i; k < i + n; ++k, place += step) {
-                const int64_t tap = which[k];
-                visit(k, place + (uint64_t(tap) < known ? offset[tap] : computed_offset(tap)));
+            const int64_t stop = std::min(to, are_whole ? whole.end : (output + 1) * p.channels);
+            const int64_t step = are_whole ? p.w().stride * unit : channel_unit;
+            int64_t place = first + column_of(output) + i % p.channels * channel_unit;
+            for (; i < stop; ++i, place += step) {
+                const int64_t tap = which[i];
+                visit(i, place + (uint64_t(tap) < known ? offsets[tap] : computed_offset(tap)));
             }
         }
     }
