@@ -203,14 +203,5 @@ int32_t dmlpool_quantized_average_pooling(const Problem *p, const void *input, v
 int32_t dmlpool_masked(const Masking *m, const void *input, const void *mask, void *output) {
     return code_of([=] { masked(*m, input, mask, output); });
 }
-
-int32_t dmlpool_masked_divisors(const Problem *p, const void *mask, void *divisors) {
-    return code_of([=] { masked_divisors(*p, mask, divisors); });
-}
-
-int32_t dmlpool_masked_average_pooling(const Problem *p, const Masking *m, const void *input,
-                                       const void *mask, const void *divisors, void *output) {
-    return code_of([=] { masked_average_pooling(*p, *m, input, mask, divisors, output); });
-}
 }
 #pragma GCC visibility pop

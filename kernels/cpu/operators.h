@@ -74,10 +74,5 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
 // maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the
 // mask is false.
 void masked(const Masking &m, const void *input, const void *mask, void *output);
-// `masked_divisors` writes what the sum of each window over a mask is divided by, as integers of
-// Problem::bytes, 1 or 4. `masked_average_pooling` reads divisors that lie as the mask does.
-void masked_divisors(const Problem &p, const void *mask, void *divisors);
-void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                            const void *divisors, void *output);
 
 }  // namespace dmlpool

@@ -219,11 +219,6 @@ struct Requantize final : Finish {
 
 }  // namespace
 
-const RowOperations &bool_sums() {
-    static const Rows<Sum<int32_t, Bool>> operations({});
-    return operations;
-}
-
 void quantized_average_pooling(const Problem &plain, const void *input, void *output,
                                const Quantization &q) {
     const Problem p = joined_averages(plain, false, false);

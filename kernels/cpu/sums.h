@@ -7,8 +7,6 @@ namespace dmlpool {
 
 // Sums of a float data type; `type` is its number in backends/plans.py.
 const RowOperations &float_sums(int type);
-// Sums of bools, in int32.
-const RowOperations &bool_sums();
 
 namespace {
 

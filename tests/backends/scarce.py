@@ -32,7 +32,6 @@ def calls() -> dict[str, Call]:
     small = torch.randn(2, 2, 128, 64).to(torch.bfloat16)
     quantized = torch.randint(0, 255, many.shape, dtype=torch.uint8)
     quantized = quantized.to(memory_format=torch.channels_last)
-    kept, all_kept = small > 0, many > 0
     large, three = windowed(2, 31, 1, 2), windowed(2, 3, 2, 1)
     _, taps = cpu.max_pooling_with_taps(small, three)
     sizes = small.shape[2:]
@@ -55,11 +54,7 @@ def calls() -> dict[str, Call]:
         "max_unpooling": lambda: cpu.max_unpooling(shares, positions, sizes, True, True)[:2],
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
-        "masked": lambda: cpu.masked(small, kept, True),
-        "masked_divisors": lambda: cpu.masked_average_pooling(many, all_kept, large, False),
-        "masked_average_pooling": lambda: cpu.masked_average_pooling(
-            many, many[:, :1] > 0, three, False
-        ),
+        "masked": lambda: cpu.masked(small, small > 0, True),
         "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
         "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
         "average_pooling_grad": lambda: cpu.average_pooling_grad(

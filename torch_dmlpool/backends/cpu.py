@@ -321,50 +321,13 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     if output.numel() == 0:
         return output
     source = input.contiguous(memory_format=memory_format)
-    mask = _over_planes(mask, input, memory_format)
+    mask = mask.expand(*mask.shape[:2], *input.shape[2:]).contiguous(memory_format=memory_format)
     code = library.dmlpool_masked(
         ctypes.addressof(masking), source.data_ptr(), mask.data_ptr(), output.data_ptr()
     )
     if code:
         raise error_of(library.dmlpool_masked, code)
     return output
-
-
-def masked_average_pooling(
-    input: Tensor, mask: Tensor, window: Window, include_padding: bool
-) -> tuple[Tensor, Tensor]:
-    """Averages of the elements that the mask keeps, and their divisors, which broadcast to them."""
-    number_dtype = torch.uint8 if window.taps < 1 << 8 else torch.int32
-    numbered = number_dtype, TAPS
-    shape, dtype = input.shape, input.dtype
-    plan = planned(shape, input.stride(), dtype, window, (False, 1), None, numbered)
-    averages = _new(plan.output_sizes, plan.output_strides, dtype)
-    mask = _over_planes(mask, input, plan.memory_format)
-    counted = (include_padding, None), None, numbered, plan.memory_format
-    counting = planned(mask.shape, mask.stride(), torch.uint8, window, *counted)
-    divisors = _new(counting.output_sizes, counting.output_strides, number_dtype)
-    if plan.is_empty:
-        return averages.zero_(), divisors.fill_(1)
-    _filled(divisors, library.dmlpool_masked_divisors, counting, mask)
-    masking, _ = _masking(tuple(shape), tuple(mask.shape[:2]), dtype, plan.memory_format, False)
-    source = input if plan.is_laid_out else input.contiguous(memory_format=plan.memory_format)
-    code = library.dmlpool_masked_average_pooling(
-        plan.problem,
-        ctypes.addressof(masking),
-        source.data_ptr(),
-        mask.data_ptr(),
-        divisors.data_ptr(),
-        averages.data_ptr(),
-    )
-    if code:
-        raise error_of(library.dmlpool_masked_average_pooling, code)
-    return averages, divisors
-
-
-def _over_planes(mask: Tensor, input: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """The mask expanded to the input's spatial sizes, in ``memory_format``."""
-    whole = mask.expand(*mask.shape[:2], *input.shape[2:])
-    return whole.contiguous(memory_format=memory_format)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -50,9 +50,6 @@ class Backend(NamedTuple):
     average_pooling_grad: Function
     quantized_linear_average_pooling: Function
     masked: Function  # the input with a fill where the mask is False
-    masked_average_pooling: Function | None = None
-    """Averages under a mask and their divisors. If it is None, ``ops`` composes them of the other
-    operators."""
     max_unpooling: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``ops`` composes it of the other operators."""

@@ -78,8 +78,6 @@ _FUNCTIONS = {
     "average_pooling_grad": 3,
     "quantized_average_pooling": 4,
     "masked": 4,
-    "masked_divisors": 3,
-    "masked_average_pooling": 6,
 }
 """How many pointers each operator of the library takes."""
 

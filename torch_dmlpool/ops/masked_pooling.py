@@ -5,8 +5,8 @@ Masked elements become 0 in sums, which are divided by pooled masks, and the low
 An element that has the lowest value itself, such as minus infinity, would tie with them: then the
 winner is the first element of the window that the mask keeps.
 
-Calls that need not go through the dispatcher take shorter ways to the same bits: averages in one
-call of a backend that has it, and a gradient that is masked once.
+Maxima that need not go through the dispatcher take a shorter way to the same bits: a gradient that
+is masked once.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, elements, operands
-from torch_dmlpool._private import profiler
 from torch_dmlpool.backends import reference
 from torch_dmlpool.ops import (
     adaptive_pooling,
@@ -53,33 +52,9 @@ def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], *input.shape[2:])
 
 
-def _has_backend_averages(input: Tensor, mask: Tensor, window: Window) -> bool:
-    """Whether a backend computes the averages in one call. It takes ordinary tensors, and its
-    divisors have 32 bits.
-    """
-    if not may_skip_dispatcher(input, mask) or window.taps >= 1 << 31:
-        return False
-    return backends.serving(input.device.type).masked_average_pooling is not None
-
-
-def _backend_averages(input: Tensor, mask: Tensor, window: Window, include_padding: bool) -> Tensor:
-    pool: Any = backends.serving(input.device.type).masked_average_pooling
-    if profiler._is_profiler_enabled:
-        pool = masked_average_pooling.profiled(pool)
-    if not records_gradient(input):
-        return pool(input, mask, window, include_padding)[0]
-    sizes = input.shape[2:]
-
-    def gradient(arriving: Tensor, mask: Tensor, divisors: Tensor) -> Tensor:
-        shares = elements.widened(arriving) / divisors.to(elements.widened(arriving).dtype)
-        added = average_pooling.average_pooling_grad(shares, sizes, window, False, 1)
-        return kept(added.to(arriving.dtype), mask)
-
-    def record(input: Tensor) -> Recording:
-        averages, divisors = pool(input, mask, window, include_padding)
-        return recording(averages, (mask, divisors), gradient)
-
-    return _apply(input, (record, (), None))
+def _as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 for True and 0 for False. By way of bytes PyTorch converts bools in a sixth of the time."""
+    return mask.to(torch.uint8).to(dtype)
 
 
 def _averages(
@@ -88,18 +63,20 @@ def _averages(
     window.output_sizes(input.shape[2:])  # rejected before any work
     if divisor is not None:
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
-    if _has_backend_averages(input, mask, window):
-        return _backend_averages(input, mask, window, include_padding)
     summed = elements.widened(kept(input, mask))
     sums = average_pooling.average_pooling(summed, window, False, 1)
     present = _over_planes(mask, input)
     if include_padding:
         # The taps in the padded box are counted, less those that the mask takes away.
-        taken = average_pooling.average_pooling((~present).to(summed.dtype), window, False, 1)
+        taken = average_pooling.average_pooling(
+            _as_numbers(~present, summed.dtype), window, False, 1
+        )
         taps = reference.window_counts(window, input.shape[2:], summed)
         counts = elements.beside(taps, summed) - taken
     else:
-        counts = average_pooling.average_pooling(present.to(summed.dtype), window, False, 1)
+        counts = average_pooling.average_pooling(
+            _as_numbers(present, summed.dtype), window, False, 1
+        )
     return (sums / counts.clamp(min=1)).to(input.dtype)
 
 
@@ -273,7 +250,9 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
         return adaptive_pooling.bin_averages(input, sizes)
     wide = elements.widened(kept(input, mask))
     # Both averages are divided by the size of the whole bin, which cancels in their quotient.
-    shares = adaptive_pooling.bin_averages(_over_planes(mask, input).to(wide.dtype), sizes)
+    shares = adaptive_pooling.bin_averages(
+        _as_numbers(_over_planes(mask, input), wide.dtype), sizes
+    )
     whole = adaptive_pooling.bin_averages(wide, sizes)
     there = (whole / torch.where(shares == 0, 1, shares)).to(input.dtype)
     return operands.laid_out_like(there, input)
