@@ -47,7 +47,7 @@ def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    on_a_gpu.setattr(backend, "_compile", fails)
+    on_a_gpu.setattr(backend, "compiled", fails)
     return names
 
 
@@ -104,7 +104,7 @@ def test_what_a_driver_reports_is_no_reason_to_fall_back(on_a_gpu: pytest.Monkey
 
     hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None)
     ready = None, hooks, lambda _: 0, launched, None, None, ()
-    on_a_gpu.setattr(backend, "_compile", lambda *_: (None, ()))
+    on_a_gpu.setattr(backend, "compiled", lambda *_: (None, ()))
     on_a_gpu.setattr(backend, "_ready", lambda *_: ready)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         backend.max_pooling(torch.zeros(1, 1, 8, 16), Window.directml(2, 2, 2))

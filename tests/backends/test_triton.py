@@ -89,7 +89,7 @@ def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
     """A call of the same sizes runs what was compiled for it; a tensor of another type, or one that
     does not start at 16 bytes, never runs that."""
     kinds, codes = [], []
-    compile = backend._compile
+    compile = backend.compiled
 
     def noted(*given: Any) -> Any:
         result = compile(*given)
@@ -97,7 +97,7 @@ def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
         codes.append(result[0].asm["cubin"])
         return result
 
-    monkeypatch.setattr(backend, "_compile", noted)
+    monkeypatch.setattr(backend, "compiled", noted)
     memory = torch.zeros(513)
     for input in (memory[:512], memory[1:], memory[:512].half()):
         for _ in range(2):

@@ -26,9 +26,9 @@ LARGEST_WINDOW = 32
 """For larger windows ``reductions.reduced``, whose passes grow with the logarithm of the window, is
 as fast: 31/1 on 8x64x64x64 takes the same time either way (Zen 4, one thread)."""
 
-MANY, HUGE = 128, 2**15
-"""Sums of at least as many elements first add eight, or 16, at a time in float32, then in float64:
-that takes less than half the time of float64 alone."""
+MANY, ROWS = 128, 8
+"""Sums of at least MANY elements first add ROWS at a time in float32, then in float64: that takes
+less than half the time of float64 alone."""
 
 
 def tile(axis: Axis, size: int) -> int:
@@ -173,12 +173,11 @@ def sum_of(tensor: Tensor, dim: int) -> Tensor:
         return sum_of(tensor, dim)[:1]
     tail, total = tensor, None
     if count >= MANY:
-        # ``rows`` elements are added in float32 by rows - 1 additions. A tree over all elements has
-        # at least as many levels.
-        rows = 16 if count >= HUGE else 8
-        part, left = divmod(count, rows)
+        # ROWS elements are added by ROWS - 1 additions. A tree over all elements has at least as
+        # many levels.
+        part, left = divmod(count, ROWS)
         tail = tensor.narrow(dim, count - left, left)
-        added = tensor.narrow(dim, 0, count - left).unflatten(dim, (rows, part)).sum(dim)
+        added = tensor.narrow(dim, 0, count - left).unflatten(dim, (ROWS, part)).sum(dim)
         total = added.sum(dim, keepdim=True, dtype=torch.float64)
     if tail.shape[dim] > 0:
         last = tail.sum(dim, keepdim=True, dtype=torch.float64)

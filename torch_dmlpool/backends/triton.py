@@ -111,21 +111,12 @@ def _compiled(
     """The compiled kernel and its constants by position, cached: Triton's own look-up takes each
     launch 30 microseconds. ``kinds`` has each tensor's type and whether it is aligned.
     """
-    try:
-        return _compile(name, constants, size_types, kinds)
-    except Exception as error:  # whatever Triton lacks: a C compiler, a driver, its own library
-        return MissingKernel(name, error), ()
-
-
-def _compile(
-    name: str,
-    constants: tuple[tuple[str, Any], ...],
-    size_types: tuple[Any, ...],
-    kinds: tuple[Any, ...],
-) -> tuple[Any, tuple[Any, ...]]:
     # Fused multiply-adds are asked for: Triton's default is about to change, and 3.9 warns of it.
     options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
-    return compiled(name, constants, size_types, kinds, options)
+    try:
+        return compiled(name, constants, size_types, kinds, options)
+    except Exception as error:  # whatever Triton lacks: a C compiler, a driver, its own library
+        return MissingKernel(name, error), ()
 
 
 def _in_turn(
