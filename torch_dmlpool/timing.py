@@ -2,6 +2,7 @@
 affects all.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -27,13 +28,14 @@ def in_turn(
     device: torch.device,
     seconds: float,
     least: int = 5,
+    now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Times]:
     """Times of each call, sampled in turn for ``seconds`` and at least ``least`` times.
 
     Each call has run before, once for warming up and then to find how often a sample has to repeat
-    it.
+    it. ``now`` is the clock of devices other than CUDA's.
     """
-    clock = _gpu_seconds if device.type == "cuda" else _seconds
+    clock = _gpu_seconds if device.type == "cuda" else functools.partial(_seconds, now=now)
     repeats = {name: _repeats(call, device, clock) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     end, rounds = time.monotonic() + seconds, 0
@@ -91,14 +93,14 @@ def _repeats(call: Call, device: torch.device, clock: Callable[..., float]) -> i
     return repeats
 
 
-def _seconds(call: Call, repeats: int, device: torch.device) -> float:
+def _seconds(call: Call, repeats: int, device: torch.device, now: Callable[[], float]) -> float:
     """Seconds of ``repeats`` calls."""
     synchronize(device)
-    begun = time.perf_counter()
+    begun = now()
     for _ in range(repeats):
         call()
     synchronize(device)
-    return time.perf_counter() - begun
+    return now() - begun
 
 
 def _gpu_seconds(call: Call, repeats: int, device: torch.device) -> float:
