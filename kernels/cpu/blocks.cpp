@@ -158,8 +158,7 @@ void BlockPooling::combine_windows(const char *from, int64_t values, const Targe
         const Run whole = {0, w.window, 0, t.outputs, w.stride};
         for (int64_t k = 0; k < t.runs; ++k)
             op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, t.outputs, w.dilation,
-                              t.to + k * t.pitch * value,
-                              from == m.staged ? m.produced : end_of_input);
+                              t.to + k * t.pitch * value);
     } else
         combine_taps(from, values, t, m);
 }

@@ -14,12 +14,10 @@ namespace dmlpool {
     M(SHORT_WINDOWS, "loops of their own for 2/2, 3/2, 3/3 and 4/4")         \
     M(REPEATED_ROWS, "rows of windows are listed once for many rows")        \
     M(REDUCED_ALONG_W, "windows of large strides read their own elements")   \
-    M(SUCCESSIVE_ROWS, "positions of planes are combined eight at a time")   \
     M(DIVIDED_SUMS, "sums are divided in the loop that adds them")           \
     M(SEVERAL_WINDOWS, "one call combines several windows of channels")      \
     M(SHARED_COLUMNS, "windows of many rows share columns of combined rows") \
-    M(TAP_OFFSETS, "offsets of taps are kept in a table")                    \
-    M(FOLDED_PLANES, "planes of one channel are folded together")
+    M(TAP_OFFSETS, "offsets of taps are kept in a table")
 
 enum Mechanism : int {
 #define NUMBERED(mechanism, name) mechanism,

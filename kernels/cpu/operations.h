@@ -84,11 +84,9 @@ struct WindowOperations {
     bool is_separable = true;     // rows or columns that windows share can be combined first
 
     // Combines what each window reads of a row of one channel, into `produced`. `step` is the
-    // distance of two taps. The row's first element or value is at position `origin`. Memory can be
-    // read until `end`.
+    // distance of two taps. The row's first element or value is at position `origin`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
-                                int64_t outputs, int64_t step, void *produced,
-                                const char *end) const {}
+                                int64_t outputs, int64_t step, void *produced) const {}
     // Combines the taps of a window, each a row of elements or values of `channels` channels, as
     // often as `times` says. Writes a value of each channel to `produced`.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
@@ -110,19 +108,11 @@ struct RowOperations : WindowOperations {
     // Combines `count` rows of `length` elements or values into `out`, as often as `times` says.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
-    // The same for rows of elements that follow each other in memory. Each has 64 bytes of values
-    // or more. With `reads_first` they are read in order before they are combined. Not for winners.
-    virtual void combine_successive(const char *from, int64_t count, int64_t length,
-                                    bool reads_first, void *out) const = 0;
     // Combines a row of values with the values of `into`, which are the first operand.
     virtual void accumulate(const Row &values, int64_t length, void *into) const = 0;
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;
-    // Combines each of `planes` planes of one channel and `size` elements. The planes follow each
-    // other in memory. Nothing is read from `end` on.
-    virtual void reduce_planes(const char *from, int64_t size, int64_t planes, void *produced,
-                               const char *end) const = 0;
     void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *produced,
                         char *, const Times &times) const override {
         count > 0 ? combine(are_values, taps, count, channels, produced, times)

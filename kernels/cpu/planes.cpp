@@ -17,14 +17,12 @@ namespace {
 // Planes of more elements are combined in parts. Parts depend on a plane's size alone, so that the
 // bits of results do not depend on the number of threads.
 constexpr int64_t PART_ELEMENTS = 1 << 18;
-// Positions shorter than a vector are combined several at a time, as rows of at most ROW_ELEMENTS
-// elements.
-constexpr int64_t ROW_ELEMENTS = 2048;
+// Several positions are combined as one row of at most ROW_ELEMENTS elements, and in planes of
+// several parts of four times as many: there memory is slower than the loops.
+constexpr int64_t ROW_ELEMENTS = 512;
 // One call finishes planes whose values have FINISHED_BYTES, but at least FINISHED_PLANES planes.
 constexpr int64_t FINISHED_BYTES = 65536;
 constexpr int64_t FINISHED_PLANES = 64;
-// Longer positions are not read in order before they are combined.
-constexpr int64_t READ_BYTES = 2048;
 
 struct PlanePooling {
     const RowOperations &op;
@@ -41,15 +39,10 @@ struct PlanePooling {
     const int64_t parts = parts_of(size, part);
     // The positions that are combined as one row.
     const int64_t row_positions =
-        pitch >= BYTES
-            ? 1
-            : std::max<int64_t>(
-                  1, std::min({int64_t(64), ROW_ELEMENTS / channels, std::min(part, size) / 4}));
-    const bool reads_first =
-        pitch <= READ_BYTES && !without(READ_FIRST) && is_large(p.input_bytes(op.element_size));
+        std::max<int64_t>(1, std::min({int64_t(64), ROW_ELEMENTS * (parts > 1 ? 4 : 1) / channels,
+                                       std::min(part, size) / 4}));
     const int64_t at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
-    const char *const end_of_input = input + p.input_bytes(op.element_size);
 
     void pool() const {
         const double cost = double(std::min(part, size) * channels);
@@ -63,9 +56,10 @@ struct PlanePooling {
                       if (size == 1) {
                           const Row copied = {elements, 0};
                           op.combine(false, &copied, 1, planes * channels, results);
-                      } else if (channels == 1)
-                          op.reduce_planes(elements, size, planes, results, end_of_input);
-                      else
+                      } else if (channels == 1) {
+                          const Run whole = {0, size, 0, planes, size};
+                          op.reduce_windows(false, {elements, 0}, 0, &whole, planes, 1, results);
+                      } else
                           pool_parts(first, first + planes, results);
                       if (!finish.is_direct)
                           finish(first, 0, 0, 0, planes * channels, results, out);
@@ -78,9 +72,10 @@ struct PlanePooling {
             pool_parts(begin, end, of_parts.data() + begin * pitch);
         });
         std::vector<char> produced(pitch);
+        std::vector<Row> rows;
         for (int64_t plane = 0; plane < p.planes; ++plane) {
             combine(true, of_parts.data() + plane * parts * pitch, pitch, parts, channels,
-                    produced.data());
+                    produced.data(), rows);
             finish(plane, 0, 0, 0, channels, produced.data(),
                    output + plane * channels * finish.result_size);
         }
@@ -88,6 +83,7 @@ struct PlanePooling {
     // Combines each of the parts [begin, end), which are counted over all planes.
     void pool_parts(int64_t begin, int64_t end, char *results) const {
         std::vector<char> folded((row_positions + 1) * pitch);
+        std::vector<Row> rows;
         for (int64_t number = begin; number < end; ++number, results += pitch) {
             const int64_t from = number % parts * part;
             const int64_t count = std::min(part, size - from);
@@ -95,24 +91,22 @@ struct PlanePooling {
             const char *const elements = input + (number / parts * size + from) * position;
             const Run whole = {0, count, 0, 1, 0};
             if (channels == 1)
-                op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, results, end_of_input);
+                op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, results);
             else if (row_positions == 1)
-                combine(false, elements, position, count, channels, results);
+                combine(false, elements, position, count, channels, results, rows);
             else {
                 combine(false, elements, row_positions * position, count / row_positions,
-                        row_positions * channels, folded.data());
+                        row_positions * channels, folded.data(), rows);
                 combine(false, elements + (count - remainder) * position, position, remainder,
-                        channels, folded.data() + row_positions * pitch);
-                combine(true, folded.data(), pitch, row_positions + 1, channels, results);
+                        channels, folded.data() + row_positions * pitch, rows);
+                combine(true, folded.data(), pitch, row_positions + 1, channels, results, rows);
             }
         }
     }
     // Combines `count` rows of `length` elements or values, `step` bytes apart.
     void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
-                 char *to) const {
-        if (!are_values && length * op.value_size >= 64 && !without(SUCCESSIVE_ROWS))  // a vector
-            return op.combine_successive(from, count, length, reads_first, to);
-        std::vector<Row> rows(count);
+                 char *to, std::vector<Row> &rows) const {
+        rows.resize(count);
         for (int64_t k = 0; k < count; ++k)
             rows[k] = {from + k * step, k * part * op.units[2]};  // a part's first tap
         op.combine(are_values, rows.data(), count, length, to);

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "memory.h"
-#include "successive.h"
 #include "vectors.h"
 
 namespace dmlpool {
@@ -41,8 +40,6 @@ struct Rows final : RowOperations {
     // The most rows that one loop combines. Windows of more taps are doubled (`is_wide`).
     template <bool are_values>
     static constexpr int64_t MOST_ROWS = are_values && Op::has_keys ? 4 : Op::rows_at_once;
-    // The lanes of a vector that reduce_short reads, and the windows that it folds together.
-    static constexpr int64_t FOLDED = std::min<int64_t>(LANES<L>, 32 / sizeof(L));
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
@@ -53,22 +50,16 @@ struct Rows final : RowOperations {
             std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
     void accumulate(const Row &values, int64_t length, void *into) const override {
-        combine_unrolled<true, 1, true>(&values, 0, length, static_cast<L *>(into), {});
+        accumulate<LANES<L>>(values, 0, length, static_cast<L *>(into));
     }
     // GCC would inline it into combine_window, so that all of its code would be there twice.
     [[gnu::noinline]] void combine(bool are_values, const Row *rows, int64_t count, int64_t length,
                                    void *to, const Times &times) const override {
         L *const out = static_cast<L *>(to);
         if (are_values || are_plain)
-            combine_rows<true>(rows, count, 0, length, out, times);
+            combine_rows<true>(rows, count, length, out, times);
         else
-            combine_rows<are_plain>(rows, count, 0, length, out, times);
-    }
-    void combine_successive(const char *from, int64_t count, int64_t length, bool reads_first,
-                            void *to) const override {
-        if constexpr (!Op::has_numbers)
-            dmlpool::combine_successive(*this, op, from, count, length, reads_first,
-                                        static_cast<L *>(to));
+            combine_rows<are_plain>(rows, count, length, out, times);
     }
     void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                        void *to) const override {
@@ -98,21 +89,9 @@ struct Rows final : RowOperations {
             run(Count<3>(), Count<3>());
     }
     void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
-                        int64_t outputs, int64_t step, void *produced,
-                        const char *end) const override {
+                        int64_t outputs, int64_t step, void *produced) const override {
         (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(
-            row, origin, windows, outputs, step, static_cast<L *>(produced), end);
-    }
-    // A plane's result must not depend on how many planes the call has: so its size alone decides
-    // how it is reduced.
-    void reduce_planes(const char *from, int64_t size, int64_t planes, void *produced,
-                       const char *end) const override {
-        L *const out = static_cast<L *>(produced);
-        if constexpr (LANES<L> > 1)
-            if (size < LANES<L>)
-                return reduce_short<are_plain>(from, size, size, planes, out, end);
-        const Run whole = {0, size, 0, planes, size};
-        reduce<are_plain>({from, 0}, 0, &whole, planes, 1, out, end);
+            row, origin, windows, outputs, step, static_cast<L *>(produced));
     }
 
   private:
@@ -159,107 +138,132 @@ struct Rows final : RowOperations {
         }
     }
 
-    // Combines elements [begin, begin + length) of `count` rows into `out`, and with `accumulates`
-    // what `out` holds, too. It works on blocks of n elements. The last block may overlap the one
-    // before. `times` is a loop in here, as a call for each repetition may cost more than its work.
-    template <bool are_values, int64_t count, bool accumulates = false,
-              int64_t n = are_values ? LANES<L> : Op::lanes>
-    void combine_unrolled(const Row *all_rows, int64_t begin, int64_t length, L *out,
-                          const Times &times) const {
-        using B = Vectors<L, n>;
-        constexpr int64_t fewer = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
+    // Where rows are shorter than a block of n elements, blocks have this many.
+    template <bool are_values, int64_t n>
+    static constexpr int64_t FEWER = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
+    // Calls act(i) for the blocks of n elements of [begin, end). The last block may overlap the one
+    // before. It is in the loop, so that its code is there once.
+    template <int64_t n, class Act>
+    __attribute__((always_inline)) static void each_block(int64_t begin, int64_t end,
+                                                          const Act &act) {
+        for (int64_t i = begin;;) {
+            act(i);
+            if constexpr (n == 1)
+                __asm__("");  // not vectorized: these are fewer elements than a vector has
+            i += n;
+            if (i <= end - n)
+                continue;
+            if (i == end)
+                break;
+            i = end - n;
+        }
+    }
+    // Combines `length` elements of `count` rows into `out`. `times` is a loop in here, as a call
+    // for each repetition may cost more than its work.
+    template <bool are_values, int64_t count, int64_t n = are_values ? LANES<L> : Op::lanes>
+    void combine_unrolled(const Row *all_rows, int64_t length, L *out, const Times &times) const {
         if constexpr (n > 1)
             if (length < n)
-                return combine_unrolled<are_values, count, accumulates, fewer>(all_rows, begin,
-                                                                               length, out, times);
+                return combine_unrolled<are_values, count, FEWER<are_values, n>>(all_rows, length,
+                                                                                 out, times);
         const Op by = op;
         Row rows[count];
-#pragma GCC unroll 9
-        for (int64_t k = 0; k < count; ++k)
-            rows[k] = {all_rows[k].from + begin * SIZE<are_values>, all_rows[k].number};
-        L *to = out;
+        std::copy_n(all_rows, count, rows);
         const L divisor = L(times.divisor);
         const L inverse = L(times.inverse());
-        // GCC would not inline it, as it is called in two places.
-        const auto block = [&](int64_t i) __attribute__((always_inline)) {
-            B produced = tree<are_values, n, 0, count>(by, rows, i);
-            if constexpr (Op::can_divide && !accumulates)
-                Op::divide_block(produced, divisor, inverse);
-            return accumulates ? combined(block_at<B>(to + i), produced) : produced;
-        };
-        const int64_t whole = length / n * n;
-        const bool has_remainder = accumulates && whole < length;
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
         for (int64_t t = 0, first = 0; t < times.count && length > 0; ++t, first += step) {
-            to = out + t * times.pitch - first;
-            const int64_t end = first + length;
-            B last_block;
-            if (has_remainder)
-                last_block = block(end - n);
-            // Without `accumulates` the last block is in the loop, so that its code is there once.
-            const int64_t stop = (accumulates ? first + whole : end) - n;
-            for (int64_t i = first;;) {
-                store(block(i), to + i);
-                if constexpr (n == 1)
-                    __asm__("");  // not vectorized: these are fewer elements than a vector has
-                i += n;
-                if (i <= stop)
-                    continue;
-                if (i == stop + n)
-                    break;
-                i = stop;
-            }
-            if (has_remainder)
-                store(last_block, to + end - n);
+            L *const to = out + t * times.pitch - first;
+            each_block<n>(first, first + length, [&](int64_t i) __attribute__((always_inline)) {
+                auto produced = tree<are_values, n, 0, count>(by, rows, i);
+                if constexpr (Op::can_divide)
+                    Op::divide_block(produced, divisor, inverse);
+                store(produced, to + i);
+            });
         }
     }
     // Combines any number of rows: by the `combine_unrolled` of that number, or by `combine_many`.
     template <bool are_values, int64_t unrolled = 1>
-    __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t begin,
-                                                     int64_t length, L *out,
-                                                     const Times &times) const {
+    __attribute__((always_inline)) void combine_rows(const Row *rows, int64_t count, int64_t length,
+                                                     L *out, const Times &times) const {
         if constexpr (unrolled > MOST_ROWS<are_values>)
             for (int64_t t = 0; t < times.count; ++t) {
                 L *const to = out + t * times.pitch;
-                const int64_t from = begin + t * times.step / SIZE<are_values>;
-                combine_many<are_values>(rows, count, from, length, to);
+                combine_many<are_values>(rows, count, t * times.step / SIZE<are_values>, length,
+                                         to);
                 if constexpr (Op::can_divide)
                     if (times.divisor != 0)
                         Op::divide_all(to, length, times.divisor);
             }
         else if (count == unrolled)
-            combine_unrolled<are_values, unrolled>(rows, begin, length, out, times);
+            combine_unrolled<are_values, unrolled>(rows, length, out, times);
         else
-            combine_rows<are_values, unrolled + 1>(rows, count, begin, length, out, times);
+            combine_rows<are_values, unrolled + 1>(rows, count, length, out, times);
     }
-    // Combines no rows, or more than MOST_ROWS. Idempotent operations combine SEVERAL rows at a
-    // time with the result so far. For sums each half of the rows is summed, and both sums are
-    // added, PART elements at a time.
-    template <bool are_values>
+    // Combines elements [begin, begin + length) of no rows, or of more than MOST_ROWS: a tree of
+    // groups. The values of a group wait for those of the next one, the values of both for the next
+    // two groups, and so on, as in a binary counter. Those of the last group do not wait.
+    //
+    //     rows     0..7   8..15   16..23   24..31   32..39   40..47
+    //     level 0   a       b       c        d        e        last
+    //     level 1        ab               cd
+    //     level 2               abcd
+    template <bool are_values, int64_t n = are_values ? LANES<L> : Op::lanes>
     __attribute__((noinline)) void combine_many(const Row *rows, int64_t count, int64_t begin,
                                                 int64_t length, L *out) const {
-        constexpr int64_t PART = 8192 / sizeof(L);
-        L remainder[PART];
-        constexpr int64_t SEVERAL = MOST_ROWS<are_values> < 8 ? 4 : 8;
-        int64_t half = SEVERAL;
+        constexpr int64_t GROUP = MOST_ROWS<are_values> < 8 ? 4 : 8;
+        constexpr int64_t KEPT = 32768 / sizeof(L);
+        using B = Vectors<L, n>;
+        if constexpr (n > 1)
+            if (length < n)
+                return combine_many<are_values, FEWER<are_values, n>>(rows, count, begin, length,
+                                                                      out);
         if (count == 0)
-            std::fill_n(out, length, Op::identity());
-        else if (Op::is_idempotent) {
-            combine_unrolled<are_values, SEVERAL>(rows, begin, length, out, {});
-            for (int64_t k = SEVERAL; k < count; k += SEVERAL)
-                combine_unrolled<are_values, SEVERAL, true>(rows + std::min(k, count - SEVERAL),
-                                                            begin, length, out, {});
-        } else {
-            while (2 * half < count)
-                half *= 2;
-            for (int64_t at = 0; at < length; at += PART) {
-                const int64_t n = std::min(PART, length - at);
-                for (int64_t from : {int64_t(0), half})
-                    combine_rows<are_values>(rows + from, from ? count - half : half, begin + at, n,
-                                             from ? remainder : out + at, {});
-                accumulate({reinterpret_cast<const char *>(remainder), 0}, n, out + at);
+            return void(std::fill_n(out, length, Op::identity()));
+        const Op by = op;
+        const int64_t groups = (count - 1) / GROUP;  // before the last one
+        const int64_t levels = 64 - __builtin_clzll(groups | 1);
+        L kept[KEPT];
+        const int64_t part = KEPT / levels / n * n;  // elements of a row that are combined at once
+        for (int64_t at = 0; at < length; at += part) {
+            const int64_t first = std::min(at, length - n);
+            const int64_t stop = std::min(first + part, length);
+            const auto level_at = [&](int64_t level, int64_t i) {
+                return kept + level * part + (i - first);
+            };
+            for (int64_t g = 0; g < groups; ++g) {
+                const int64_t full = __builtin_ctzll(~g);  // levels that wait for this group
+                Row group[GROUP];
+                std::copy_n(rows + g * GROUP, GROUP, group);
+                each_block<n>(first, stop, [&](int64_t i) __attribute__((always_inline)) {
+                    B values = tree<are_values, n, 0, GROUP>(by, group, begin + i);
+                    for (int64_t level = 0; level < full; ++level)
+                        values = combined(block_at<B>(level_at(level, i)), values);
+                    store(values, level_at(full, i));
+                });
             }
+            each_block<n>(first, stop, [&](int64_t i) __attribute__((always_inline)) {
+                const Row *const last = rows + groups * GROUP;
+                B values = tree<are_values, n, 0, 1>(by, last, begin + i);
+                for (const Row *row = last + 1; row < rows + count; ++row)
+                    values = combined(values, tree<are_values, n, 0, 1>(by, row, begin + i));
+                for (int64_t level = 0; level < levels; ++level)
+                    if (groups >> level & 1)
+                        values = combined(block_at<B>(level_at(level, i)), values);
+                store(values, out + i);
+            });
         }
+    }
+    // Combines values from number i on with those of `out`, in order: they may overlap.
+    template <int64_t n>
+    static void accumulate(const Row &values, int64_t i, int64_t length, L *out) {
+        using V = Vector<L, n>;
+        for (; i + n <= length; i += n)
+            write(Op::of(read<V>(out + i),
+                         Op::renumbered(read<V>(values.from + i * SIZE<true>), values.number)),
+                  out + i);
+        if constexpr (n > 1)
+            accumulate<FEWER<true, n>>(values, i, length, out);
     }
 
     // Combines the lanes of a vector into one value.
@@ -273,82 +277,39 @@ struct Rows final : RowOperations {
             return folded(Op::of(halves[0], halves[1]));
         }
     }
-    // Reduces windows of fewer contiguous elements than LANES. Each begins `step` after the one
-    // before. n windows at a time are read as one or two vectors and folded together. The last n
-    // may overlap those before. Nothing is read from `end` on.
-    template <bool are_values>
-    __attribute__((noinline)) void reduce_short(const char *from, int64_t count, int64_t step,
-                                                int64_t outputs, L *out, const char *end) const {
-        constexpr int64_t n = FOLDED;
-        using V = Vector<L, n>;
-        const V identity = V{} + Op::identity();
-        Vector<IntegerOf<L>, n> lane;
-        for (int64_t i = 0; i < n; ++i)
-            lane[i] = IntegerOf<L>(i);
-        const auto is_inside = lane < IntegerOf<L>(std::min(count, n));
-        const auto is_new = lane >= IntegerOf<L>(2 * n - count);  // in the second vector
-        const Op by = op;
-        const auto vector = [&](const char *begin, int64_t at) {
-            V produced;
-            if constexpr (are_values)
-                produced = read<V>(begin + at * SIZE<true>);
-            else
-                produced = by.template load<n>(reinterpret_cast<const T *>(begin) + at, 0).part[0];
-            if constexpr (Op::has_numbers)
-                // wraps around: lanes outside the window may hold any number
-                produced = difference<L, n>(produced, lane + IntegerOf<L>(at));
-            return produced;
-        };
-        const auto window = [&](const char *begin) __attribute__((always_inline)) {
-            const V first = vector(begin, 0);
-            V produced = is_inside ? first : identity;
-            if (count > n) {
-                const V second = vector(begin, count - n);
-                produced = Op::of(produced, is_new ? second : identity);
-            }
-            return produced;
-        };
-        const int64_t pitch = step * SIZE<are_values>;
-        for (int64_t done = 0; done < outputs; done += n) {
-            const int64_t o = std::max<int64_t>(0, std::min(done, outputs - n));
-            const char *const first = from + o * pitch;
-            V results;
-            if (outputs >= n &&
-                first + (n - 1) * pitch + std::max(count, n) * SIZE<are_values> <= end)
-                results =
-                    folded_each<Op, n, n>(0, [&](int64_t k) { return window(first + k * pitch); });
-            else {
-                V vectors[n];
-                for (int64_t k = 0; k < n; ++k) {
-                    char copy[2 * n * SIZE<are_values>];
-                    std::memcpy(copy, first + std::min(k, outputs - 1) * pitch,
-                                count * SIZE<are_values>);
-                    vectors[k] = window(copy);
-                }
-                results = folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; });
-            }
-            std::memcpy(out + o, &results, std::min(n, outputs) * sizeof(L));
-        }
+    // Reduces windows of contiguous elements, by vectors of n elements, or of half as many where
+    // windows have fewer than n.
+    template <bool are_values, int64_t n = LANES<L>>
+    __attribute__((always_inline)) void reduce_runs(const char *from, int64_t count, int64_t step,
+                                                    int64_t outputs, L *out) const {
+        if constexpr (n == 1 || n * sizeof(L) < 16)
+            for (int64_t o = 0; o < outputs; ++o)
+                out[o] =
+                    reduce_apart<are_values>({from + o * step * SIZE<are_values>, 0}, count, 1);
+        else if (count < n)
+            reduce_runs<are_values, n / 2>(from, count, step, outputs, out);
+        else
+            reduce_vectors<are_values, n>(from, count, step, outputs, out);
     }
-    // Reduces windows of LANES contiguous elements or more. Each becomes a vector, and n vectors
-    // are folded together.
-    template <bool are_values>
-    __attribute__((noinline)) void reduce_long(const char *from, int64_t count, int64_t step,
-                                               int64_t outputs, L *out) const {
-        constexpr int64_t n = LANES<L>;
-        const auto vector = [=](int64_t o) __attribute__((always_inline)) {
-            return combined_vector<are_values, n>(from + o * step * SIZE<are_values>, count);
-        };
-        int64_t o = 0;
-        if constexpr (n <= 16)
-            for (; outputs - o >= n && !without(FOLDED_PLANES); o += n) {
-                Vector<L, n> vectors[n];
-                for (int64_t k = 0; k < n; ++k)
-                    vectors[k] = vector(o + k);
-                write(folded_each<Op, n, n>(0, [&](int64_t k) { return vectors[k]; }), out + o);
-            }
-        for (; o < outputs; ++o)
-            out[o] = folded(vector(o));
+    // Reduces each window to a vector, and n vectors together to a vector of results.
+    template <bool are_values, int64_t n>
+    __attribute__((noinline)) void reduce_vectors(const char *from, int64_t count, int64_t step,
+                                                  int64_t outputs, L *out) const {
+        constexpr int64_t many = n <= 16 ? n : 1;
+        for (int64_t o = 0; o < outputs; o += many) {
+            Vector<L, n> vectors[many];
+            const int64_t several = std::min(many, outputs - o);
+            for (int64_t k = 0; k < several; ++k)
+                vectors[k] =
+                    combined_vector<are_values, n>(from + (o + k) * step * SIZE<are_values>, count);
+            if constexpr (many == n)
+                if (several == n) {
+                    write(folded_each<Op, n>(vectors), out + o);
+                    continue;
+                }
+            for (int64_t k = 0; k < several; ++k)
+                out[o + k] = folded(vectors[k]);
+        }
     }
     // Combines elements or values one by one, which lie `step` apart, as a tree.
     template <bool are_values>
@@ -371,14 +332,13 @@ struct Rows final : RowOperations {
         }
         return Op::of(even, odd);
     }
-    // Combines the vectors of n elements or more as a tree: kept[level] is the sum of 8 << level
-    // vectors that waits for as many more. The lanes of the result are to be combined.
+    // Combines n contiguous elements or more, whose vectors are combined as in `combine_many`. The
+    // lanes of the result are to be combined. Windows of fewer than LANES have one whole vector.
     template <bool are_values, int64_t n>
     __attribute__((always_inline)) Vector<L, n> combined_vector(const char *from,
                                                                 int64_t count) const {
         using V = Vector<L, n>;
         int64_t at = 0;
-        int64_t eights = 0;
         const auto take = [&](auto vectors) {
             constexpr int64_t k = decltype(vectors)::value;
             Row rows[k];
@@ -389,7 +349,6 @@ struct Rows final : RowOperations {
             at += k * n;
             return tree<are_values, n, 0, k>(op, rows, 0).part[0];
         };
-        V kept[60];
         V result = V{} + Op::identity();
         Vector<IntegerOf<L>, n> lane;
         for (int64_t i = 0; i < n; ++i)
@@ -400,25 +359,30 @@ struct Rows final : RowOperations {
             result = lane < IntegerOf<L>(left) ? result : last;
             at = 0;
         }
-        if (count >= 4 * n) {
-            for (; count - at >= 8 * n; ++eights) {
-                if constexpr (n * SIZE<are_values> == 64)
-                    for (int64_t v = 0; v < 8; ++v)  // the processor prefetches lines read twice
-                        touch(from + (at + v * n) * SIZE<are_values> + 32);
-                V eight = take(Count<8>());
-                int level = 0;
-                for (; eights >> level & 1; ++level)
-                    eight = Op::of(kept[level], eight);
-                kept[level] = eight;
+        if constexpr (n == LANES<L>) {
+            if (count >= 4 * n) {
+                V kept[60];
+                int64_t eights = 0;
+                for (; count - at >= 8 * n; ++eights) {
+                    if constexpr (n * SIZE<are_values> == 64)
+                        for (int64_t v = 0; v < 8;
+                             ++v)  // the processor prefetches lines read twice
+                            touch(from + (at + v * n) * SIZE<are_values> + 32);
+                    V eight = take(Count<8>());
+                    int level = 0;
+                    for (; eights >> level & 1; ++level)
+                        eight = Op::of(kept[level], eight);
+                    kept[level] = eight;
+                }
+                if (count - at >= 4 * n)
+                    result = Op::of(result, take(Count<4>()));
+                for (int level = 0; eights >> level; ++level)
+                    if (eights >> level & 1)
+                        result = Op::of(result, kept[level]);
             }
-            if (count - at >= 4 * n)
-                result = Op::of(result, take(Count<4>()));
-            for (int level = 0; eights >> level; ++level)
-                if (eights >> level & 1)
-                    result = Op::of(result, kept[level]);
+            if (count - at >= 2 * n)
+                result = Op::of(result, take(Count<2>()));
         }
-        if (count - at >= 2 * n)
-            result = Op::of(result, take(Count<2>()));
         if (count - at >= n)
             result = Op::of(result, take(Count<1>()));
         if constexpr (Op::has_numbers)
@@ -428,22 +392,17 @@ struct Rows final : RowOperations {
     // Combines what each window reads of a row, run by run (see reduce_windows in operations.h).
     template <bool are_values>
     void reduce(const Row &row, int64_t origin, const Run *windows, int64_t outputs, int64_t step,
-                L *out, const char *end) const {
-        constexpr int64_t n = LANES<L>;
+                L *out) const {
         for (int64_t o = 0; o < outputs; o += windows->outputs, ++windows) {
             const Run &run = *windows;
             const char *const from = row.from + (run.begin - origin) * SIZE<are_values>;
             const int64_t different = run.step > 0 ? run.outputs : 1;
-            const bool is_apart =
-                n == 1 || step > 1 || run.count == 0 || (run.count < n && 2 * different < FOLDED);
-            for (int64_t k = 0; k < different && is_apart; ++k)
-                out[o + k] = reduce_apart<are_values>({from + k * run.step * SIZE<are_values>, 0},
-                                                      run.count, step);
-            if constexpr (n > 1)
-                if (!is_apart && run.count < n)
-                    reduce_short<are_values>(from, run.count, run.step, different, out + o, end);
-                else if (!is_apart)
-                    reduce_long<are_values>(from, run.count, run.step, different, out + o);
+            if (step == 1 && (run.step > 0 || run.count >= LANES<L>))
+                reduce_runs<are_values>(from, run.count, run.step, different, out + o);
+            else
+                for (int64_t k = 0; k < different; ++k)
+                    out[o + k] = reduce_apart<are_values>(
+                        {from + k * run.step * SIZE<are_values>, 0}, run.count, step);
             for (int64_t k = o; Op::has_numbers && run.count > 0 && k < o + different; ++k)
                 out[k] = Op::renumbered(out[k], row.number + run.tap * units[2]);
             std::fill_n(out + o + different, run.outputs - different, L(out[o]));

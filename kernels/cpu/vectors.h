@@ -105,33 +105,25 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
     return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
 #endif
 }
-// Combines the lanes of each of n vectors, vector_at(k), by Op::of into one lane of the result. A
-// call folds `many` of them, the first of which is vector_at(first). A step folds two vectors into
-// one that holds a half of each, first across blocks of 16 bytes, then inside them.
-template <class Op, int64_t n, int64_t many, class VectorAt, class L = typename Op::Value>
-__attribute__((always_inline)) inline Vector<L, n> folded_each(int64_t first,
-                                                               const VectorAt &vector_at) {
-    if constexpr (many == 1)
-        return vector_at(first);
-    else {
-        constexpr int64_t in_16 = std::min<int64_t>(n, 16 / sizeof(L));
-        constexpr int64_t blocks = n / in_16;
-        constexpr int64_t group = many > blocks ? in_16 : n;
-        constexpr int64_t half = n / many;
-        const auto one = folded_each<Op, n, many / 2>(first, vector_at);
-        const auto other = folded_each<Op, n, many / 2>(
-            first + (many > blocks ? many / blocks / 2 : many / 2 * in_16), vector_at);
-        const auto part = [&](auto which) {
-            const auto lane = [](int64_t i) {
-                const int64_t in_group = i % group;
-                const int64_t in_one = in_group % (group / 2);
-                return (in_group == in_one ? 0 : n) + i - in_group + in_one +
-                       (in_one / half + decltype(which)::value) * half;
-            };
-            return shuffled<L, n>(one, other, lane, std::make_index_sequence<n>());
-        };
-        return Op::of(part(Count<0>()), part(Count<1>()));
+// Combines the lanes of each of n vectors by Op::of: vector k into lane k of the result. A step
+// folds two vectors into one, where a half of each becomes every other group of `step` lanes.
+template <class Op, int64_t n, int64_t step = n / 2, class L = typename Op::Value>
+__attribute__((always_inline)) inline Vector<L, n> folded_each(Vector<L, n> (&vectors)[n]) {
+    if constexpr (step > 0) {
+        const auto lanes = std::make_index_sequence<n>();
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < step; ++k) {
+            const auto one = vectors[k];
+            const auto other = vectors[k + step];
+            vectors[k] = Op::of(
+                shuffled<L, n>(
+                    one, other, [](int64_t i) { return i & step ? n + i - step : i; }, lanes),
+                shuffled<L, n>(
+                    one, other, [](int64_t i) { return i & step ? n + i : i + step; }, lanes));
+        }
+        folded_each<Op, n, step / 2>(vectors);
     }
+    return vectors[0];
 }
 // Subtracts and wraps around, where signed overflow would be undefined.
 template <class S, int64_t n>

@@ -46,7 +46,6 @@ struct WindowPooling {
     const int64_t channels = p.channels;
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const char *const end_of_input = input + p.input_bytes(op.element_size);
     const int64_t most_rows = std::max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
     const int64_t most_taps = std::max<int64_t>(1, windows.most_taps(2));
     const bool shares_columns = !without(SHARED_COLUMNS) && op.is_separable &&
@@ -81,7 +80,6 @@ struct WindowPooling {
         int64_t low;
         bool are_shared;
         int64_t step;  // bytes of a position
-        const char *end;
     };
     // A thread's memory.
     struct Memory {
@@ -133,7 +131,7 @@ struct WindowPooling {
         const int64_t outputs = t.stop - t.first;
         char *const results = is_in_place ? t.out : m.produced.data();
         op.reduce_windows(found.are_shared, found.rows[0], found.low, m.runs.data(), outputs,
-                          w.dilation, results, found.end);
+                          w.dilation, results);
         if (!finish.is_direct)
             finish(t.plane, t.od, t.oh, t.first, outputs, results, t.out);
     }
@@ -148,7 +146,7 @@ struct WindowPooling {
         const int64_t count =
             find_rows(op, p, input, t.plane, windows.at(0, t.od), windows.at(1, t.oh), 0, rows);
         if (channels == 1 ? count == 1 : !shares_columns)
-            return {rows, count, 0, false, position, end_of_input};
+            return {rows, count, 0, false, position};
         if (int64_t(m.staged.size()) < length * pitch)
             m.staged.resize(length * pitch);
         for (int64_t r = 0; r < count && length > 0; ++r)
@@ -156,7 +154,7 @@ struct WindowPooling {
         if (length > 0)
             op.combine_window(false, rows, count, length * channels, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
-        return {rows, 1, reach.begin, true, pitch, m.staged.data() + m.staged.size()};
+        return {rows, 1, reach.begin, true, pitch};
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
