@@ -63,12 +63,12 @@ GROUPS = {
 APART = {"windows", "models", "peers", "prepared"}  # in no other list
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
-    "max 8/1 padding 4 dilation 3 64x192x65536": (10.7, 2.85),
-    "max 4/1 padding 1 32x64x512x512": (10.8, 4.33),
-    "max 3/2 padding 1 dilation 3 16x32x128x128x128": (3.93, 5.65),
-    "avg 8/1 padding 4 64x128x65536": (5.47, 3.13),
-    "avg 11/11 16x64x2048x2048": (6.40, 6.34),
-    "avg 3/2 padding 1 16x32x128x128x256": (8.69, 8.70),
+    "max 64x192x65536 window 8/1 pad 4 dilation 3": (10.7, 2.85),
+    "max 32x64x512x512 window 4/1 pad 1": (10.8, 4.33),
+    "max 16x32x128x128x128 window 3/2 pad 1 dilation 3": (3.93, 5.65),
+    "avg 64x128x65536 window 8/1 pad 4": (5.47, 3.13),
+    "avg 16x64x2048x2048 window 11/11": (6.40, 6.34),
+    "avg 16x32x128x128x256 window 3/2 pad 1": (8.69, 8.70),
 }
 """KernelBench's pooling problems, with the milliseconds of PyTorch and of torch.compile that it
 publishes for an H100."""
@@ -183,13 +183,9 @@ def in_layout(tensor: Tensor, channels_last: bool) -> Tensor:
     return tensor.contiguous(memory_format=last)
 
 
-def each_axis(numbers: Sequence[int]) -> str:
-    return "x".join(map(str, numbers))
-
-
 def short(numbers: Sequence[int]) -> str:
     """One number where all are the same."""
-    return str(numbers[0]) if len(set(numbers)) == 1 else each_axis(numbers)
+    return "x".join(map(str, numbers[:1] if len(set(numbers)) == 1 else numbers))
 
 
 def parsed(line: str) -> Iterator[Workload]:

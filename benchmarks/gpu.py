@@ -93,24 +93,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        shape, layout = common.each_axis(self.row.sizes), self.row.layout
-        return f"{self.operator} {self.label} {shape} {self.row.dtype} {layout}"
-
-    @property
-    def label(self) -> str:
-        """The window, with a number for each axis in the calls of public models."""
-        row = self.row
-        if row.outputs:
-            return f"to {common.each_axis(row.outputs)}"
-        if "models" in row.groups:
-            numbers = map(common.each_axis, (row.window, row.stride, row.padding))
-            return "{}/{} padding {}".format(*numbers)
-        if row.window == row.sizes[2:]:
-            return "whole"
-        parts = [f"{common.short(row.window)}/{common.short(row.stride)}"]
-        parts += [f"padding {common.short(row.padding)}"] * any(row.padding)
-        parts += [f"dilation {common.short(row.dilation)}"] * (max(row.dilation) > 1)
-        return " ".join(parts)
+        return f"{self.operator}{self.row.pool.removeprefix(self.row.family)} {self.row.layout}"
 
     @functools.cached_property
     def by(self) -> Any:
@@ -186,11 +169,11 @@ def rows() -> list[Request]:
     folds = [each for each in models if each.outputs]
     found = [replace(each, channels_last=last) for last in (True, False) for each in folds]
     found += [replace(each, mode="training") for each in models]
-    problems = {f"{problem} float32 contiguous" for problem in common.PUBLISHED}
+    problems = {f"{problem} contiguous" for problem in common.PUBLISHED}
     found += [each for each in common.select("peers") if request_of(each).name in problems]
     found += [*models, *common.select("windows")]
-    listed = itertools.chain.from_iterable(map(requests, found))
-    return list({each.name: each for each in listed}.values())
+    listed = list(itertools.chain.from_iterable(map(requests, found)))
+    return list({each.name: each for each in [*listed, *reversed(listed)]}.values())
 
 
 def aten_call(request: Request, input: Tensor) -> Call | None:
@@ -264,7 +247,7 @@ def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     if theirs is not None and read[0].is_floating_point():
         found[ATEN] = clock.kernels(theirs)
         found[HOST_OF_ATEN] = clock.host(theirs, found[ATEN])
-    return {"seconds": found}
+    return {"seconds": found, "groups": request.row.groups}
 
 
 def checked(call: calls.Call, clock: Clock) -> dict[str, Any]:

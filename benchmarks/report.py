@@ -171,7 +171,7 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     known = results["conditions"]
     rows = {row["name"]: row["seconds"] for row in results["rows"]}
     ends = [f"`{s['name']}` {'failed' if s['exit_status'] else 'passed'}" for s in results["steps"]]
-    tables = [gpu_problems(rows), gpu_calls(rows), gpu_networks(results["models"])]
+    tables = [gpu_problems(rows), gpu_calls(results["rows"]), gpu_networks(results["models"])]
     _, peers = measured(GPU_PEERS)
     tables += [rows_of(peers, "peers")] * bool(peers)
     return {
@@ -194,7 +194,7 @@ def gpu_problems(rows: dict[str, Any]) -> str:
     """KernelBench's problems, beside the times that it publishes."""
     lines = []
     for name, seconds in rows.items():
-        problem, ours = name.removesuffix(" float32 contiguous"), seconds[OURS]
+        problem, ours = name.removesuffix(" contiguous"), seconds[OURS]
         if problem in PUBLISHED:
             cells = [f"{ours * 1e3:.2f}", f"{seconds[COPY] / ours:.2f}"]
             cells.append(f"{seconds[ATEN] / ours:.1f}x")
@@ -205,13 +205,13 @@ def gpu_problems(rows: dict[str, Any]) -> str:
     return common.table(head.split("|"), lines)
 
 
-def gpu_calls(rows: dict[str, Any]) -> str:
-    """Means of the calls of public models, whose windows have a number for each axis."""
+def gpu_calls(rows: Sequence[dict[str, Any]]) -> str:
+    """Means of the calls of public models."""
     kinds: dict[str, list[dict[str, float]]] = defaultdict(list)
-    hosts = any(HOST in seconds for seconds in rows.values())
-    for name, seconds in rows.items():
-        if found := re.match(r"([a-z ]+?)(?: to)? \d+x", name):
-            kinds[found[1]].append(seconds)
+    for row in rows:
+        if "models" in row["groups"]:
+            kinds[re.split(r" \d", row["name"])[0]].append(row["seconds"])
+    hosts = any(HOST in row["seconds"] for row in rows)
 
     def ratios(of: str, to: str, least: float = 0.0) -> list[float]:
         return [each[of] / each[to] for each in listed if of in each and each[to] >= least]
@@ -245,12 +245,16 @@ def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
     return common.table(head.split("|"), lines)
 
 
+WINDOW = re.compile(r"([a-z ]+) 32x64x112x112 window (\d/\d)(?: pad \d)?(?: (\w+\d))? (\w+)")
+
+
 def gpu_windows(rows: dict[str, Any]) -> str:
     """Shares of a copy's speed, by window."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for name, seconds in rows.items():
-        if part := re.fullmatch(r"([a-z ]+) (\d/\d)( padding \d)? 32x64x112x112 (\w+) (\w+)", name):
-            found[", ".join(part.group(1, 4, 5))][part[2]] = f"{seconds[COPY] / seconds[OURS]:.2f}"
+        if part := WINDOW.fullmatch(name):
+            what = part[1], part[3] or "float32", part[4]
+            found[", ".join(what)][part[2]] = f"{seconds[COPY] / seconds[OURS]:.2f}"
     sizes = sorted(set(itertools.chain.from_iterable(found.values())))
     lines = [(name, *(cells.get(size, "") for size in sizes)) for name, cells in found.items()]
     return common.table(["of copy, 32x64x112x112", *sizes], sorted(lines))
