@@ -101,7 +101,6 @@ def rows_of(results: Sequence[Result], group: str) -> str:
         for way, peer in itertools.product(ways, peers)
         if any(way in found and peer in found[way].seconds for found in pools.values())
     ]
-    trained = [way for way in ways if any(way in one and one[way].kept for one in pools.values())]
     lines = []
     for pool, found in pools.items():
         first = next(found[way] for way in ways if way in found)
@@ -112,11 +111,8 @@ def rows_of(results: Sequence[Result], group: str) -> str:
             ratio = found[way].ratio(peer) if way in found else None
             bold = ratio is not None and ratio < 1 and not found[way].is_small and peer != PLAIN
             cells.append(f"**{text}**" if bold else text)
-        kept = next((found[way].kept for way in trained if way in found), {})
-        cells += [" / ".join(map(size, kept.values()))] * bool(trained)
         lines.append((pool, *cells))
     head = ["pool", "ours", "of copy", *(heading(*column) for column in columns)]
-    head += ["kept: ours / ATen"] if trained else []
     return common.table(head, lines)
 
 
@@ -129,12 +125,6 @@ def heading(way: tuple[str, bool, str], peer: str) -> str:
 
 def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def size(amount: int) -> str:
-    if amount < 1000:
-        return f"{amount} B"
-    return f"{amount / 1e3:.1f} kB" if amount < 1e6 else f"{amount / 1e6:.1f} MB"
 
 
 def pages() -> dict[str, str]:

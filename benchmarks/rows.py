@@ -346,18 +346,17 @@ def contestants(
 
 @dataclass(frozen=True)
 class Result:
-    """What a row's contestants took, and the bytes that training kept."""
+    """What a row's contestants took."""
 
     row: Workload
     seconds: dict[str, Times]
-    kept: dict[str, int]
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Result | None:
         """A row of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
-        return row and cls(row, seconds, data["kept"])
+        return row and cls(row, seconds)
 
     @property
     def is_small(self) -> bool:
@@ -386,32 +385,11 @@ class Result:
         return f"{longer:+.1f} µs" if self.is_small else common.times(ratio)
 
 
-def kept(pool: Pool, input: Tensor) -> int:
-    """Bytes that a forward pass keeps for its backward beside its input and output."""
-    storages: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    leaf = input.detach().requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        values = pool(leaf)
-    for each in (leaf, values):
-        storages.pop(each.untyped_storage().data_ptr(), None)
-    return sum(storages.values())
-
-
 def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> dict[str, Any]:
     """One row of the table, as :class:`Result` reads it."""
-    tensors = problem(row, device)
-    calls, skipped = contestants(tensors, names)
-    pools = {OURS: ours, ATEN: aten} if row.mode == "training" and not row.mask else {}
-    return {
-        "seconds": common.in_turn(calls, seconds, device),
-        "skipped": {k: why for k, why in skipped.items() if why.startswith(("wrong", "failed"))},
-        "kept": {name: kept(make(tensors), tensors.inputs[0]) for name, make in pools.items()},
-    }
+    calls, skipped = contestants(problem(row, device), names)
+    broken = {k: why for k, why in skipped.items() if why.startswith(("wrong", "failed"))}
+    return {"seconds": common.in_turn(calls, seconds, device), "skipped": broken}
 
 
 def main(arguments: Sequence[str]) -> int:
