@@ -75,9 +75,9 @@ lint: $(FOR)test  ## style, format and types
 	$(BIN)/mypy --strict --follow-imports=silent tests/user_code.py
 
 bench: $(FOR)benchmark $(LIBRARY)  ## measure single calls, calls of real models and whole networks beside PyTorch; an hour and a half
-	$(BIN)/python -m benchmarks rows
+	$(BIN)/python -m benchmarks rows --out benchmarks/results/cpu.json
 	$(BIN)/python -m benchmarks models --out benchmarks/results/models.json
-	$(BIN)/python -m benchmarks calls
+	$(BIN)/python -m benchmarks calls --out benchmarks/results/calls.json
 	ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m benchmarks calls --sample 2 --threads 1 --out benchmarks/results/calls_avx2.json
 	$(BIN)/python -m benchmarks report
 

@@ -176,12 +176,11 @@ def ablate(asked: Sequence[Row], seconds: float) -> str:
             listed.append((times[name].lower / base, base, row))
     lines = []
     for name, listed in ratios.items():
+        every = [ratio for ratio, _, _ in listed]
         large = [ratio for ratio, base, _ in listed if base >= SMALL_SECONDS]
+        means = [f"{common.mean(each):.3f}" if each else "" for each in (every, large)]
         worst, base, row = max(listed, key=lambda each: each[0])
-        much = sum(ratio > MUCH for ratio, _, _ in listed)
-        means = [
-            f"{common.mean(each):.3f}" if each else "" for each in ([r[0] for r in listed], large)
-        ]
+        much = sum(ratio > MUCH for ratio in every)
         lines.append((name, *means, much, f"{worst:.2f}", f"{base * 1e6:.0f} µs, {row.name}"))
     head = ["without", "mean", "of 50 µs and more", f"calls above {MUCH}", "worst", "which"]
     where = common.sentence(common.conditions(threads=asked[0].threads))
@@ -194,10 +193,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sample", type=int, default=1, help="every N-th call: 6 is three minutes")
     parser.add_argument("--threads", type=int, action="append", help="default: 1, then 2")
     parser.add_argument("--row-seconds", type=float, default=0.05)
-    parser.add_argument(
-        "--ablate", action="store_true", help="switch mechanisms off, on one thread"
-    )
-    parser.add_argument("--out", type=Path, help="where all rows are measured: results/calls.json")
+    parser.add_argument("--ablate", action="store_true", help="switch mechanisms off")
+    parser.add_argument("--out", type=Path, help="written when all are measured")
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])
     asked = rows(options.words, options.sample, threads)
@@ -206,23 +203,21 @@ def main(arguments: Sequence[str]) -> int:
     if options.ablate:
         print(ablate(asked, options.row_seconds))
         return 0
-    wrong, summaries, seconds = [], [], options.row_seconds
+    wrong, summaries, seconds = 0, [], options.row_seconds
     for name, column in itertools.groupby(asked, lambda row: row.column):
         measured: list[Measured] = []
         for row in column:
             try:
                 measured.append(measure(row, seconds))
             except Disagreement as reason:
-                wrong.append(str(reason))
+                wrong = 1
+                print(f"WRONG RESULT: {reason}", flush=True)
         again = [measure(row, LONGER * seconds) for row, *both in measured if is_behind(*both)]
         summaries += [summary(measured, again)] if measured else []
         print(f"{name} is measured", flush=True)
     known = common.conditions(sample=options.sample, row_seconds=seconds)
     results = {"conditions": {**known, "threads": None}, "summaries": summaries}
     print(f"\n{markdown(results)}\n\n{behind(results)}")
-    for reason in wrong:
-        print(f"WRONG RESULT: {reason}")
-    is_whole = not (options.words or options.threads or options.sample > 1)
-    if options.out or is_whole:
-        common.save(options.out or common.RESULTS / "calls.json", results)
-    return 1 if wrong else 0
+    if options.out:
+        common.save(options.out, results)
+    return wrong

@@ -8,7 +8,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import re
 import statistics
 import time
@@ -45,22 +44,7 @@ MODES = {
 """What is timed: the values; those and the indices of maxima; autograd's book-keeping without a
 backward pass; both passes; averages of integers that stand for real numbers."""
 WAYS = {"F": "forward", "T": "training", "I": "indices", "R": "recorded", "Q": "quantized"}
-GROUPS = {
-    "core": "max and average pools, layouts, ranks and gradients",
-    "overhead": "tiny tensors: what a call costs",
-    "networks": "pools of well-known networks, in one to three spatial dimensions",
-    "published": "geometries for which other kernel libraries publish times",
-    "types": "data types beside float32",
-    "quantized": "averages of 8-bit integers with scales and zero points",
-    "batches": "one pool over batches of 1 to 256",
-    "extremes": "windows that tile an image, long rows, one window over everything",
-    "masks": "pools under a mask, half of it True",
-    "windows": "windows of 2 to 31 and whole planes, for `make gpu`",
-    "models": "what public models call, for `calls` and `make gpu`",
-    "peers": "what `make gpu` measures beside torch.compile and cuDNN, KernelBench's problems too",
-    "prepared": "what networks and tests of large tensors launch, for `make gpu-prepare`",
-}
-APART = {"windows", "models", "peers", "prepared"}  # in no other list
+APART = {"windows", "models", "peers", "prepared"}  # what rows.txt has for `calls` and `gpu`
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
     "max 64x192x65536 window 8/1 pad 4 dilation 3": (10.7, 2.85),
@@ -150,29 +134,29 @@ class Workload:
 
     def pool_of(self, functions: Any) -> Callable[[Tensor], Any]:
         """A call of ``torch.nn.functional`` or of this package's functions of the same names."""
-        name = self.family.replace("average", "avg").replace(" ", "_")
-        return functools.partial(getattr(functions, f"{name}_pool{self.rank}d"), **self.arguments)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As PyTorch's pools take them."""
-        if self.outputs:
-            return {"output_size": self.outputs}
         how: dict[str, Any] = {"kernel_size": self.window, "stride": self.stride}
         how |= {"padding": self.padding, "ceil_mode": self.ceil_mode}
-        if self.family == "average":
-            return {**how, "count_include_pad": self.include_padding}
-        return {**how, "dilation": self.dilation, "return_indices": self.mode == "indices"}
+        if self.outputs:
+            how = {"output_size": self.outputs}
+        elif self.family == "average":
+            how["count_include_pad"] = self.include_padding
+        else:
+            how |= {"dilation": self.dilation, "return_indices": self.mode == "indices"}
+        name = self.family.replace("average", "avg").replace(" ", "_")
+        return functools.partial(getattr(functions, f"{name}_pool{self.rank}d"), **how)
 
-    def random(self, sizes: Sequence[int], generator: torch.Generator) -> Tensor:
+    def random(
+        self, sizes: Sequence[int], device: str, generator: torch.Generator | None = None
+    ) -> Tensor:
         """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
         type."""
-        how: dict[str, Any] = {"generator": generator, "device": generator.device}
+        how: dict[str, Any] = {"generator": generator, "device": device}
         if self.torch_dtype.is_floating_point:
             tensor = torch.randn(sizes, **how).to(self.torch_dtype)
         else:
             limits = torch.iinfo(self.torch_dtype)
-            tensor = torch.randint(limits.min, limits.max, sizes, dtype=self.torch_dtype, **how)
+            most = min(limits.max, 2**63 - 1)  # what randint takes
+            tensor = torch.randint(limits.min, most, sizes, dtype=self.torch_dtype, **how)
         return in_layout(tensor, self.channels_last)
 
 
@@ -226,6 +210,7 @@ def _table() -> tuple[Workload, ...]:
 
 
 WORKLOADS = _table()
+GROUPS = list(dict.fromkeys(group for row in WORKLOADS for group in row.groups))
 
 
 def select(wanted: str) -> list[Workload]:
@@ -252,8 +237,8 @@ class Disagreement(Exception):  # noqa: N818 - a finding about a result
 
 def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -> dict[str, Any]:
     """What figures depend on. Nothing names the machine."""
-    machine = {"processor": processor(), "cores": os.cpu_count()}
-    machine["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    capability = torch.backends.cpu.get_cpu_capability()
+    machine = {"processor": processor(), "cpu_capability": capability}
     if device != "cpu":
         machine["gpu"] = torch.cuda.get_device_name(device)
     return {
@@ -263,7 +248,6 @@ def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -
         "threads": torch.get_num_threads(),
         "versions": {"torch_dmlpool": dmlpool.__version__, "torch": str(torch.__version__)}
         | {name: version_of(name) for name in packages},
-        "load": timing.load(),
         **more,
     }
 

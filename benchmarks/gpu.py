@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -68,20 +69,19 @@ FLUSHED_BYTES = 2**29
 CALLS, HOST_CALLS = 10, 100
 
 
-class Run(NamedTuple):
-    """The limits in seconds of a run and of its steps."""
-
-    seconds: int
-    steps: dict[str, int]
-
-
 NETWORK_STEPS = {name: 14 if "eager" in name else 32 for name in TRAINED}
 RUNS = {
-    1: Run(310, {"smoke": 45, "rows": 110, "cuda": 60, "peers": 65}),
-    2: Run(345, {"smoke": 45, "rows": 60, **NETWORK_STEPS, "tests": 75, "memcheck": 35}),
+    1: {"smoke": 45, "rows": 110, "cuda": 60, "peers": 65},
+    2: {"smoke": 45, "rows": 60, **NETWORK_STEPS, "tests": 75, "memcheck": 35},
 }
+"""The steps of a run, and the limit of each in seconds."""
 BETWEEN, ENDING = 20, 2  # seconds of a run that no step takes, and that a step takes to be ended
 LOADING = 10  # seconds until a step can begin its first row
+
+
+def seconds_of(number: int) -> int:
+    """The limit of a run."""
+    return BETWEEN + sum(limit + ENDING for limit in RUNS[number].values())
 
 
 @dataclass(frozen=True)
@@ -99,24 +99,14 @@ class Request:
     def by(self) -> Any:
         return self.row.outputs or self.row.geometry
 
-    def tensor(self, device: str, sizes: Sequence[int], is_taps: bool = False) -> Tensor:
-        """In the request's layout, with random numbers or taps."""
-        dtype = operands.tap_dtype(self.by.taps) if is_taps else self.row.torch_dtype
-        drawn = torch.empty((*self.row.sizes[:2], *sizes), dtype=dtype, device=device)
-        if is_taps:
-            drawn.random_(0, self.by.taps)
-        elif dtype.is_floating_point:
-            drawn.normal_()
-        else:
-            drawn.random_(-90 if dtype.is_signed else 0, 90)
-        return common.in_layout(drawn, self.row.channels_last)
-
     def prepared(self, device: str = "meta") -> tuple[tuple[Tensor, ...], Call]:
         """What is read, and the call of the backend, which returns what is written."""
-        sizes = self.row.output_sizes[2:] if "grad" in self.operator else self.row.sizes[2:]
-        read = [self.tensor(device, sizes)]
+        sizes = self.row.output_sizes if "grad" in self.operator else self.row.sizes
+        read = [self.row.random(sizes, device)]
         if self.operator == "max grad":
-            read.append(self.tensor(device, sizes, is_taps=True))
+            dtype = operands.tap_dtype(self.by.taps)
+            taps = torch.randint(self.by.taps, sizes, dtype=dtype, device=device)
+            read.append(common.in_layout(taps, self.row.channels_last))
         return tuple(read), functools.partial(OPERATORS[self.operator], self, *read)
 
 
@@ -364,12 +354,10 @@ def of_tests() -> list[tuple[Any, ...]]:
     fields = {name: noted(name) for name in reference.BACKEND._fields if name != "name"}
     served = reference.BACKEND._replace(**fields)
 
-    class Plugin:
-        @staticmethod
-        def pytest_sessionstart() -> None:
-            backends.serving = lambda _: served  # type: ignore[assignment]
-
-    pytest.main(shlex.split(f"-q -p no:cacheprovider -p no:benchmark {TESTS}"), [Plugin()])
+    plugin = SimpleNamespace(
+        pytest_sessionstart=lambda: setattr(backends, "serving", lambda _: served)
+    )
+    pytest.main(shlex.split(f"-q -p no:cacheprovider -p no:benchmark {TESTS}"), [plugin])
     return found
 
 
@@ -386,7 +374,7 @@ def fill(python: str, prunes: bool) -> list[str]:
 def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[str], int]]:
     """Name, command and limit of each step."""
     sanitizer, device = shutil.which("compute-sanitizer"), "cpu" if dry else "cuda"
-    for name, limit in RUNS[number].steps.items():
+    for name, limit in RUNS[number].items():
         command, text = [sys.executable], COMMANDS.get(name, "")
         if PYTEST in text:
             text += f" --device {device}" + " --collect-only -q" * dry
@@ -397,7 +385,7 @@ def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[s
             text += f" --device {device} --out '{folder / name}.json'" + " --list" * dry
         else:
             text = f"-m benchmarks.gpu --step {name} --deadline {limit - LOADING}"
-            text += " --every 30 --dry" * dry
+            text += " --dry" * dry
         if name == "memcheck" and sanitizer is not None:
             command = [sanitizer, "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
         elif name == "memcheck" and not dry:
@@ -425,7 +413,7 @@ def run(number: int, dry: bool) -> int:
         kernels.relocate(CACHE)
     environment = {**os.environ, "OUT": str(folder), "TRITON_CACHE_DIR": str(CACHE)}
     for index, (name, command, limit) in enumerate(steps):
-        left = RUNS[number].seconds - (time.monotonic() - began)
+        left = seconds_of(number) - (time.monotonic() - began)
         report["not begun"] = [each for each, _, _ in steps[index + 1 :]]
         # PyTorch's own allocator would hide what is beside a tensor.
         extra = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if name == "memcheck" else {}
@@ -478,20 +466,18 @@ def collect(folders: list[Path]) -> int:
     found: dict[str, Any] = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
     rows: dict[str, dict[str, Any]] = {}
     for folder in folders:
-        report = common.load(folder / "gpu.json")
-        found["conditions"] = report["conditions"]
-        found["steps"] += report["steps"]
-        for path in folder.glob("*-*.json"):
-            found["models"] += common.load(path)["rows"]
-        if (folder / "peers.json").exists():
-            shutil.copy(folder / "peers.json", common.RESULTS / "gpu_peers.json")
-        if (folder / "rows.json").exists():
-            measured = common.load(folder / "rows.json")
-            rows |= {row["name"]: row for row in measured["rows"]}
-            found["failed"] |= measured["failed"]
-        if (folder / "expected.json").exists():
-            counted = common.load(folder / "expected.json")["rows"]
-            counts = {row["name"]: row["counts"] for row in counted}
+        written = {path.stem: common.load(path) for path in folder.glob("*.json")}
+        found["conditions"] = written["gpu"]["conditions"]
+        found["steps"] += written["gpu"]["steps"]
+        for name in sorted(written.keys() & TRAINED.keys()):
+            found["models"] += written[name]["rows"]
+        if "peers" in written:
+            common.save(common.RESULTS / "gpu_peers.json", written["peers"])
+        if "rows" in written:
+            rows |= {row["name"]: row for row in written["rows"]["rows"]}
+            found["failed"] |= written["rows"]["failed"]
+        if "expected" in written:
+            counts = {row["name"]: row["counts"] for row in written["expected"]["rows"]}
             common.save(common.RESULTS / "gpu_counts.json", counts)
     found["rows"] = list(rows.values())
     found["failed"] = {name: why for name, why in found["failed"].items() if name not in rows}
@@ -509,7 +495,6 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("--python", default=sys.executable, help="of --prepare: it needs Triton alone")
     add("--deadline", type=float, default=600.0, help="of --step: begin nothing after that")
-    add("--every", type=int, default=1, help="of --step: only every Nth call or row")
     add("--dry", action="store_true", help="without a GPU, and without results")
     add("words", nargs="*", help="of --step: rows that have all these in their name")
     options = parser.parse_args(arguments)
@@ -519,7 +504,7 @@ def main(arguments: Sequence[str]) -> int:
         return collect(options.collect)
     if options.step:
         end = time.monotonic() + options.deadline
-        return step(options.step, end, options.every, options.dry, options.words)
+        return step(options.step, end, 30 if options.dry else 1, options.dry, options.words)
     status = subprocess.run(fill(options.python, True), cwd=ROOT).returncode
     packed = Path(shutil.make_archive(str(CACHE), "gztar", CACHE))
     print(f"{packed.name} has {packed.stat().st_size / 2**20:.1f} MiB")

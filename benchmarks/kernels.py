@@ -237,9 +237,6 @@ def machine_code(cubin: bytes) -> list[Instruction]:
     return [Instruction(*each, labels.get(label)) for *each, label in found]
 
 
-Clocks = Callable[[Instruction], float]
-
-
 def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
     """The counts of a launch of elements of that many bytes, by what Triton compiled for it."""
     code = machine_code(asm["cubin"])
@@ -253,7 +250,9 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
     return Counts(how.programs, warps, moved, *warp)
 
 
-def one_warp(code: Sequence[Instruction], loads: int, l1: Clocks) -> tuple[int, int, float]:
+def one_warp(
+    code: Sequence[Instruction], loads: int, l1: Callable[[Instruction], float]
+) -> tuple[int, int, float]:
     """Instructions, those of the ALU, and clocks of L1. Loops turn as often as they make ``loads``
     together; other branches are not taken.
     """
@@ -281,7 +280,7 @@ def one_warp(code: Sequence[Instruction], loads: int, l1: Clocks) -> tuple[int, 
     return instructions, alu, clocks
 
 
-def l1_clocks(how: Any, element: int) -> Clocks:
+def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
     """Clocks of an access of a warp to memory, by where its lanes lie."""
     constants = dict(how.constants)
     form, column = constants.get("FORM"), constants.get("COLUMN")

@@ -29,7 +29,6 @@ from benchmarks import common
 from benchmarks.common import OURS, Disagreement
 
 ORIGINAL = "original"
-BUILDS = 3
 WIDTHS = 32, 64, 128, 256, 512
 GPU_BATCH = 32
 
@@ -144,20 +143,12 @@ def contestant(model: nn.Module, key: str, is_compiled: bool, input: Tensor) -> 
     return trained if input.requires_grad else inferred
 
 
-def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
-    """The middle one of several builds, as where a build's objects lie in memory moves a row by 1
-    %; one build of compiled networks, which take minutes to compile."""
-    builds = 1 if way[1] else BUILDS
-    found = [_measured(way, seconds / builds, device) for _ in range(builds)]
-    return sorted(found, key=ratio)[builds // 2]
-
-
 def ratio(row: dict[str, Any]) -> float:
     before, after = (row["seconds"][key] for key in (ORIGINAL, OURS))
     return before / after
 
 
-def _measured(way: Way, seconds: float, device: str) -> dict[str, Any]:
+def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
     name, is_compiled, is_training, channels_last = way
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -202,12 +193,9 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
         with torch.autocast(input.device.type, enabled=False):
             result = contestant(copy.deepcopy(model).double(), "", False, precise)()
         output, *gradients = result if isinstance(result, tuple) else (result,)
-        found.append({"outputs": [output], "gradients": gradients})
-    for what in found[0]:
-        first, second = (
-            torch.cat([torch.zeros(0, device=input.device), *map(torch.flatten, each[what])])
-            for each in found
-        )
+        both = [output], [output.new_zeros(0), *gradients]
+        found.append([torch.cat([each.flatten() for each in listed]) for listed in both])
+    for what, first, second in zip(("outputs", "gradients"), *found, strict=True):
         error = float((first - second).norm().detach())
         if not error <= 1e-6 * float(first.norm().detach()):
             raise Disagreement(f"the {what} differ by {error:.1e}")
@@ -225,18 +213,15 @@ def quantized(name: str, seconds: float) -> dict[str, Any]:
     settings = x86.get_default_x86_inductor_quantization_config()
     quantizer = x86.X86InductorQuantizer().set_global(settings)
     prepared = prepare_pt2e(torch.export.export(model, (input,)).module(), quantizer)
-    report: dict[str, str] = {}
     torch._inductor.config.freezing = True
     with torch.no_grad():
         prepared(input)
         program = torch.export.export(convert_pt2e(prepared), (input,))
-    both = {ORIGINAL: program, OURS: dmlpool.nn.integer_pooling(program, report)}
+    both = {ORIGINAL: program, OURS: dmlpool.nn.integer_pooling(program)}
     calls = {key: contestant(one.module(), key, True, input) for key, one in both.items()}
     first, second = (call() for call in calls.values())
     error = float((first - second).abs().max() / first.abs().max())
-    replaced = sum(text.startswith("replaced") for text in report.values())
-    row = {"model": name, "pools": f"{replaced} of {len(report)}", "error": error}
-    return row | _times(calls, seconds, "cpu")
+    return {"model": name, "error": error, **_times(calls, seconds, "cpu")}
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -26,7 +26,12 @@ CPU, GPU, GPU_BESIDE, GPU_PEERS, MODELS, CALLS, CALLS_AVX2 = (
 PICTURE = common.ROOT / "docs/images/amd-epyc-family-25-model-17-2-threads-ratios.png"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 """Told apart by those who see few colours, too."""
-SHOWN = ("core", "overhead", "networks", "quantized")
+SHOWN = {
+    "core": "max and average pools, layouts, ranks and gradients",
+    "overhead": "tiny tensors: what a call costs",
+    "networks": "pools of well-known networks, in one to three spatial dimensions",
+    "quantized": "averages of 8-bit integers with scales and zero points",
+}
 """Groups whose rows the page has; of the others it has the means."""
 MAIN = [
     f"{mode}, {layout}, float32"
@@ -131,9 +136,10 @@ def pages() -> dict[str, str]:
     """The whole text of each page."""
     (known, results), (beside_known, beside) = map(measured, (CPU, GPU_BESIDE))
     groups = []
-    for number, group in enumerate(SHOWN):
-        unshown = [one for one in results if not set(one.row.groups) & set(SHOWN[:number])]
-        groups.append(f"### {group}: {GROUPS[group]}\n\n{rows_of(unshown, group)}")
+    unshown = results
+    for group, meaning in SHOWN.items():
+        groups.append(f"### {group}: {meaning}\n\n{rows_of(unshown, group)}")
+        unshown = [one for one in unshown if group not in one.row.groups]
     parts = dict(
         findings=means(results, MAIN),
         behind=behind(results),
@@ -164,15 +170,13 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     tables = [gpu_problems(rows), gpu_calls(results["rows"]), gpu_networks(results["models"])]
     _, peers = measured(GPU_PEERS)
     tables += [rows_of(peers, "peers")] * bool(peers)
+    versions = known["versions"]
     return {
-        "gpu": known["machine"]["gpu"],
-        "gpu_date": known["date"].partition("T")[0],
-        "gpu_torch": known["versions"]["torch"],
-        "gpu_triton": known["versions"]["triton"],
-        "gpu_cuda": known["cuda"],
+        "gpu": f"{known['machine']['gpu']} ({known['date'].partition('T')[0]}; PyTorch "
+        f"{versions['torch']}, Triton {versions['triton']}, CUDA {known['cuda']})",
         "gpu_steps": ", ".join(ends),
         "gpu_measured": str(len(rows)),
-        "gpu_rows": str(len(results["rows"] + [*results["failed"]])),
+        "gpu_rows": str(len(rows) + len(results["failed"])),
         "gpu_earlier": str(sum("run" in row for row in results["rows"])),
         "gpu_faster": f"{BY_BANDWIDTH:.2f}",
         "gpu_tables": "\n\n".join(tables),

@@ -23,17 +23,7 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import (
-    ATEN,
-    COPY,
-    GROUPS,
-    OURS,
-    SMALL_SECONDS,
-    WORKLOADS,
-    Disagreement,
-    Workload,
-    select,
-)
+from benchmarks.common import ATEN, COPY, OURS, WORKLOADS, Disagreement, Workload, select
 from torch_dmlpool.timing import Call, Times
 
 PLAIN, INDUCTOR, ONNX_RUNTIME, CUDNN = "without a mask", "torch.compile", "ONNX Runtime", "cuDNN"
@@ -62,8 +52,8 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
     generator = torch.Generator(device).manual_seed(seed)
     needed = math.prod(row.sizes) * row.torch_dtype.itemsize
     number = 1 if "overhead" in row.groups else max(1, min(3, 2**30 // needed))
-    inputs = [row.random(row.sizes, generator) for _ in range(number)]
-    gradients = [row.random(row.output_sizes, generator) for _ in inputs]
+    inputs = [row.random(row.sizes, device, generator) for _ in range(number)]
+    gradients = [row.random(row.output_sizes, device, generator) for _ in inputs]
     if row.mode == "quantized":
         with warnings.catch_warnings():  # these types are deprecated, and measured while they exist
             warnings.simplefilter("ignore", UserWarning)
@@ -362,7 +352,7 @@ class Result:
     def is_small(self) -> bool:
         """By the lower quartile, as a busy machine can stretch the shortest call."""
         reference = self.seconds.get(ATEN, self.seconds[OURS])
-        return "overhead" in self.row.groups or reference.lower < SMALL_SECONDS
+        return "overhead" in self.row.groups or reference.lower < common.SMALL_SECONDS
 
     def ratio(self, peer: str) -> float | None:
         """How many times as long as ours the peer takes."""
@@ -394,14 +384,14 @@ def measure(row: Workload, names: Sequence[str], device: str, seconds: float) ->
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks rows", description=__doc__)
-    listed = "; ".join(f"{name}: {meaning}" for name, meaning in GROUPS.items())
-    parser.add_argument("rows", nargs="?", default="all", help=f"groups or text of names. {listed}")
+    listed = f"text of names, or groups: all, {', '.join(common.GROUPS)}"
+    parser.add_argument("rows", nargs="?", default="all", help=listed)
     parser.add_argument("--row-seconds", type=float, default=1.5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--compile", action="store_true", help="torch.compile too: seconds a row")
     parser.add_argument("--list", action="store_true", help="print the rows' names alone")
-    parser.add_argument("--out", type=Path, help="written after each row; default: for all rows")
+    parser.add_argument("--out", type=Path, help="written after each row")
     options = parser.parse_args(arguments)
     try:
         chosen = select(options.rows)
@@ -413,11 +403,8 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(options.threads)
     names = [name for name in PEERS if name != INDUCTOR or options.compile]
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
-    path = options.out
-    if path is None and options.rows == "all":
-        path = common.RESULTS / ("cpu.json" if options.device == "cpu" else "gpu_beside.json")
     packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
     how = names, options.device, options.row_seconds
     tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]
-    return common.measured(tasks, known, path)[1]
+    return common.measured(tasks, known, options.out)[1]

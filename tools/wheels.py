@@ -22,7 +22,6 @@ import lief
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 LARGEST = 1_449_999  # bytes
-LEVELS = {"x86_64": ["avx2", "avx512"], "amd64": ["avx2", "avx512"]}
 NEEDED = {
     "manylinux": r"(lib(c|m|dl|pthread|rt)|ld-linux-\w+(-\w+)?)\.so\.\d",
     "win": r"KERNEL32\.dll|api-ms-win-crt-[\w-]+\.dll",
@@ -31,8 +30,8 @@ NEEDED = {
 """What a system has itself: a library may need nothing else."""
 USUAL = re.compile(r"torch_dmlpool/([\w/]+\.py|py\.typed)|torch_dmlpool-[^/]+\.dist-info/.+")
 """The files of a wheel that are not compiled."""
-OPERATORS = r"_(Zn[aw]|Zd[al])\w+"
-"""C++'s operators new and delete, which zig exports from libraries for a Mac."""
+ON_A_MAC = r"_(Zn[aw]|Zd[al])\w+|_mh_dylib_header|__dso_handle"
+"""What zig's libraries export there, too: C++'s operators new and delete, and the system's own."""
 
 
 def main() -> int:
@@ -74,7 +73,7 @@ def complaints(wheel: Path) -> Iterator[str]:
         yield f"larger than {LARGEST / 1e6} MB"
     platform = wheel.stem.split("-")[-1]
     system = re.match("[a-z]+", platform).group()
-    level = next((LEVELS[name] for name in LEVELS if platform.endswith(name)), ["default"])
+    level = ["avx2", "avx512"] if platform.endswith(("x86_64", "amd64")) else ["default"]
     ending = "dll" if system == "win" else "so"
     wanted = {f"torch_dmlpool/kernels/cpu_{name}.{ending}" for name in level}
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
@@ -110,11 +109,7 @@ def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str
         needed = set(library.libraries)
     elif system == "macosx":
         symbols = {symbol.name.removeprefix("_") for symbol in library.exported_symbols}
-        exported = {
-            name
-            for name in symbols - {"_mh_dylib_header", "__dso_handle"}
-            if not re.fullmatch(OPERATORS, name)
-        }
+        exported = {name for name in symbols if not re.fullmatch(ON_A_MAC, name)}
         # The first is the library's own name.
         needed = {one.name for one in library.libraries} - {library.libraries[0].name}
         # Libraries for systems before 10.14 have the older load command.

@@ -76,14 +76,8 @@ def wrapped(paragraph: str) -> str:
 
 
 def filled(text: str, first: str, others: str) -> str:
-    return textwrap.fill(
-        " ".join(text.split()),
-        100,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    how = {"initial_indent": first, "subsequent_indent": others, "break_long_words": False}
+    return textwrap.fill(" ".join(text.split()), 100, break_on_hyphens=False, **how)
 
 
 if __name__ == "__main__":
