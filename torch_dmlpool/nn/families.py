@@ -51,7 +51,11 @@ class Pool(torch.nn.Module):
 
 
 class Masked(Pool, Generic[Result]):
-    """Layers that take a mask with the input."""
+    """Layers that take a mask with the input, and pool by their attributes."""
+
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
+        pool = self._pool
+        return pool(input, mask, *[getattr(self, name) for name in pool.parameters])
 
     if TYPE_CHECKING:
 
@@ -74,18 +78,6 @@ class MaxPool(Masked[Result]):
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         operands.check_flag("return_indices", return_indices)
-
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
-        return self._pool(
-            input,
-            mask,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-        )
 
 
 class MinPool(MaxPool[Result]):
@@ -118,19 +110,6 @@ class AvgPool(Masked):
         operands.check_flag("count_include_pad", count_include_pad)
         operands.check_divisor(divisor_override)
 
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._pool(
-            input,
-            mask,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-            self.dilation,
-        )
-
 
 class LPPool(Masked):
     _pool = pools.lp_pool
@@ -154,18 +133,6 @@ class LPPool(Masked):
         self.padding, self.dilation = padding, dilation
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
 
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._pool(
-            input,
-            mask,
-            self.norm_type,
-            self.kernel_size,
-            self.stride,
-            self.ceil_mode,
-            self.padding,
-            self.dilation,
-        )
-
 
 class AdaptiveAvgPool(Masked):
     _pool = pools.adaptive_avg_pool
@@ -174,9 +141,6 @@ class AdaptiveAvgPool(Masked):
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
-
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self._pool(input, mask, self.output_size)
 
 
 class AdaptiveMaxPool(Masked[Result]):
@@ -187,9 +151,6 @@ class AdaptiveMaxPool(Masked[Result]):
         super().__init__(output_size, return_indices)
         operands.checked_output_size(shared(output_size), (1,) * self._rank)
         operands.check_flag("return_indices", return_indices)
-
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
-        return self._pool(input, mask, self.output_size, self.return_indices)
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):
