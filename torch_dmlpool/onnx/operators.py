@@ -32,10 +32,10 @@ def _averages(
     op = emit.op
     if divisor is not None and not isinstance(divisor, int):
         raise ValueError("divisor_override depends on dynamic sizes, but must be a number for ONNX")
-    if divisor is not None and _is_dynamic_plane(input, window_arguments):
-        axes = list(range(2, len(input.shape)))
-        return emit.reduced("Sum", wide, axes, keepdims=1) / emit.constant(float(divisor), dtype)
-    reduced = reducible(input, window_arguments) if divisor is None else [False]
+    if divisor is not None:
+        sums = _sums(emit, input, wide, dtype, window_arguments)
+        return sums / emit.constant(float(divisor), dtype)
+    reduced = reducible(input, window_arguments)
     if all(reduced) and not apart:
         return op.GlobalAveragePool(wide)
     if any(reduced):
@@ -44,8 +44,6 @@ def _averages(
         if all(reduced):
             return wide
     pool = Pool(emit, input, window_arguments, reduced, wide)
-    if divisor is not None:
-        return pool.sums(wide, dtype) / emit.constant(float(divisor), dtype)
     counts_padding = pool.counts_padding(include_padding)
     if not apart:
         if counts_padding and not any(pool.overhang):
@@ -59,31 +57,27 @@ def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
     *window_arguments, p = arguments
     op = emit.op
     wide, dtype = emit.widened(input)
-    if _is_dynamic_plane(input, window_arguments):
-        return emit.cast(_whole_norms(emit, wide, dtype, p), dtype, input.dtype)
-    pool = Pool(emit, input, window_arguments)
-    if p == math.inf:
+    is_dynamic_plane = _is_dynamic_plane(input, window_arguments)
+    if p == math.inf and is_dynamic_plane:
+        norms = op.GlobalMaxPool(op.Abs(wide))
+    elif p == math.inf:
+        greatest, _ = Pool(emit, input, window_arguments).run("MaxPool", op.Abs(wide), 0.0, dtype)
         # A runtime may give its lowest number for an empty window.
-        norms = op.Max(pool.run("MaxPool", op.Abs(wide), 0.0, dtype)[0], emit.constant(0.0, dtype))
-    elif float(p).is_integer():
-        norms = pool.run("LpPool", wide, 0.0, dtype, p=int(p))
+        norms = op.Max(greatest, emit.constant(0.0, dtype))
+    elif float(p).is_integer() and not is_dynamic_plane:
+        norms = Pool(emit, input, window_arguments).run("LpPool", wide, 0.0, dtype, p=int(p))
     else:
-        sums = pool.sums(op.Pow(op.Abs(wide), emit.constant(p, dtype)), dtype)
+        powers = op.Pow(op.Abs(wide), emit.constant(p, dtype))
+        sums = _sums(emit, input, powers, dtype, window_arguments)
         norms = op.Pow(sums, emit.constant(1 / p, dtype))
     return emit.cast(norms, dtype, input.dtype)
 
 
-def _whole_norms(emit: Emitter, wide: Any, dtype: Any, p: float) -> Any:
-    """Norms of whole planes."""
-    op = emit.op
-    if p == math.inf:
-        return op.GlobalMaxPool(op.Abs(wide))
-    # No version of ONNX Runtime has the GlobalLpPool of opset 22.
-    if float(p).is_integer() and op.version < 22:
-        return op.GlobalLpPool(wide, p=int(p))
-    axes = list(range(2, len(wide.shape)))
-    powers = op.Pow(op.Abs(wide), emit.constant(p, dtype))
-    return op.Pow(emit.reduced("Sum", powers, axes, keepdims=1), emit.constant(1 / p, dtype))
+def _sums(emit: Emitter, input: Any, tensor: Any, dtype: Any, arguments: Sequence[Any]) -> Any:
+    """Sums of ``tensor``, which has the input's sizes, over windows or whole dynamic planes."""
+    if _is_dynamic_plane(input, arguments):
+        return emit.reduced("Sum", tensor, list(range(2, len(input.shape))), keepdims=1)
+    return Pool(emit, input, arguments).sums(tensor, dtype)
 
 
 def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
