@@ -50,30 +50,6 @@ struct Divide final : Finish {
     }
 };
 
-// Repeats the channels of one position until `memory` holds `count` positions. The first one is
-// there already. Each copy has up to a page, as one position may be only a few bytes.
-void repeat(char *memory, int64_t bytes, int64_t count) {
-    const int64_t all = count * bytes;
-    const int64_t page = std::max<int64_t>(1, 4096 / bytes) * bytes;
-    for (int64_t done = bytes; done < all; done += std::min(done, page))
-        std::memcpy(memory + done, memory, std::min({done, page, all - done}));
-}
-// Writes planes of `count` times the same element each. The last vector of a plane overlaps the one
-// before, or reaches into the next planes, which are written later.
-template <class E>
-void repeat_elements(const E *from, int64_t planes, int64_t count, E *to) {
-    constexpr int64_t n = LANES<E>;
-    const E *const end = to + planes * count;
-    for (int64_t k = 0; k < planes; ++k, to += count) {
-        const Vector<E, n> same = Vector<E, n>{} + from[k];
-#pragma GCC unroll 4
-        for (int64_t x = 0; x + n <= count; x += n)
-            write(same, to + x);
-        E *const last = to + std::max<int64_t>(count - n, 0);
-        last + n <= end ? write(same, last) : void(std::fill_n(last, count, from[k]));
-    }
-}
-
 // Sums of elements U. Windows of turned planes share no columns, so that bits do not depend on the
 // number of channels, which is the number of planes in a block.
 template <class U>
@@ -168,30 +144,6 @@ struct AverageGradient {
                     by(0, 0, 0, 0, (stop - first) * channels, sums, out);
             });
     }
-    // The gradient of one window over each plane: all elements of a channel are its share.
-    void repeat_planes() const {
-        const Divide by(g, value, element, kernels.divide);
-        const int64_t channels = p.channels;
-        const int64_t size = p.plane() / channels;
-        for_parts(p.planes, std::max<int64_t>(1, 65536 / channels), double(size * channels),
-                  channels * (value + element), [&](int64_t first, int64_t planes, char *values) {
-                      char *const shares = values + planes * channels * value;
-                      load(first * channels, planes * channels, values);
-                      by(first, 0, 0, 0, planes * channels, values, shares);
-                      char *const out = gradient + first * size * channels * element;
-                      if (channels == 1)
-                          return with_integers(int(element), [&](auto bits) {
-                              using E = decltype(bits);
-                              repeat_elements(reinterpret_cast<const E *>(shares), planes, size,
-                                              reinterpret_cast<E *>(out));
-                          });
-                      for (int64_t k = 0; k < planes; ++k) {
-                          char *const plane = out + k * size * channels * element;
-                          std::memcpy(plane, shares + k * channels * element, channels * element);
-                          repeat(plane, channels * element, size);
-                      }
-                  });
-    }
     // The gradient of windows that share no element.
     void copy_shares() const {
         const Divide by(g, value, element, kernels.divide);
@@ -219,8 +171,6 @@ struct AverageGradient {
         });
     }
     void run() const {
-        if (strategy == PLANES)
-            return repeat_planes();
         if (strategy == COPIED)
             return copy_shares();
         if (g.is_uniform)

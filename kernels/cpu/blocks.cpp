@@ -24,11 +24,9 @@ int64_t rows_at_once(const Axis &w, int64_t outputs_w, int64_t channels, int64_t
     return std::max<int64_t>(1, 4 * WORKSPACE_VALUES / (row * std::min<int64_t>(4, value)));
 }
 
-Block BlockPooling::block_at(int64_t plane, int64_t channel_part, int64_t od, int64_t tile_h,
-                             int64_t tile_w) const {
+Block BlockPooling::block_at(int64_t plane, int64_t od, int64_t tile_h, int64_t tile_w) const {
     Block b;
     b.plane = plane;
-    b.channel = channel_part * channels;
     b.od = od;
     b.oh = tile_h * plan.outputs_h;
     b.ow = tile_w * plan.outputs_w;
@@ -120,12 +118,11 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
                                 const Workspace &m) const {
     const int64_t out_pitch = p.output_row() * finish.result_size;
     const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + b.oh + r;
-    char *const out =
-        output + output_row * out_pitch + (b.ow * p.channels + b.channel) * finish.result_size;
+    char *const out = output + output_row * out_pitch + b.ow * channels * finish.result_size;
     // Values are results, and are written where results go.
-    const bool are_results = (finish.is_direct || divisor != 0) && has_all_channels;
+    const bool are_results = finish.is_direct || divisor != 0;
     // Rows of values are as long and as far apart as rows of results.
-    const bool are_whole = has_all_channels && b.outputs_w == w.outputs && row_length == w.outputs;
+    const bool are_whole = b.outputs_w == w.outputs && row_length == w.outputs;
     const bool are_one = !are_results || are_whole;
     const Target t = {are_results ? out : m.produced,
                       are_results ? p.output_row() : row_length * channels, are_one ? 1 : rows,
@@ -137,12 +134,9 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
     const int64_t count = b.outputs_w * channels;
     if (are_whole && finish.is_uniform)
         return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
-    const int64_t parts = has_all_channels ? 1 : b.outputs_w;
     for (int64_t k = 0; k < rows; ++k)
-        for (int64_t x = 0; x < parts; ++x)
-            finish(b.plane, b.od, b.oh + r + k, (b.ow + x) * p.channels + b.channel, count / parts,
-                   t.to + (k * t.pitch + x * channels) * value,
-                   out + k * out_pitch + x * p.channels * finish.result_size);
+        finish(b.plane, b.od, b.oh + r + k, b.ow * channels, count, t.to + k * t.pitch * value,
+               out + k * out_pitch);
 }
 
 void BlockPooling::combine_windows(const char *from, int64_t values, const Target &t,

@@ -16,9 +16,8 @@
 
 namespace dmlpool {
 
-// How a problem is cut into blocks. All blocks have the same number of channels.
+// How a problem is cut into blocks.
 struct BlockPlan {
-    int64_t channels;
     int64_t outputs_h;
     int64_t outputs_w;
 };
@@ -29,10 +28,9 @@ int64_t block_outputs(const Axis &axis, int64_t least);
 // The number of rows of workspace that stay in the first-level cache with their outputs.
 int64_t rows_at_once(const Axis &w, int64_t outputs_w, int64_t channels, int64_t value);
 
-// Rows of outputs, or some of their columns and channels.
+// Rows of outputs, or some of their columns.
 struct Block {
     int64_t plane;
-    int64_t channel;
     int64_t od;
     int64_t oh;
     int64_t ow;
@@ -76,12 +74,11 @@ struct BlockPooling {
     const Axis d = p.d();
     const Axis h = p.h();
     const Axis w = windows.spaced_w();
-    const int64_t channels = plan.channels;
-    const bool has_all_channels = channels == p.channels;
+    const int64_t channels = p.channels;
     const int64_t tiles_h = parts_of(h.outputs, plan.outputs_h);
     const int64_t tiles_w = parts_of(w.outputs, plan.outputs_w);
     // Whether windows along W are combined from windows of 1, 2, 4, ... taps.
-    const bool doubles_w = is_wide(op.is_idempotent, p.channels, w);
+    const bool doubles_w = is_wide(op.is_idempotent, channels, w);
     // The number of strides that a row of workspace has room for, and the values of such a row.
     const int64_t row_length = parts_of(w.span(plan.outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;
@@ -93,9 +90,8 @@ struct BlockPooling {
     // are wider than elements.
     const int64_t vector = 64 / (op.is_idempotent ? element : value);
 
-    // The block of a plane at a part of channels, an output along D and tiles along H and W.
-    Block block_at(int64_t plane, int64_t channel_part, int64_t od, int64_t tile_h,
-                   int64_t tile_w) const;
+    // The block of a plane at an output along D and tiles along H and W.
+    Block block_at(int64_t plane, int64_t od, int64_t tile_h, int64_t tile_w) const;
     // Memory for blocks of `rows` rows, and for boxes of `box_size` values.
     Workspace workspace(int64_t rows, int64_t box_size) const;
 

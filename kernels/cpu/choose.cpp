@@ -156,7 +156,7 @@ Reason compared_is_slower(const Request &r) {
 
 Reason copied_cannot(const Request &r) {
     for (const Axis &axis : r.windows.p.axes)
-        if (axis.window == 0 || axis.extent() > axis.stride)
+        if (axis.window == 0 || (axis.outputs > 1 && axis.extent() > axis.stride))
             return "windows share elements";
     return nullptr;
 }
@@ -240,7 +240,7 @@ struct Implementation {
 };
 constexpr Reason (*ALWAYS)(const Request &) = nullptr;
 constexpr Implementation IMPLEMENTATIONS[] = {
-    {PLANES, "planes", POOL | AVERAGE_GRADIENT, planes_cannot, ALWAYS},
+    {PLANES, "planes", POOL, planes_cannot, ALWAYS},
     {TURNED, "turned", AVERAGE | AVERAGE_GRADIENT, turned_cannot, turned_is_slower},
     {COMPARED, "compared", WINNERS, compared_cannot, compared_is_slower},
     {COPIED, "copied", AVERAGE_GRADIENT, copied_cannot, ALWAYS},
@@ -255,14 +255,13 @@ constexpr Implementation IMPLEMENTATIONS[] = {
 std::atomic<int64_t> forced = AUTOMATIC;
 std::atomic<int64_t> forced_calls = 0;
 
-// Why an implementation is not taken while `wanted` is forced. PLANES serves a gradient even then.
+// Why an implementation is not taken while `wanted` is forced.
 Reason reason_of(const Implementation &one, const Request &request, Strategy wanted) {
     Reason reason = one.cannot != ALWAYS ? one.cannot(request) : nullptr;
     if (reason != nullptr || wanted == one.number)
         return reason;
     if (wanted != AUTOMATIC)
-        return one.number == PLANES && request.operation == AVERAGE_GRADIENT ? nullptr
-                                                                             : "another is forced";
+        return "another is forced";
     if (switched_off >> (MECHANISM_COUNT + (&one - IMPLEMENTATIONS)) & 1 &&
         request.windows.spacing == 1)
         return "it is switched off";

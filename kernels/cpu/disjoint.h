@@ -14,13 +14,13 @@
 #include "geometry.h"
 #include "operations.h"
 #include "parallel.h"
+#include "vectors.h"
 
 namespace dmlpool {
 namespace {
 
-// The shares of a row of one channel that are computed at once, so that they stay in the
-// first-level cache.
-constexpr int64_t SHARES_AT_ONCE = 4096;
+// The elements of a row that are written at once, so that they and their shares stay in a cache.
+constexpr int64_t WRITTEN_AT_ONCE = 1 << 15;
 // make_shares(row, d, h, i, count, to) writes the shares of `count` elements of a row of outputs,
 // from element i on. The row begins with element `row` of what arrives. Those of several channels
 // are computed where they are written, so that memory is read and written at the same time.
@@ -31,9 +31,10 @@ struct DisjointGradient {
     char *const gradient;
     const MakeShares &make_shares;
 
-    const Windows seen = adjoint_of(Windows(p));
+    const Axis w = p.w();
     const int64_t position = p.channels * element;
-    const int64_t tile = std::clamp<int64_t>(SHARES_AT_ONCE / p.channels, 1, p.w().outputs);
+    const int64_t tile =
+        std::clamp<int64_t>(WRITTEN_AT_ONCE / (p.row() / w.outputs + 1), 1, w.outputs);
 
     // The positions that belong to outputs [first, last): those of their windows and those between
     // a window and the next one. The first window also has the positions before it.
@@ -45,104 +46,116 @@ struct DisjointGradient {
         };
         return {begin(first), begin(last)};
     }
+    // Whether an output reads a position along an axis.
+    static bool reads(const Axis &axis, int64_t output, int64_t position) {
+        const int64_t at = position - axis.first(output);
+        return at >= 0 && at < axis.extent() && (axis.dilation == 1 || at % axis.dilation == 0);
+    }
     void run() const {
-        const int64_t tiles = parts_of(p.w().outputs, tile);
+        const int64_t tiles = parts_of(w.outputs, tile);
         const int64_t rows = p.planes * p.d().outputs * p.h().outputs;
         const double cost = double(p.planes * p.plane()) / double(std::max<int64_t>(1, rows));
         parallel(rows * tiles, cost / double(tiles), [&](int64_t begin, int64_t end) {
             std::vector<char> shares(p.channels == 1 ? tile * element : 0);
             Digits<4> digits(begin, {tiles, p.h().outputs, p.d().outputs, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
+                const int64_t row = number / tiles * p.output_row();
                 const int64_t first = digits[0] * tile;
-                const Range columns = {first, std::min(first + tile, p.w().outputs)};
+                const Range columns = {first, std::min(first + tile, w.outputs)};
                 if (p.channels == 1)
-                    make_shares(number / tiles * p.output_row(), digits[2], digits[1], first,
-                                columns.end - first, shares.data());
-                write_rows(number / tiles * p.output_row(), digits[3], digits[2], digits[1],
-                           columns, shares.data());
+                    make_shares(row, digits[2], digits[1], first, columns.end - first,
+                                shares.data());
+                write_rows(row, digits[3], digits[2], digits[1], columns, shares.data());
             }
         });
     }
-    // Writes all rows of the gradient that belong to outputs `columns` of a row of windows.
+    // Writes all rows of the gradient that belong to outputs `columns` of a row of windows. Those
+    // that windows read are equal.
     void write_rows(int64_t row_of_shares, int64_t plane, int64_t od, int64_t oh,
                     const Range &columns, const char *shares) const {
         const Range depth = positions_of(p.d(), od, od + 1);
         const Range height = positions_of(p.h(), oh, oh + 1);
-        const Range width = positions_of(p.w(), columns.begin, columns.end);
+        const Range width = positions_of(w, columns.begin, columns.end);
         const int64_t bytes = (width.end - width.begin) * position;
         const char *written = nullptr;
         for (int64_t z = depth.begin; z < depth.end; ++z)
             for (int64_t y = height.begin; y < height.end; ++y) {
                 const int64_t row = (plane * p.d().size + z) * p.h().size + y;
-                char *const out = gradient + (row * p.w().size + width.begin) * position;
-                if (seen.at(0, z).count == 0 || seen.at(1, y).count == 0)
+                char *const out = gradient + (row * w.size + width.begin) * position;
+                if (!reads(p.d(), od, z) || !reads(p.h(), oh, y)) {
                     std::memset(out, 0, bytes);
-                else if (p.channels > 1)
-                    write_channels(row_of_shares, od, oh, width, columns, out);
-                else if (written != nullptr)
+                    continue;
+                }
+                if (written != nullptr)
                     std::memcpy(out, written, bytes);
-                else {
+                else if (clear_gaps(width, columns, out); p.channels > 1)
+                    write_channels(row_of_shares, od, oh, columns, out - width.begin * position);
+                else
                     with_integers(int(element), [&](auto bits) {
                         using E = decltype(bits);
-                        write_elements(width, columns, reinterpret_cast<const E *>(shares),
-                                       reinterpret_cast<E *>(out));
+                        write_elements(columns, reinterpret_cast<const E *>(shares),
+                                       reinterpret_cast<E *>(out) - width.begin);
                     });
-                    written = out;
-                }
+                written = out;
             }
     }
-    // Writes `positions` of a row of the gradient.
-    void write_channels(int64_t row, int64_t od, int64_t oh, const Range &positions,
-                        const Range &columns, char *out) const {
-        int64_t x = positions.begin;
-        const auto clear = [&](int64_t stop) {
-            if (x < stop)
-                std::memset(out + (x - positions.begin) * position, 0, (stop - x) * position);
-        };
+    // Writes zeros to `positions` of a row, unless windows cover them.
+    void clear_gaps(const Range &positions, const Range &columns, char *out) const {
+        const bool have_gaps = w.dilation > 1 || w.window < w.stride;
+        const int64_t end = have_gaps ? positions.begin : w.first(columns.end - 1) + w.window;
+        const int64_t covered = std::clamp(end, positions.begin, positions.end);
+        std::memset(out + (covered - positions.begin) * position, 0,
+                    (positions.end - covered) * position);
+    }
+    // Writes the elements of windows of several channels. `out` begins with position 0. A copy of
+    // several positions has up to a page, as each may be only a few bytes.
+    void write_channels(int64_t row, int64_t od, int64_t oh, const Range &columns,
+                        char *out) const {
+        const int64_t most = w.dilation > 1 ? 1 : std::max<int64_t>(1, 4096 / position);
         for (int64_t o = columns.begin; o < columns.end; ++o) {
-            const char *share = nullptr;
-            for (int64_t tap = p.w().low(o); tap < p.w().high(o); ++tap) {
-                const int64_t at = p.w().first(o) + tap * p.w().dilation;
-                clear(at);
-                char *const to = out + (at - positions.begin) * position;
-                if (share != nullptr)
-                    std::memcpy(to, share, position);
-                else
-                    make_shares(row, od, oh, o * p.channels, p.channels, to);
-                share = position < 2048 ? to : nullptr;  // long copies start slowly
-                x = at + 1;
+            const int64_t low = w.low(o);
+            const int64_t count = w.high(o) - low;
+            char *const share = out + (w.first(o) + low * w.dilation) * position;
+            if (count > 0)
+                make_shares(row, od, oh, o * p.channels, p.channels, share);
+            for (int64_t done = 1, n; done < count; done += n) {
+                n = std::min({done, count - done, most});
+                std::memcpy(share + done * w.dilation * position, share, n * position);
             }
         }
-        clear(positions.end);
     }
-    // The same for one channel. The elements of windows that reach past the row are written last.
+    // The same for one channel. `shares` begins with that of the first window, and `out` with
+    // position 0.
     template <class E>
-    void write_elements(const Range &positions, const Range &columns, const E *__restrict shares,
-                        E *__restrict out) const {
-        const Axis &w = p.w();
-        const int64_t length = positions.end - positions.begin;
+    void write_elements(const Range &columns, const E *__restrict shares, E *__restrict out) const {
+        constexpr int64_t n = LANES<E>;
         const Range whole = w.whole();
         const int64_t first = std::clamp(whole.begin, columns.begin, columns.end);
         const int64_t count = std::clamp(whole.end, first, columns.end) - first;
-        E *const inside = out + (w.first(first) - positions.begin);
-        const E *const from = shares + (first - columns.begin);
-        const bool are_pairs = w.window == 2 && w.stride == 2 && count > 0;
-        std::fill(out, are_pairs ? inside : out + length, E(0));
-        if (are_pairs) {
+        const E *__restrict from = shares + (first - columns.begin);
+        E *__restrict to = out + w.first(first);
+        if (w.window == 2 && w.stride == 2 && w.dilation == 1)
             for (int64_t k = 0; k < count; ++k)
-                inside[2 * k] = inside[2 * k + 1] = from[k];
-            std::fill(inside + 2 * count, out + length, E(0));
-        } else
+                to[2 * k] = to[2 * k + 1] = from[k];
+        else if (w.window >= n && w.dilation == 1)
+            for (int64_t k = 0; k < count; ++k, to += w.stride) {
+                const Vector<E, n> same = Vector<E, n>{} + from[k];
+#pragma GCC unroll 4
+                for (int64_t tap = 0; tap + n < w.window; tap += n)
+                    write(same, to + tap);
+                write(same, to + w.window - n);
+            }
+        else
             for (int64_t k = 0; k < count; ++k)
                 for (int64_t tap = 0; tap < w.window; ++tap)
-                    inside[k * w.stride + tap * w.dilation] = from[k];
-        for (int64_t o = columns.begin; o < columns.end; ++o) {
-            if (o == first)
-                o += count;
-            const int64_t high = o < columns.end ? w.high(o) : 0;
-            for (int64_t tap = w.low(o); tap < high; ++tap)
-                out[w.first(o) + tap * w.dilation - positions.begin] = shares[o - columns.begin];
-        }
+                    to[k * w.stride + tap * w.dilation] = from[k];
+        // Windows that reach past the row.
+        for (int64_t o = columns.begin; o < columns.end; ++o)
+            if (whole.contains(o))
+                o = first + count - 1;
+            else
+                for (int64_t tap = w.low(o); tap < w.high(o); ++tap)
+                    out[w.first(o) + tap * w.dilation] = shares[o - columns.begin];
     }
 };
 

@@ -48,21 +48,6 @@ Span SeenAxis::span_of(int64_t x) const {
     return {first, count, (x - axis.first(first)) / axis.dilation};
 }
 
-Windows::Windows(const Problem &problem) : p(problem) {
-    for (int a : {0, 1})
-        if (p.axes[a].window == 0)
-            keep(a);
-}
-
-void Windows::keep(int a) {
-    kept[a].clear();
-    // Planes that were joined as rows: the axis is long, and computing a span takes no division.
-    if (!seen[a].empty() && seen[a].front().axis.window == 1 && seen[a].front().axis.stride == 1)
-        return;
-    for (int64_t o = 0; p.axes[a].outputs <= TILE_OUTPUTS && o < p.axes[a].outputs; ++o)
-        kept[a].push_back(computed(a, o));
-}
-
 Windows adjoint_of(const Windows &windows) {
     Windows result(windows.p);
     for (int a = 0; a < 3; ++a) {
@@ -73,8 +58,6 @@ Windows adjoint_of(const Windows &windows) {
             step = result.seen[a].front().step;
         }
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
-        if (a < 2)
-            result.keep(a);
     }
     return result;
 }

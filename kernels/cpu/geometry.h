@@ -191,8 +191,6 @@ struct PlaneParts {
     }
 };
 
-// The most outputs of a tile of a row, so that what is listed for each of them stays small.
-constexpr int64_t TILE_OUTPUTS = 4096;
 // A problem and what each of its outputs reads. For a gradient the outputs are positions of the
 // input, and `seen` has the windows that `p` does not describe.
 struct Windows {
@@ -202,21 +200,13 @@ struct Windows {
     int64_t spacing = 1;
     // An entry for each axis whose windows are seen from the input, else empty.
     std::vector<SeenAxis> seen[3];
-    // What each output reads along D and along H. It is kept for at most TILE_OUTPUTS outputs, and
-    // only where computing it takes divisions, because every row of every plane asks for it.
-    std::vector<Span> kept[3];
 
-    explicit Windows(const Problem &problem);
-    // What an output reads along an axis (0 for D, 1 for H, 2 for W): as kept, or computed.
+    explicit Windows(const Problem &problem) : p(problem) {}
+    // What an output reads along an axis: 0 for D, 1 for H, 2 for W.
     Span at(int axis, int64_t output) const {
-        return kept[axis].empty() ? computed(axis, output) : kept[axis][output];
-    }
-    Span computed(int axis, int64_t output) const {
         return seen[axis].empty() ? p.axes[axis].span_of(output)
                                   : seen[axis].front().span_of(output);
     }
-    // Fills `kept` for an axis, if it has at most TILE_OUTPUTS outputs.
-    void keep(int axis);
     // Axis W whose size counts the inserted zeros.
     Axis spaced_w() const {
         Axis w = p.w();

@@ -74,15 +74,18 @@ struct Joined {
     // if the row had more windows.
     bool joins_averages(bool is_gradient) const {
         const Axis &w = axes[2];
-        if (first < 2 || w.outputs == 1 || w.size > ROW_MOST || w.window == 0 ||
-            w.window >= LONG_CONVERTED || w.stride >= STRIDE_WITHOUT_VECTORS)
+        if (w.outputs == 1)
+            return first == 2 && is_gradient;
+        if (first < 2 || w.size > ROW_MOST || w.window == 0 || w.window >= LONG_CONVERTED ||
+            w.stride >= STRIDE_WITHOUT_VECTORS)
             return false;
         return is_tiled(w) || (w.size > TURNED_WIDTH && (w.window > w.stride || !is_gradient));
     }
     // If windows tile the first axis, planes laid end to end are one long plane with the same
     // windows. Planes of one row become the rows of one plane, unless windows tile that row. If a
     // plane has one window, which begins with the plane, a winner's position is its tap's number.
-    void join_planes(bool has_winners) {
+    // With `keeps_large` planes of one window stay apart, for PLANES, unless they are small.
+    void join_planes(bool keeps_large) {
         const Axis &row = axes[2];
         if (first == 2 && row.outputs > 1 && row.window > 0 && row.size <= ROW_MOST &&
             !is_tiled(row)) {
@@ -97,7 +100,7 @@ struct Joined {
             return;
         if (is_single && p.numbering == POSITIONS)
             p.numbering = TAPS;
-        const bool is_whole = is_single && axis.window == axis.size && !has_winners;
+        const bool is_whole = is_single && axis.window == axis.size && keeps_large;
         if (p.numbering != TAPS || (is_whole && axis.size > SMALL_PLANE))
             return;
         axes[first] = {
@@ -120,7 +123,7 @@ Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners) {
         joined.join_rows();
     joined.join_tiled_rows();
     if (!is_gradient)
-        joined.join_planes(has_winners);
+        joined.join_planes(!has_winners);
     return joined.problem();
 }
 
@@ -129,7 +132,7 @@ Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes
     joined.join_rows();
     joined.join_tiled_rows();
     if (may_join_planes && p.channels == 1 && joined.joins_averages(is_gradient))
-        joined.join_planes(false);
+        joined.join_planes(!is_gradient);
     return joined.problem();
 }
 

@@ -47,7 +47,7 @@ struct RowPooling : BlockPooling {
         // Windows of a tile share most of what they read.
         const int64_t outputs_w = block_outputs(w, std::max(least, 4 * w.extent() / w.stride));
         const int64_t rows = rows_at_once(w, outputs_w, channels, op.value_size);
-        return {channels, std::min(rows, windows.p.h().outputs), outputs_w};
+        return {std::min(rows, windows.p.h().outputs), outputs_w};
     }
 
     // Whether the rows that windows read are found once for all windows that lie inside the input
@@ -67,7 +67,7 @@ struct RowPooling : BlockPooling {
             // In the order of memory.
             Digits<4> digits(begin, {tiles_w, tiles_h, d.outputs, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
-                const Block b = block_at(digits[3], 0, digits[2], digits[1], digits[0]);
+                const Block b = block_at(digits[3], digits[2], digits[1], digits[0]);
                 const char *const from = combine_rows(b, m);
                 if (from == m.staged)
                     fill_margins(b, b.outputs_h, m);
