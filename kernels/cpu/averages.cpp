@@ -50,28 +50,17 @@ struct Divide final : Finish {
     }
 };
 
-// Sums of elements U. Windows of turned planes share no columns, so that bits do not depend on the
-// number of channels, which is the number of planes in a block.
-template <class U>
-const RowOperations &sums_of(bool are_turned) {
-    static const Rows<Sum<Wide<U>, U>> sums({});
-    static const auto turned = [] {
-        Rows<Sum<Wide<U>, U>> produced({});
-        produced.is_separable = false;
-        return produced;
-    }();
-    return are_turned ? turned : sums;
-}
 // What the averages of a data type are computed with.
 struct Kernels {
     const RowOperations &sums;
     DivideSums *divide;
 };
 // The kernels of a data type, which has number `type` in backends/plans.py.
-Kernels kernels_of(int64_t type, bool are_turned = false) {
-    return with_floats(type, "averages of type", [=](auto element) {
+Kernels kernels_of(int64_t type) {
+    return with_floats(type, "averages of type", [](auto element) {
         using U = decltype(element);
-        return Kernels{sums_of<U>(are_turned), divide<U>};
+        static const Rows<Sum<Wide<U>, U>> sums({});
+        return Kernels{sums, divide<U>};
     });
 }
 
@@ -212,7 +201,7 @@ void average_pooling(const Problem &plain, const void *input, void *output) {
     const Problem p = joined_averages(plain, false, true);
     const Windows windows(p);
     const bool is_turned = choose({AVERAGE, windows}) == TURNED;
-    const Kernels kernels = kernels_of(int(p.type), is_turned);
+    const Kernels kernels = kernels_of(p.type);
     const int64_t element = kernels.sums.element_size;
     use_large_pages(output, p.planes * p.output_plane() * element);
     const CountedWindows g(is_turned ? turned_problem(p) : p, false);
@@ -222,8 +211,7 @@ void average_pooling(const Problem &plain, const void *input, void *output) {
 
 void average_pooling_grad(const Problem &plain, const void *arriving, void *gradient) {
     const Problem p = joined_averages(plain, true, true);
-    const int type = int(p.type);
-    const int64_t element = kernels_of(type).sums.element_size;
+    const int64_t element = kernels_of(p.type).sums.element_size;
     use_large_pages(gradient, p.input_bytes(element));
     const Windows windows(p);
     const Strategy chosen = choose({AVERAGE_GRADIENT, windows});
@@ -231,8 +219,12 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
     const Problem q = is_turned ? turned_problem(p) : p;
     const CountedWindows g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
-        AverageGradient{g,        kernels_of(type, is_turned),     kernels_of(type == 1, is_turned),
-                        strategy, static_cast<const char *>(from), static_cast<char *>(to)}
+        AverageGradient{g,
+                        kernels_of(p.type),
+                        kernels_of(p.type == 1),
+                        strategy,
+                        static_cast<const char *>(from),
+                        static_cast<char *>(to)}
             .run();
     };
     if (!is_turned)

@@ -49,12 +49,10 @@ struct Workspace {
     Row *parts_of_h;  // the same along H
     Row *shifted;     // the parts of a window after the first
     std::vector<char> memory;
-    char *staged;        // rows that were combined along D and H
-    char *produced;      // values of outputs, before they are finished
-    char *scratch;       // rows of every stride-th value, or rows before zeros are inserted
-    char *sums_of_rows;  // sums of doubled windows along W
-    char *box;           // a box that was combined along D
-    char *sums;          // sums of doubled windows along H
+    char *staged;    // rows that were combined along D and H
+    char *produced;  // values of outputs, before they are finished
+    char *scratch;   // rows of every stride-th value, or rows before zeros are inserted
+    char *box;       // a box that was combined along D
 };
 
 // What RowPooling and BoxPooling have in common.
@@ -99,11 +97,10 @@ struct BlockPooling {
     // begins with the first tap and has n values at each position. `unit` is the distance of the
     // numbers of two taps.
     int64_t find_taps(const char *data, int64_t n, const Axis &axis, int64_t unit, Row *taps) const;
-    // Combines windows of 1, 2, 4, ... taps in place. Lists in `parts` what the first window is
-    // combined from, and returns how many parts there are. Maxima of two overlapping windows make
-    // any size. Sums add up the powers of two that make the size, in `sums`.
-    int64_t double_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
-                           int64_t unit, Row *parts) const;
+    // Combines windows of 1, 2, 4, ... taps in place. Lists in `parts` the windows that make the
+    // first window, one or two that overlap, and returns how many there are.
+    int64_t double_windows(char *data, int64_t n, int64_t length, const Axis &axis, int64_t unit,
+                           Row *parts) const;
     // Fills what lies outside the input in `rows` rows of workspace with the value that changes
     // nothing. The end of a row and the start of the next one are filled together.
     void fill_margins(const Block &b, int64_t rows, const Workspace &m) const;

@@ -17,10 +17,9 @@ namespace {
 
 // Tuned numbers, each with what it trades.
 
-// A window of more taps than this may be wide: it is combined from windows of 1, 2, 4, ... taps.
+// A window of maxima of one channel may be wide if it has more taps than this, one more for several
+// channels.
 constexpr int64_t WIDE_MAXIMA = 4;
-constexpr int64_t WIDE_SUMS = 5;
-constexpr int64_t WIDE_SUMS_OF_CHANNELS = 9;
 // A window is huge if its extent or stride exceeds HUGE_BESIDE + HUGE_TIMES * size. The work for a
 // huge window must not grow with its extent.
 constexpr int64_t HUGE_BESIDE = 64;
@@ -118,10 +117,10 @@ Reason turned_is_slower(const Request &r) {
     const int64_t most = width <= TURNED_NARROW  ? TURNED_TAPS
                          : width <= TURNED_WIDTH ? TURNED_TAPS / 4
                                                  : 0;
-    const auto taps = [](const Windows &w) {
-        return w.most_taps(0) * w.most_taps(1) * w.most_taps(2);
-    };
-    return (r.operation == AVERAGE ? taps(r.windows) : taps(adjoint_of(r.windows))) > most
+    // Windows of more rows would share columns, so that bits depended on the number of planes.
+    const Windows seen = r.operation == AVERAGE ? r.windows : adjoint_of(r.windows);
+    const int64_t rows = seen.most_taps(0) * seen.most_taps(1);
+    return rows >= SHARED_ROWS || rows * seen.most_taps(2) > most
                ? "windows are large or rows are long"
                : nullptr;
 }
@@ -317,9 +316,7 @@ const char *name_of_mechanism(int64_t number) {
 // Combining two windows of 1, 2, 4, ... taps gives one of twice as many, so that k taps cost log k
 // steps. Each step computes a window at every position, not only at those of outputs.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
-    const int64_t least = channels == 1 ? (is_idempotent ? WIDE_MAXIMA : WIDE_SUMS)
-                                        : (is_idempotent ? WIDE_MAXIMA + 1 : WIDE_SUMS_OF_CHANNELS);
-    if (axis.window <= least)
+    if (!is_idempotent || axis.window <= WIDE_MAXIMA + (channels > 1))
         return false;
     int64_t steps = 1;
     while ((int64_t(1) << steps) < axis.window)

@@ -191,6 +191,8 @@ struct PlaneParts {
     }
 };
 
+// The most outputs of a tile of a row, so that what is listed for each of them stays small.
+constexpr int64_t TILE_OUTPUTS = 4096;
 // A problem and what each of its outputs reads. For a gradient the outputs are positions of the
 // input, and `seen` has the windows that `p` does not describe.
 struct Windows {

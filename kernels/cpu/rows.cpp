@@ -50,13 +50,9 @@ struct RowPooling : BlockPooling {
         return {std::min(rows, windows.p.h().outputs), outputs_w};
     }
 
-    // Whether the rows that windows read are found once for all windows that lie inside the input
-    // along H: each of these windows reads as many rows, a stride below those of the one before.
-    const bool may_repeat = !without(REPEATED_ROWS) && windows.spacing == 1 &&
-                            plan.outputs_w == w.outputs && h.window > 0 &&
-                            h.size + h.padding >= h.extent();
-    const int64_t inner_begin = parts_of(h.padding, h.stride);
-    const int64_t inner_end = std::min(h.outputs, (h.size + h.padding - h.extent()) / h.stride + 1);
+    // The outputs along H whose windows lie inside the input. What they read is found once, as each
+    // reads as many rows as the one before, a stride below.
+    const Range repeating = windows.spacing > 1 || without(REPEATED_ROWS) ? Range{0, 0} : h.whole();
 
     void pool() const {
         const double elements = double(most_rows) * double(plan.outputs_w * w.stride) +
@@ -91,9 +87,7 @@ struct RowPooling : BlockPooling {
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
             char *const into = m.staged + r * pitch * value;
             const int64_t row = b.oh + r;
-            repeated = may_repeat && row >= inner_begin && row < inner_end
-                           ? std::min(b.outputs_h - r, inner_end - row)
-                           : 1;
+            repeated = repeating.contains(row) ? std::min(b.outputs_h - r, repeating.end - row) : 1;
             const int64_t found =
                 find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
             if (found == 0) {

@@ -44,57 +44,43 @@ __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) 
 template <class E>
 struct Turned {
     static constexpr int64_t n = std::min<int64_t>(16, LANES<E>);
-    using Rows = Vector<E, n>[n];
 
     const int64_t planes;
     const int64_t size;
     const int64_t channels;
 
-    // Where the last square of a plane begins.
-    int64_t last() const { return std::max<int64_t>(size - n, 0); }
-    // Nothing is read from `end` on.
-    void turn(const E *from, const E *end, E *to) const {
+    // Turns planes, or with `is_back` turned planes back. Nothing is read or written after the
+    // planes. A small plane's vectors write past its end, and the next plane overwrites those
+    // elements.
+    template <bool is_back>
+    void turn(const E *from, E *to) const {
+        const E *const end = (is_back ? to : from) + planes * size;
         for (int64_t k = 0; k < planes; k += n)
             for (int64_t x = 0; x < size; x += n) {
-                const int64_t at = std::min(x, last());
-                Rows rows;
+                const int64_t at = std::min(x, std::max<int64_t>(size - n, 0));
+                const int64_t count = is_back ? std::min(n, planes - k) : n;
+                const auto in_planes = [=](int64_t j) {
+                    return std::min(k + j, planes - 1) * size + at;
+                };
+                const auto in_turned = [=](int64_t j) { return (at + j) * channels + k; };
+                Vector<E, n> rows[n];
 #pragma GCC unroll 16
                 for (int64_t j = 0; j < n; ++j) {
-                    const E *const row = from + std::min(k + j, planes - 1) * size + at;
-                    if (row + n <= end)
-                        rows[j] = read<Vector<E, n>>(row);
-                    else {
-                        rows[j] = Vector<E, n>{};
-                        std::memcpy(&rows[j], row, (end - row) * sizeof(E));
-                    }
+                    const E *const row = from + (is_back ? in_turned(j) : in_planes(j));
+                    rows[j] = Vector<E, n>{};
+                    copy_row(row, is_back ? n : end - row, &rows[j]);
                 }
                 turn_square<E, n>(rows);
 #pragma GCC unroll 16
-                for (int64_t j = 0; j < n; ++j)
-                    write(rows[j], to + (at + j) * channels + k);
+                for (int64_t j = 0; j < count; ++j) {
+                    E *const row = to + (is_back ? in_planes(j) : in_turned(j));
+                    copy_row(&rows[j], is_back ? end - row : n, row);
+                }
             }
     }
-    // Writes planes back in order. A small plane's vectors write past its end, and the next plane
-    // overwrites those elements.
-    void turn_back(const E *from, E *to) const {
-        const E *const end = to + planes * size;
-        for (int64_t k = 0; k < planes; k += n)
-            for (int64_t x = 0; x < size; x += n) {
-                const int64_t at = std::min(x, last());
-                Rows rows;
-#pragma GCC unroll 16
-                for (int64_t j = 0; j < n; ++j)
-                    rows[j] = read<Vector<E, n>>(from + (at + j) * channels + k);
-                turn_square<E, n>(rows);
-                const int64_t count = std::min(n, planes - k);
-                for (int64_t j = 0; j < count; ++j) {
-                    E *const row = to + (k + j) * size + at;
-                    if (row + n <= end)
-                        write(rows[j], row);
-                    else
-                        std::memcpy(row, &rows[j], std::min(n, size - at) * sizeof(E));
-                }
-            }
+    // Copies the n elements of a row of a square, or only those for which there is room.
+    static void copy_row(const void *from, int64_t room, void *to) {
+        room < n ? std::memcpy(to, from, room * sizeof(E)) : std::memcpy(to, from, n * sizeof(E));
     }
 };
 
@@ -133,10 +119,9 @@ void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, 
             E *const to = from + turned;
             const int64_t first = block * channels;
             const int64_t count = std::min(channels, planes - first);
-            Turned<E>{count, size, channels}.turn(elements + first * size, elements + planes * size,
-                                                  from);
+            Turned<E>{count, size, channels}.template turn<false>(elements + first * size, from);
             work(from, to);
-            Turned<E>{count, results, channels}.turn_back(
+            Turned<E>{count, results, channels}.template turn<true>(
                 to, static_cast<E *>(output) + first * results);
         };
         for_parts(parts_of(planes, channels), 1, 2. * double(channels * (size + results)),

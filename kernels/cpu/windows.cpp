@@ -20,8 +20,6 @@ namespace {
 // What a tile reads, which stays in a cache: bytes of values of one channel, or elements of all
 // rows of several channels.
 constexpr int64_t TILE_READS = 65536;
-// The most outputs of a tile, so that the list of their runs stays small.
-constexpr int64_t TILE_OUTPUTS = 4096;
 // The bytes that are read in order before they are combined: few, so that the processor does both
 // at the same time.
 constexpr int64_t READ_BYTES = 4096;
