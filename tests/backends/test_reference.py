@@ -236,6 +236,16 @@ def test_foreign_taps_send_their_gradient_nowhere(tap: int) -> None:
     assert sent.tolist() == [[[[float(tap == 0), 0], [0, 0]]]]
 
 
+def test_taps_beyond_32_bits_from_the_input() -> None:
+    """Dilation and padding that only 64 bits can add up: each window's last tap is its winner."""
+    input, window = torch.arange(4.0).view(1, 1, 4), Window.directml(1, 3, 1, 2**31 - 1, 0, 2**30)
+    values, taps = reference.max_pooling_with_taps(input, window)
+    assert values.flatten().tolist() == [1, 2, 3]
+    assert taps.flatten().tolist() == [2, 2, 2]
+    gradient = reference.max_pooling_grad_from_taps(torch.ones(1, 1, 3), taps, (4,), window, False)
+    assert gradient.flatten().tolist() == [0, 1, 1, 1]
+
+
 def test_a_huge_padding_costs_no_memory_of_its_size() -> None:
     """Padding is not written out where it is larger than the input."""
     axis = Window.directml(1, 3, 1, 2**30, 2**30).axes[0]

@@ -244,10 +244,18 @@ def _are_within(numbers: Tensor, count: int) -> bool | Tensor:
     return (numbers >= 0) & (numbers < count)
 
 
+def _held_as(sizes: Sequence[int], window: Window) -> torch.dtype:
+    """The type of taps and positions, and of what lies between the first tap and the input."""
+    axes = zip(window.axes, sizes, strict=True)
+    reach = [size + axis.start_padding + axis.end_padding + axis.extent for axis, size in axes]
+    return operands.position_dtype(max(*reach, math.prod(sizes), window.taps))
+
+
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    left, taps, step = positions.to(operands.position_dtype(math.prod(sizes))), None, 1
-    inside = _are_within(left, math.prod(sizes))
+    left, step = positions.to(_held_as(sizes, window)), 1
+    inside: Any = _are_within(left, math.prod(sizes))
+    taps: Any = None
     for axis, size, first in _axes(window, sizes, left):
         left, at = _divided(left, size) if axis is not window.axes[0] else (left, left)
         along = at - first
@@ -260,8 +268,9 @@ def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    left, positions, step = taps.to(operands.position_dtype(math.prod(sizes))), None, 1
-    inside = _are_within(left, window.taps)
+    left, step = taps.to(_held_as(sizes, window)), 1
+    inside: Any = _are_within(left, window.taps)
+    positions: Any = None
     for axis, size, first in _axes(window, sizes, left):
         left, along = _divided(left, axis.window) if axis is not window.axes[0] else (left, left)
         at = along * axis.dilation + first
