@@ -154,6 +154,39 @@ def test_index_types_that_cannot_number_the_input(
         assert values.shape[-1] == indices.shape[-1] == most // 2
 
 
+def test_windows_whose_winners_no_int32_numbers() -> None:
+    """M6: more than 2**31 taps are refused where winners are numbered, by every function."""
+    input, size, padding = (
+        torch.empty(1, 1, 1, 1, device="meta"),
+        (2**16, 2**15 + 1),
+        (65535, 2**15),
+    )
+    named, winners = (input, size, 1, padding), {"return_indices": True}
+    pairs = tuple((each, 0) for each in padding)
+    lists = (list(size), [1, 1], list(padding), [0, 0], [1, 1], False)
+    calls: dict[str, list[Callable[[], object]]] = {
+        "window_size": [
+            functools.partial(dmlpool.max_pooling, *named, **winners),
+            functools.partial(dmlpool.min_pooling, *named, **winners),
+            functools.partial(dmlpool.max_pooling_grad, input, *named),
+            functools.partial(
+                dmlpool.max_pooling, torch.zeros(1, 1, 1, 1).requires_grad_(), *named[1:]
+            ),
+            functools.partial(torch.ops.dmlpool.max_pooling_grad, input, input, *lists),
+            functools.partial(torch.ops.dmlpool.max_pooling_with_taps, input, *lists),
+        ],
+        "kernel_size": [
+            functools.partial(dmlpool.nn.functional.max_pool2d, input, size, 1, pairs, **winners),
+            functools.partial(dmlpool.nn.functional.min_pool2d, input, size, 1, pairs, **winners),
+        ],
+    }
+    assert dmlpool.max_pooling(*named).shape == input.shape
+    for name, listed in calls.items():
+        for call in listed:
+            limit = f"{name} must be at most {2**31} taps in all where winners are numbered"
+            refused(ValueError, f"{limit}, got {2**31 + 2**16}", call)
+
+
 def test_every_public_function_and_layer_is_in_the_table() -> None:
     """And every argument of each, but what takes models or is ignored as PyTorch ignores it."""
     public = {
