@@ -67,10 +67,6 @@ struct CountedWindows : Windows {
     bool all_agree(int a) const {
         const Axis &axis = p.axes[a];
         const TapCount first = count_of(a, 0);
-        // These counts never grow along an axis, so that the first and the last one decide.
-        const bool falls = p.counting.divisor != 0 || (p.counting.include_padding && axis.window);
-        if (falls && !needs_read)
-            return agree(first, count_of(a, axis.outputs - 1));
         const Range whole = axis.whole();
         for (int64_t o = 1; o < axis.outputs; ++o) {
             if (o > whole.begin && whole.contains(o))
