@@ -193,10 +193,6 @@ struct AverageGradient {
 
 }  // namespace
 
-const RowOperations &float_sums(int type) {
-    return kernels_of(type).sums;
-}
-
 void average_pooling(const Problem &plain, const void *input, void *output) {
     const Problem p = joined_averages(plain, false, true);
     const Windows windows(p);

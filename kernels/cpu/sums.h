@@ -4,10 +4,6 @@
 #include "reductions.h"
 
 namespace dmlpool {
-
-// Sums of a float data type; `type` is its number in backends/plans.py.
-const RowOperations &float_sums(int type);
-
 namespace {
 
 // sum / by, where `inverse` is 1 / by. For float32 it multiplies by the inverse, and corrects that

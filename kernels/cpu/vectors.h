@@ -140,24 +140,12 @@ struct Half {
 struct BFloat16 {
     uint16_t bits;
 };
-// Any byte but 0 is True, as in PyTorch, whose views of other types as bools have such bytes.
-struct Bool {
-    uint8_t byte;
-};
-template <class V>
-inline V truth_of(V bytes) {
-    const V one = V{} + uint8_t(1);
-    return bytes < one ? bytes : one;
-}
 
 // Converts an element to the type in which it is added: half precision to float, others to
 // themselves. It computes with bits where the processor has no instruction for it.
 template <class T>
 inline T widen(T value) {
     return value;
-}
-inline uint8_t widen(Bool value) {
-    return truth_of(value.byte);
 }
 inline float widen(BFloat16 value) {
     return bits_as<float>(uint32_t(value.bits) << 16);
@@ -310,8 +298,6 @@ inline Vector<L, n> load(const T *from) {
         return L(widen(read<T>(from)));
     else if constexpr (std::is_same_v<T, L>)
         return read<Vector<L, n>>(from);
-    else if constexpr (std::is_same_v<T, Bool>)
-        return converted<L, n, uint8_t>(truth_of(read<Vector<uint8_t, n>>(from)));
     else if constexpr (std::is_same_v<T, BFloat16>)
         return Vector<L, n>(
             __builtin_convertvector(read<Vector<uint16_t, n>>(from), Vector<uint32_t, n>) << 16);
