@@ -52,7 +52,9 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.parts = m.rows + most_rows;
     m.parts_of_h = m.parts + taps;
     m.shifted = m.parts_of_h + taps;
-    const int64_t values = 2 * staged + scratch + box_size;
+    const int64_t sums = op.is_idempotent ? 0 : box_size;
+    const int64_t sums_of_rows = doubles_w && !op.is_idempotent ? size : 0;
+    const int64_t values = 2 * staged + scratch + box_size + sums + sums_of_rows;
     m.memory.resize(values * value + ALIGNMENT);
     char *next = m.memory.data();
     next += -reinterpret_cast<uintptr_t>(next) & (ALIGNMENT - 1);
@@ -61,6 +63,8 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.produced = take(staged);
     m.scratch = take(scratch);
     m.box = take(box_size);
+    m.sums = take(sums);
+    m.sums_of_rows = take(sums_of_rows);
     return m;
 }
 
@@ -71,16 +75,26 @@ int64_t BlockPooling::find_taps(const char *data, int64_t n, const Axis &axis, i
     return axis.window;
 }
 
-int64_t BlockPooling::double_windows(char *data, int64_t n, int64_t length, const Axis &axis,
-                                     int64_t unit, Row *parts) const {
+int64_t BlockPooling::double_windows(char *data, char *sums, int64_t n, int64_t length,
+                                     const Axis &axis, int64_t unit, Row *parts) const {
+    const int64_t k = axis.window;
     const int64_t step = axis.dilation * n;
     const auto part = [=](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
+    const int64_t outputs = length - (k - 1) * step;
+    int64_t taken = 0;  // taps that are in `sums`
     int64_t power = 1;
-    for (; 2 * power <= axis.window; power *= 2)
+    for (; 2 * power <= k; power *= 2) {
+        if (!op.is_idempotent && (k & power)) {
+            const Row row = part(taken);
+            taken == 0 ? op.combine(true, &row, 1, outputs, sums)
+                       : op.accumulate(row, outputs, sums);
+            taken += power;
+        }
         op.accumulate(part(power), length - power * step, data);
-    parts[0] = part(0);
-    parts[1] = part(axis.window - power);
-    return power < axis.window ? 2 : 1;
+    }
+    parts[0] = part(taken);
+    parts[1] = op.is_idempotent ? part(k - power) : Row{sums, 0};
+    return power < k ? 2 : 1;
 }
 
 void BlockPooling::fill_margins(const Block &b, int64_t rows, const Workspace &m) const {
@@ -140,9 +154,9 @@ void BlockPooling::combine_windows(const char *from, int64_t values, const Targe
 void BlockPooling::combine_taps(const char *from, int64_t values, const Target &t,
                                 const Workspace &m) const {
     // Rows that are doubled lie in the workspace.
-    const int64_t parts = doubles_w
-                              ? double_windows(m.staged, channels, values, w, op.units[2], m.parts)
-                              : find_taps(from, channels, w, op.units[2], m.parts);
+    const int64_t parts = doubles_w ? double_windows(m.staged, m.sums_of_rows, channels, values, w,
+                                                     op.units[2], m.parts)
+                                    : find_taps(from, channels, w, op.units[2], m.parts);
     if (w.stride == 1)
         return op.combine(true, m.parts, parts, t.outputs * channels, t.to,
                           {t.runs, pitch * value, t.pitch, t.divisor});

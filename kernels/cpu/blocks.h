@@ -53,6 +53,8 @@ struct Workspace {
     char *produced;  // values of outputs, before they are finished
     char *scratch;   // rows of every stride-th value, or rows before zeros are inserted
     char *box;       // a box that was combined along D
+    char *sums;      // of doubled windows along H, and of those along W
+    char *sums_of_rows;
 };
 
 // What RowPooling and BoxPooling have in common.
@@ -98,9 +100,10 @@ struct BlockPooling {
     // numbers of two taps.
     int64_t find_taps(const char *data, int64_t n, const Axis &axis, int64_t unit, Row *taps) const;
     // Combines windows of 1, 2, 4, ... taps in place. Lists in `parts` the windows that make the
-    // first window, one or two that overlap, and returns how many there are.
-    int64_t double_windows(char *data, int64_t n, int64_t length, const Axis &axis, int64_t unit,
-                           Row *parts) const;
+    // first window, and returns how many there are: of maxima two that overlap, of sums the largest
+    // one and those of the other powers of two, which are added up in `sums`.
+    int64_t double_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
+                           int64_t unit, Row *parts) const;
     // Fills what lies outside the input in `rows` rows of workspace with the value that changes
     // nothing. The end of a row and the start of the next one are filled together.
     void fill_margins(const Block &b, int64_t rows, const Workspace &m) const;

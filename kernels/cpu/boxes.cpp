@@ -45,9 +45,9 @@ struct BoxPooling : BlockPooling {
         const int64_t length = b.columns * channels;
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
-        const int64_t parts =
-            doubles_h ? double_windows(m.box, length, height * length, h, op.units[1], m.parts_of_h)
-                      : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
+        const int64_t parts = doubles_h ? double_windows(m.box, m.sums, length, height * length, h,
+                                                         op.units[1], m.parts_of_h)
+                                        : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
             for (int64_t k = 0; k < parts; ++k)

@@ -17,9 +17,9 @@ namespace {
 
 // Tuned numbers, each with what it trades.
 
-// A window of maxima of one channel may be wide if it has more taps than this, one more for several
-// channels.
+// A window of more taps than this may be wide; maxima of several channels need one more.
 constexpr int64_t WIDE_MAXIMA = 4;
+constexpr int64_t WIDE_SUMS = 16;
 // A window is huge if its extent or stride exceeds HUGE_BESIDE + HUGE_TIMES * size. The work for a
 // huge window must not grow with its extent.
 constexpr int64_t HUGE_BESIDE = 64;
@@ -316,7 +316,7 @@ const char *name_of_mechanism(int64_t number) {
 // Combining two windows of 1, 2, 4, ... taps gives one of twice as many, so that k taps cost log k
 // steps. Each step computes a window at every position, not only at those of outputs.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
-    if (!is_idempotent || axis.window <= WIDE_MAXIMA + (channels > 1))
+    if (axis.window <= (is_idempotent ? WIDE_MAXIMA + (channels > 1) : WIDE_SUMS))
         return false;
     int64_t steps = 1;
     while ((int64_t(1) << steps) < axis.window)

@@ -65,8 +65,8 @@ constexpr int64_t SHARED_ROWS = 8;
 // taps on. Planes whose rows have at most TURNED_WIDTH elements are transposed rather than joined.
 constexpr int64_t LONG_CONVERTED = 16;
 constexpr int64_t TURNED_WIDTH = 16;
-// Whether an axis is wide: windows of maxima overlap so much that combining them from windows of 1,
-// 2, 4, ... taps is faster.
+// Whether an axis is wide: windows overlap so much that combining them from windows of 1, 2, 4, ...
+// taps is faster.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
 // With at least this stride each window of one channel reads its own elements, because every fifth
 // element of a row cannot be taken in vectors.
