@@ -16,7 +16,7 @@ import triton.language as tl
 from .addressing import INTERPRETED
 
 
-class Plan(NamedTuple):
+class SumPlan(NamedTuple):
     """Which source positions a tile of targets adds up along one axis, from the tile's own first
     source position on.
 
@@ -56,7 +56,7 @@ def plan(axis, ADJOINT, TILE, V):
     starts = tuple([each[0] - low if each else 0 for each in added])
     lasts = tuple([each[-1] - low if each else 0 for each in added])
     used = tuple([not every.isdisjoint(range(low + i, low + i + V)) for i in range(0, length, V)])
-    return Plan(advance, targets, low, length, step, starts, tuple(map(len, added)), lasts, used)
+    return SumPlan(advance, targets, low, length, step, starts, tuple(map(len, added)), lasts, used)
 
 
 @triton.constexpr_function

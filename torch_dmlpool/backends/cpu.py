@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.interface import Backend, Recorded, Windows
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Recorded
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -74,7 +74,7 @@ def _filled_from_numbers(
 _TAPS = None, TAPS  # winners are taps, in the data type that holds the window's
 
 
-class _GradientPlan:
+class _CpuGradientPlan:
     """The plan of a call and the plan of its gradient: ``interface.GradientPlan``."""
 
     __slots__ = ("back", "dtype", "function", "like", "plan")
@@ -131,10 +131,10 @@ def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
 
 
 @functools.lru_cache(maxsize=4096)
-def _plans_of_maxima(*request: Any) -> _GradientPlan:
+def _plans_of_maxima(*request: Any) -> _CpuGradientPlan:
     plan = planned(*request, None, None, _TAPS)
     numbered = (plan.number_dtype, TAPS), plan.memory_format
-    return _GradientPlan((*request, None), plan, library.dmlpool_max_pooling_grad, *numbered)
+    return _CpuGradientPlan((*request, None), plan, library.dmlpool_max_pooling_grad, *numbered)
 
 
 def max_pooling_with_indices(
@@ -150,7 +150,7 @@ def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Te
 
 def _with_winners(
     input: Tensor,
-    window: Windows,
+    window: AnyWindow,
     winner_dtype: torch.dtype | None,
     numbering: int,
     plan: CpuPlan | None = None,
@@ -267,14 +267,14 @@ def scatter_positions(
     )
 
 
-def average_pooling(input: Tensor, window: Windows, *counted: Any) -> Tensor:
+def average_pooling(input: Tensor, window: AnyWindow, *counted: Any) -> Tensor:
     """Averages of windows. ``counted``: whether padding counts, and the divisor or None."""
     plan = planned(input.shape, input.stride(), input.dtype, window, counted)
     output = _new(plan.output_sizes, plan.output_strides, input.dtype)
     return _filled(output, library.dmlpool_average_pooling, plan, input)
 
 
-def recorded_average_pooling(input: Tensor, window: Windows, *counted: Any) -> Recorded:
+def recorded_average_pooling(input: Tensor, window: AnyWindow, *counted: Any) -> Recorded:
     """Averages and what their gradient needs."""
     plans = _plans_of_averages(input.shape, input.stride(), input.dtype, window, counted)
     plan = plans.plan
@@ -283,8 +283,8 @@ def recorded_average_pooling(input: Tensor, window: Windows, *counted: Any) -> R
 
 
 @functools.lru_cache(maxsize=4096)
-def _plans_of_averages(*request: Any) -> _GradientPlan:
-    return _GradientPlan(request, planned(*request), library.dmlpool_average_pooling_grad)
+def _plans_of_averages(*request: Any) -> _CpuGradientPlan:
+    return _CpuGradientPlan(request, planned(*request), library.dmlpool_average_pooling_grad)
 
 
 def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
@@ -292,7 +292,7 @@ def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]
 
 
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], window: Windows, *counted: Any
+    input_gradient: Tensor, spatial_sizes: Sequence[int], window: AnyWindow, *counted: Any
 ) -> Tensor:
     """The gradient of an input of ``spatial_sizes``, in the memory format of ``input_gradient``."""
     shape, dtype, sizes = input_gradient.shape, input_gradient.dtype, tuple(spatial_sizes)

@@ -27,7 +27,7 @@ class GpuPlan:
     strides: tuple[int, ...]
     launches: tuple[Any, ...]  # empty if results are
     kernel: str  # of the first launch; tile kernels read a source of any strides
-    gradient: "GradientPlan | None" = None  # from the first call on that records it
+    gradient: "GpuGradientPlan | None" = None  # from the first call on that records it
 
 
 @lru_cache(maxsize=4096)
@@ -83,7 +83,7 @@ def new(like: Tensor, plan: GpuPlan, dtype: torch.dtype) -> Tensor:
     return empty_strided_cuda(plan.sizes, plan.strides, dtype)
 
 
-class GradientPlan:
+class GpuGradientPlan:
     """What the gradient of results of ``plan`` needs: ``interface.GradientPlan``.
 
     ``fill`` launches its plan, which the further arguments are of. Without a plan, the gradient's

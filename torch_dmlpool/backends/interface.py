@@ -10,7 +10,7 @@ from torch_dmlpool import operands
 from torch_dmlpool.window import Window
 
 Function = Callable[..., Any]
-Windows = Window | Sequence[int]
+AnyWindow = Window | Sequence[int]
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
 
 

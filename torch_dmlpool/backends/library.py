@@ -38,14 +38,14 @@ def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
 
 
 _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-Axis = _struct(
+AxisStruct = _struct(
     "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
 )
 """``Axis`` of kernels/cpu/geometry.h, which also has the next two."""
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
 _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
 Problem = _struct(
-    "Problem", planes=_NUMBER, channels=_NUMBER, axes=Axis * 3, counting=Counting, **_LAST
+    "Problem", planes=_NUMBER, channels=_NUMBER, axes=AxisStruct * 3, counting=Counting, **_LAST
 )
 """The next two structs are those of kernels/cpu/operators.h."""
 Quantization = _struct(
@@ -87,7 +87,7 @@ def layout() -> dict[str, tuple[int, int]]:
     constant: what ``dmlpool_layout`` of a library that fits says.
     """
     found = {}
-    for struct in (Axis, Counting, Problem, Quantization, Masking):
+    for struct in (AxisStruct, Counting, Problem, Quantization, Masking):
         found[struct.__name__] = 0, ctypes.sizeof(struct)
         for name, *_ in struct._fields_:
             field = getattr(struct, name)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.interface import Windows
-from torch_dmlpool.backends.library import TAPS, Axis, Counting, Problem, Quantization
+from torch_dmlpool.backends.interface import AnyWindow
+from torch_dmlpool.backends.library import TAPS, AxisStruct, Counting, Problem, Quantization
 from torch_dmlpool.window import Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -50,7 +50,7 @@ def planned(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: torch.dtype,
-    window: Windows,
+    window: AnyWindow,
     counted: tuple[bool, int | None] | None = None,
     spatial_sizes: tuple[int, ...] | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
@@ -87,7 +87,7 @@ def planned(
     problem = Problem(
         planes,
         inner_channels,
-        (Axis * 3)(*(Axis(*axis) for axis in [unit] * missing + axes)),
+        (AxisStruct * 3)(*(AxisStruct(*axis) for axis in [unit] * missing + axes)),
         Counting(include_padding, divisor or 0, (ctypes.c_int64 * 3)(*[0] * missing, *ends)),
         DATA_TYPES[dtype],
         number_dtype.itemsize,
@@ -136,7 +136,7 @@ _Axis = tuple[int, int, int, int, int, int]
 
 
 def _axes_of(
-    window: Windows, sizes: Sequence[int], are_averaged: bool
+    window: AnyWindow, sizes: Sequence[int], are_averaged: bool
 ) -> tuple[Sequence[int], list[_Axis], list[int]]:
     """The output sizes of a window or of bins, its axes, and the end padding of each."""
     if not isinstance(window, Window):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends.interface import Windows
+from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.elements import lowest
 from torch_dmlpool.window import Axis, Window
 
@@ -109,7 +109,7 @@ def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
     return floored(bound - first + axis.dilation - 1, axis.dilation).clamp(0, axis.window)
 
 
-def parts(windows: Windows) -> Sequence[Axis | int]:
+def parts(windows: AnyWindow) -> Sequence[Axis | int]:
     """The axis of windows, or the number of bins, along each spatial dimension."""
     return windows.axes if isinstance(windows, Window) else windows
 

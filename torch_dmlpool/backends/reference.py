@@ -14,13 +14,13 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reductions, slices
-from torch_dmlpool.backends.interface import Backend, Windows
+from torch_dmlpool.backends.interface import AnyWindow, Backend
 from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
 from torch_dmlpool.elements import SIGNED, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Window
 
 
-def _reject_sizes(input: Tensor, windows: Windows) -> None:
+def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
     """Raise an error if windows leave no output (rule G5), which callers leave to the backend.
 
     Symbolic sizes were checked when the program was traced.
@@ -29,7 +29,7 @@ def _reject_sizes(input: Tensor, windows: Windows) -> None:
         windows.output_sizes(input.shape[2:])
 
 
-def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
+def average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Tensor:
     """Averages of windows or bins. ``counted``: whether padding counts, and the divisor or None."""
     _reject_sizes(input, windows)
     wide = widened(input)
@@ -40,7 +40,7 @@ def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
 
 
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
+    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: AnyWindow, *counted: Any
 ) -> Tensor:
     """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
     the windows that read it.
@@ -152,7 +152,7 @@ def _ordered(source: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
-def _winners(input: Tensor, windows: Windows) -> Tensor:
+def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     """The position of the first greatest element, or of the first NaN, of each window or bin; -1
     for a window of padding alone.
     """
@@ -292,7 +292,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     )
 
 
-def _found(input: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+def _found(input: Tensor, windows: AnyWindow) -> tuple[Tensor, Tensor]:
     """Maxima and their positions."""
     _reject_sizes(input, windows)
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
@@ -310,7 +310,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
 
 
 def max_pooling_with_indices(
-    input: Tensor, windows: Windows, *numbering: Any
+    input: Tensor, windows: AnyWindow, *numbering: Any
 ) -> tuple[Tensor, Tensor]:
     """Maxima and their indices. ``numbering``: the indices' data type, and whether they count in
     each plane (else in the whole tensor).

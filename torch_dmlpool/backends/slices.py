@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reductions
-from torch_dmlpool.backends.interface import Windows
+from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, are_ints, covers, is_unpadded
 from torch_dmlpool.window import Axis, Window
 
@@ -110,7 +110,7 @@ def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> 
     return torch.cat([*filled(axis.start_padding), tensor, *filled(after)], dim)
 
 
-def pooled(tensors: Tensors, windows: Windows, reduction: Reduction) -> Tensors:
+def pooled(tensors: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors:
     """Every window, or every bin, in the way that suits its sizes."""
     parts = reductions.parts(windows)
     sizes = tensors[0].shape[2:]
@@ -150,7 +150,7 @@ def _reduced(tensors: Tensors, dim: int, reduction: Reduction) -> Tensors:
     return (sum_of(tensors[0], dim),) if is_sum else reduction.whole(tensors, dim)
 
 
-def covers_all(windows: Windows, sizes: Sequence[int]) -> bool:
+def covers_all(windows: AnyWindow, sizes: Sequence[int]) -> bool:
     """Whether one window is the whole plane, of known sizes."""
     if not isinstance(windows, Window) or not are_ints(*sizes):
         return False
@@ -197,7 +197,7 @@ def _sum_in_pairs(tensor: Tensor, dim: int) -> Tensor:
     return tensor
 
 
-def counts(windows: Windows, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
+def counts(windows: AnyWindow, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
     """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
     total = torch.ones((), dtype=like.dtype, device=like.device)
     for part, size in zip(reductions.parts(windows), sizes, strict=True):
@@ -218,7 +218,7 @@ def _count_alike(window: Window, include_padding: bool) -> bool:
 
 
 def divisor(
-    windows: Windows,
+    windows: AnyWindow,
     sizes: Sequence[int],
     like: Tensor,
     include_padding: bool = False,

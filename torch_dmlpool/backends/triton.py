@@ -19,8 +19,8 @@ from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
-from torch_dmlpool.backends.gpu_plans import GpuPlan, GradientPlan, new, planned
-from torch_dmlpool.backends.interface import Backend, Recorded, Windows
+from torch_dmlpool.backends.gpu_plans import GpuGradientPlan, GpuPlan, new, planned
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Recorded
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
@@ -159,7 +159,7 @@ def _by_reference(function: Any) -> Any:
     def recorded(input: Tensor, *arguments: Any) -> Recorded:
         results = function(input, *arguments)
         values, *taps = (results,) if isinstance(results, Tensor) else results
-        return values, taps, GradientPlan(input)
+        return values, taps, GpuGradientPlan(input)
 
     return recorded
 
@@ -170,7 +170,7 @@ def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
     dtype = _tap_dtype(window)
     values, taps, plan = _maxima(input, window, dtype)
     if plan.gradient is None:
-        plan.gradient = GradientPlan(
+        plan.gradient = GpuGradientPlan(
             input, plan, _launch_max_gradient, "grad_launches", (), window, taps=dtype
         )
     return values, (taps,), plan.gradient
@@ -310,19 +310,19 @@ def _launch_max_gradient(plan: GpuPlan, source: Tensor, taps: Tensor, gradient: 
 
 
 @or_reference(reference.average_pooling)
-def average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Tensor:
+def average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Tensor:
     """Averages (rules A1 to A5). ``counted``: whether padding counts, and the divisor or None."""
     return _averages(input, None, windows, *counted)[0]
 
 
 @or_reference(_by_reference(reference.average_pooling))
-def recorded_average_pooling(input: Tensor, windows: Windows, *counted: Any) -> Recorded:
+def recorded_average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Recorded:
     """Averages and what their gradient needs."""
     averages, plan = _averages(input, None, windows, *counted)
     if plan.gradient is None:
         window = windows if isinstance(windows, Window) else None
         request = "average_launches", ((0, 0, 0, 0),), window, False, *counted
-        plan.gradient = GradientPlan(input, plan, _launch_average_gradient, *request)
+        plan.gradient = GpuGradientPlan(input, plan, _launch_average_gradient, *request)
     return averages, (), plan.gradient
 
 
@@ -332,7 +332,7 @@ def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]
 
 @or_reference(reference.average_pooling_grad)
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: Windows, *counted: Any
+    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: AnyWindow, *counted: Any
 ) -> Tensor:
     """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
     return _averages(input_gradient, tuple(spatial_sizes), windows, *counted)[0]
@@ -354,7 +354,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
 def _averages(
     source: Tensor,
     input_sizes: tuple[int, ...] | None,
-    windows: Windows,
+    windows: AnyWindow,
     *counted: Any,
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
