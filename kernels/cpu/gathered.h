@@ -132,7 +132,7 @@ struct GatheredMaxima : Gathering {
     const T *const arriving;
     const uint8_t *const winners;
     T *const gradient;
-    const bool prefetches = is_large(p.input_bytes(sizeof(T))) && !without(PREFETCH_WRITES);
+    const bool prefetches = is_large(4 * p.input_bytes(sizeof(T))) && !without(PREFETCH_WRITES);
 
     GatheredMaxima(const Problem &p, const void *arriving, const void *winners, void *gradient)
         : Gathering{p},

@@ -183,15 +183,14 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
 }
 
 // Whether a strategy calls `read_new_rows`: for inputs that no cache holds, unless windows leave
-// out rows. Where windows of channels share rows, a row is read once for several rows of outputs,
-// and it pays for inputs of three quarters of that size; for strided rows of one channel of half.
+// out rows. It pays for inputs of half that size where windows of channels share rows or a position
+// is long, and of a third for strided rows of one channel.
 inline bool reads_first(const Windows &windows, int64_t element) {
     const Axis &h = windows.p.h();
     const int64_t bytes = windows.p.input_bytes(element);
-    const double counted = windows.p.channels > 1 ? (h.window > h.stride ? 4. / 3 : 1)
-                           : h.stride > 1         ? 2
-                                                  : 1;
-    return is_large(int64_t(double(bytes) * counted)) && !without(READ_FIRST) &&
+    const bool is_long = h.window > h.stride || windows.p.channels * element >= 1024;
+    const int64_t times = windows.p.channels > 1 ? 1 + is_long : h.stride > 1 ? 3 : 1;
+    return is_large(bytes * times) && !without(READ_FIRST) &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 
