@@ -11,7 +11,7 @@
 namespace dmlpool {
 
 // Rows of workspace that are pooled along W together have at most this many values of 4 bytes or
-// more, and at most four times as many bytes.
+// more, or four times as many bytes of smaller values.
 constexpr int64_t WORKSPACE_VALUES = 1024;
 
 int64_t block_outputs(const Axis &axis, int64_t least) {
@@ -52,9 +52,9 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.parts = m.rows + most_rows;
     m.parts_of_h = m.parts + taps;
     m.shifted = m.parts_of_h + taps;
-    const int64_t sums = op.is_idempotent ? 0 : box_size;
-    const int64_t sums_of_rows = doubles_w && !op.is_idempotent ? size : 0;
-    const int64_t values = 2 * staged + scratch + box_size + sums + sums_of_rows;
+    const int64_t sums_h = op.is_idempotent ? 0 : box_size;
+    const int64_t sums_w = doubles_w && !op.is_idempotent ? size : 0;
+    const int64_t values = 2 * staged + scratch + box_size + sums_h + sums_w;
     m.memory.resize(values * value + ALIGNMENT);
     char *next = m.memory.data();
     next += -reinterpret_cast<uintptr_t>(next) & (ALIGNMENT - 1);
@@ -63,8 +63,8 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.produced = take(staged);
     m.scratch = take(scratch);
     m.box = take(box_size);
-    m.sums = take(sums);
-    m.sums_of_rows = take(sums_of_rows);
+    m.sums_h = take(sums_h);
+    m.sums_w = take(sums_w);
     return m;
 }
 
@@ -113,9 +113,9 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
     const int64_t out_pitch = p.output_row() * finish.result_size;
     const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + b.oh + r;
     char *const out = output + output_row * out_pitch + b.ow * channels * finish.result_size;
-    // Values are results, and are written where results go.
+    // Whether values are results, and are written where results go.
     const bool are_results = finish.is_direct || divisor != 0;
-    // Rows of values are as long and as far apart as rows of results.
+    // Whether rows of values are as long and as far apart as rows of results.
     const bool are_whole = b.outputs_w == w.outputs && row_length == w.outputs;
     const bool are_one = !are_results || are_whole;
     const Target t = {are_results ? out : m.produced,
@@ -154,9 +154,9 @@ void BlockPooling::combine_windows(const char *from, int64_t values, const Targe
 void BlockPooling::combine_taps(const char *from, int64_t values, const Target &t,
                                 const Workspace &m) const {
     // Rows that are doubled lie in the workspace.
-    const int64_t parts = doubles_w ? double_windows(m.staged, m.sums_of_rows, channels, values, w,
-                                                     op.units[2], m.parts)
-                                    : find_taps(from, channels, w, op.units[2], m.parts);
+    const int64_t parts =
+        doubles_w ? double_windows(m.staged, m.sums_w, channels, values, w, op.units[2], m.parts)
+                  : find_taps(from, channels, w, op.units[2], m.parts);
     if (w.stride == 1)
         return op.combine(true, m.parts, parts, t.outputs * channels, t.to,
                           {t.runs, pitch * value, t.pitch, t.divisor});

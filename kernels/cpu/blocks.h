@@ -47,14 +47,14 @@ struct Workspace {
     Row *rows;        // the rows of the input that a row of outputs reads along D and H
     Row *parts;       // what the first window along W is combined from: taps, or doubled windows
     Row *parts_of_h;  // the same along H
-    Row *shifted;     // the parts of a window after the first
+    Row *shifted;     // the parts of a later window
     std::vector<char> memory;
     char *staged;    // rows that were combined along D and H
     char *produced;  // values of outputs, before they are finished
     char *scratch;   // rows of every stride-th value, or rows before zeros are inserted
     char *box;       // a box that was combined along D
-    char *sums;      // of doubled windows along H, and of those along W
-    char *sums_of_rows;
+    char *sums_h;    // of doubled windows along H
+    char *sums_w;    // of doubled windows along W
 };
 
 // What RowPooling and BoxPooling have in common.

@@ -4,7 +4,7 @@
 //     box of the input          along D               along H               along W
 //      /| a b c | /| g h i |
 //     / | d e f |/ | j k l | -> | A B C |           ->  | AD BE CF |     ->  outputs
-//                               | D E F |               (see rows.cpp)       (see blocks.h)
+//                               | D E F |                                    (see blocks.h)
 
 #include <algorithm>
 
@@ -34,7 +34,7 @@ struct BoxPooling : BlockPooling {
         const double cost = (4. + double(d.window)) * double(box_size);
         parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
             const Workspace m = workspace(group, box_size);
-            // Outputs along D come before tiles along H, as boxes share input along D.
+            // Outputs along D are an inner loop of tiles along H, as boxes share input along D.
             Digits<4> digits(begin, {tiles_w, d.outputs, tiles_h, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits)
                 pool_box(block_at(digits[3], digits[1], digits[2], digits[0]), m);
@@ -45,8 +45,8 @@ struct BoxPooling : BlockPooling {
         const int64_t length = b.columns * channels;
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
-        const int64_t parts = doubles_h ? double_windows(m.box, m.sums, length, height * length, h,
-                                                         op.units[1], m.parts_of_h)
+        const int64_t parts = doubles_h ? double_windows(m.box, m.sums_h, length, height * length,
+                                                         h, op.units[1], m.parts_of_h)
                                         : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);

@@ -32,7 +32,7 @@ struct DisjointGradient {
     const MakeShares &make_shares;
 
     const Axis w = p.w();
-    const int64_t position = p.channels * element;
+    const int64_t position_bytes = p.channels * element;
     const int64_t tile =
         std::clamp<int64_t>(WRITTEN_AT_ONCE / (p.row() / w.outputs + 1), 1, w.outputs);
 
@@ -76,12 +76,12 @@ struct DisjointGradient {
         const Range depth = positions_of(p.d(), od, od + 1);
         const Range height = positions_of(p.h(), oh, oh + 1);
         const Range width = positions_of(w, columns.begin, columns.end);
-        const int64_t bytes = (width.end - width.begin) * position;
+        const int64_t bytes = (width.end - width.begin) * position_bytes;
         const char *written = nullptr;
         for (int64_t z = depth.begin; z < depth.end; ++z)
             for (int64_t y = height.begin; y < height.end; ++y) {
                 const int64_t row = (plane * p.d().size + z) * p.h().size + y;
-                char *const out = gradient + (row * w.size + width.begin) * position;
+                char *const out = gradient + (row * w.size + width.begin) * position_bytes;
                 if (!reads(p.d(), od, z) || !reads(p.h(), oh, y)) {
                     std::memset(out, 0, bytes);
                     continue;
@@ -89,7 +89,8 @@ struct DisjointGradient {
                 if (written != nullptr)
                     std::memcpy(out, written, bytes);
                 else if (clear_gaps(width, columns, out); p.channels > 1)
-                    write_channels(row_of_shares, od, oh, columns, out - width.begin * position);
+                    write_channels(row_of_shares, od, oh, columns,
+                                   out - width.begin * position_bytes);
                 else
                     with_integers(int(element), [&](auto bits) {
                         using E = decltype(bits);
@@ -104,23 +105,23 @@ struct DisjointGradient {
         const bool have_gaps = w.dilation > 1 || w.window < w.stride;
         const int64_t end = have_gaps ? positions.begin : w.first(columns.end - 1) + w.window;
         const int64_t covered = std::clamp(end, positions.begin, positions.end);
-        std::memset(out + (covered - positions.begin) * position, 0,
-                    (positions.end - covered) * position);
+        std::memset(out + (covered - positions.begin) * position_bytes, 0,
+                    (positions.end - covered) * position_bytes);
     }
-    // Writes the elements of windows of several channels. `out` begins with position 0. A copy of
-    // several positions has up to a page, as each may be only a few bytes.
+    // Writes the elements of windows of several channels. `out` begins with position 0. Each copy
+    // has up to a page, because a position may be only a few bytes.
     void write_channels(int64_t row, int64_t od, int64_t oh, const Range &columns,
                         char *out) const {
-        const int64_t most = w.dilation > 1 ? 1 : std::max<int64_t>(1, 4096 / position);
+        const int64_t most = w.dilation > 1 ? 1 : std::max<int64_t>(1, 4096 / position_bytes);
         for (int64_t o = columns.begin; o < columns.end; ++o) {
             const int64_t low = w.low(o);
             const int64_t count = w.high(o) - low;
-            char *const share = out + (w.first(o) + low * w.dilation) * position;
+            char *const share = out + (w.first(o) + low * w.dilation) * position_bytes;
             if (count > 0)
                 make_shares(row, od, oh, o * p.channels, p.channels, share);
             for (int64_t done = 1, n; done < count; done += n) {
                 n = std::min({done, count - done, most});
-                std::memcpy(share + done * w.dilation * position, share, n * position);
+                std::memcpy(share + done * w.dilation * position_bytes, share, n * position_bytes);
             }
         }
     }

@@ -96,7 +96,7 @@ struct TapPlaces {
         }
     }
     // The same for long rows or many taps. The places of whole windows of one channel, or of the
-    // channels of a window, lie `step` apart. Short rows would notice the loop around theirs.
+    // channels of a window, lie `step` apart. In short rows the outer loop costs too much.
     template <class Tap, class Visit>
     __attribute__((noinline)) void visit_outputs(const Tap *which, int64_t first, int64_t from,
                                                  int64_t to, Visit visit) const {

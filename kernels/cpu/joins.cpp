@@ -10,8 +10,7 @@ namespace {
 
 // Larger planes of one window each stay apart, for PLANES, where no winners are asked for.
 constexpr int64_t SMALL_PLANE = 8;
-// Longer planes of one row are not joined, unless they are asked for maxima of windows that tile
-// them.
+// Longer planes of one row with several windows are joined only for maxima of tiling windows.
 constexpr int64_t ROW_MOST = 1024;
 
 // Whether windows lie one after the other, each inside the input, up to its end.
@@ -32,7 +31,7 @@ struct Joined {
                axes[first].window <= 1 && axes[first].padding == 0 && ends[first] == 0)
             ++first;
     }
-    // Makes the last two axes one.
+    // Replaces the last two axes by `axis`, whose padding at the end is `end`.
     void join(const Axis &axis, int64_t end) {
         axes[2] = axis;
         ends[2] = end;
@@ -42,8 +41,8 @@ struct Joined {
         axes[0] = {1, 1, 1, 1, 0, 1};
         ++first;
     }
-    // While each window reads whole rows. A row of n elements then counts as n positions. Taps keep
-    // their numbers.
+    // Joins H and W while each window reads whole rows. A row of n elements then counts as n
+    // positions. Taps keep their numbers.
     void join_rows() {
         while (first < 2) {
             const Axis &h = axes[1];
@@ -57,7 +56,7 @@ struct Joined {
                  ends[1] * n);
         }
     }
-    // While windows of one row each tile that row.
+    // Joins H and W while windows of one row each tile that row.
     void join_tiled_rows() {
         while (first < 2) {
             const Axis &h = axes[1];

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t BLOCK = 1 << 14;  // elements of one part
 
-// The index in the mask of the entry that decides about an element.
+// The index of an element's entry in the mask.
 int64_t mask_index(const Masking &m, int64_t element) {
     const int64_t loop = element / m.sizes[2];
     return loop / m.sizes[1] * m.steps[0] + loop % m.sizes[1] * m.steps[1] +

@@ -33,26 +33,26 @@ struct PlanePooling {
 
     const int64_t channels = p.channels;
     const int64_t size = p.plane() / channels;
-    const int64_t position = channels * op.element_size;
-    const int64_t pitch = channels * op.value_size;
+    const int64_t position_bytes = channels * op.element_size;
+    const int64_t pitch = channels * op.value_size;  // bytes from a result to the next
     const int64_t part = std::max<int64_t>(1, PART_ELEMENTS / channels);
     const int64_t parts = parts_of(size, part);
     // The positions that are combined as one row.
     const int64_t row_positions =
         std::max<int64_t>(1, std::min({int64_t(64), ROW_ELEMENTS * (parts > 1 ? 4 : 1) / channels,
                                        std::min(part, size) / 4}));
-    const int64_t at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
+    const int64_t planes_at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
 
     void pool() const {
         const double cost = double(std::min(part, size) * channels);
         if (parts > 1)
             return pool_large_planes(cost);
-        for_parts(p.planes, at_once, cost, is_in_place ? 0 : pitch,
+        for_parts(p.planes, planes_at_once, cost, is_in_place ? 0 : pitch,
                   [&](int64_t first, int64_t planes, char *produced) {
                       char *const out = output + first * channels * finish.result_size;
                       char *const results = is_in_place ? out : produced;
-                      const char *const elements = input + first * size * position;
+                      const char *const elements = input + first * size * position_bytes;
                       if (size == 1) {
                           const Row copied = {elements, 0};
                           op.combine(false, &copied, 1, planes * channels, results);
@@ -88,17 +88,17 @@ struct PlanePooling {
             const int64_t from = number % parts * part;
             const int64_t count = std::min(part, size - from);
             const int64_t remainder = count % row_positions;
-            const char *const elements = input + (number / parts * size + from) * position;
+            const char *const elements = input + (number / parts * size + from) * position_bytes;
             const Run whole = {0, count, 0, 1, 0};
             if (channels == 1)
                 op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, results);
             else if (row_positions == 1)
-                combine(false, elements, position, count, channels, results, rows);
+                combine(false, elements, position_bytes, count, channels, results, rows);
             else {
-                combine(false, elements, row_positions * position, count / row_positions,
+                combine(false, elements, row_positions * position_bytes, count / row_positions,
                         row_positions * channels, folded.data(), rows);
-                combine(false, elements + (count - remainder) * position, position, remainder,
-                        channels, folded.data() + row_positions * pitch, rows);
+                combine(false, elements + (count - remainder) * position_bytes, position_bytes,
+                        remainder, channels, folded.data() + row_positions * pitch, rows);
                 combine(true, folded.data(), pitch, row_positions + 1, channels, results, rows);
             }
         }

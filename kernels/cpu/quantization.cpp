@@ -73,12 +73,12 @@ struct Requantization {
     }
 
     // Requantizes sums: all of channel `channel`, or with `of_channels` one of each channel from
-    // `channel` on. Windows read `inside` elements and divide by `divisor`, each times its entry of
+    // `channel` on. Windows read `taps` elements and divide by `divisor`, each times its entry of
     // `columns`. With Real = double a quotient is a half only where the exact one is, for windows
     // of up to 2^20 taps.
     template <class Real, class L>
     void store_exactly(const L *sums, int64_t count, bool of_channels, int64_t channel,
-                       int64_t inside, int64_t divisor, RowCounts columns, uint8_t *to) const {
+                       int64_t taps, int64_t divisor, RowCounts columns, uint8_t *to) const {
         const auto run = [=](auto step, auto has_columns) {
             const double *const above = this->above.data() + channel;
             const double *const below = this->below.data() + channel;
@@ -89,7 +89,7 @@ struct Requantization {
                 const int64_t c = step * i;
                 const int64_t reads = has_columns ? columns.read[i] : 1;
                 const Real counts = has_columns ? Real(columns.counted[i]) : 1;
-                const Real sum = Real(int32_t(sums[i] - inside * reads * input_zero[c]));
+                const Real sum = Real(int32_t(sums[i] - taps * reads * input_zero[c]));
                 const Real average =
                     sum * Real(above[c]) / (Real(below[c]) * Real(divisor) * counts);
                 const Real whole =
@@ -106,8 +106,8 @@ struct Requantization {
     // 2^-11 first, so that a true half becomes a half. With `checks_halves` another number may
     // become a half, too, and blocks with halves are computed exactly.
     template <bool checks_halves, class L>
-    void store_blocks(const L *sums, int64_t count, bool of_channels, int64_t channel,
-                      int64_t inside, int64_t divisor, RowCounts columns, uint8_t *to) const {
+    void store_blocks(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t taps,
+                      int64_t divisor, RowCounts columns, uint8_t *to) const {
         using Reals = Vector<float, BLOCK>;
         using Integers = Vector<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f;   // a sum with it is a multiple of 2^-11
@@ -119,12 +119,11 @@ struct Requantization {
         const float inverse = float(1 / double(divisor));
         const float least = float(low);
         const float most = float(high);
-        const int32_t taken = int32_t(inside);
         Reals factor = Reals{} + factors[0] * inverse;
         Reals floor = Reals{} + (least - float(zeros[0]));
         Reals ceiling = floor + (most - least);
         Integers added = Integers{} + (zeros[0] - bits_as<int32_t>(WHOLE));
-        Integers subtracted = Integers{} + taken * input_zero[0];
+        Integers subtracted = Integers{} + int32_t(taps) * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += AT_A_TIME * BLOCK) {
             Integers any = {};
             const int64_t blocks = std::min(AT_A_TIME, parts_of(count - begin, BLOCK));
@@ -134,13 +133,13 @@ struct Requantization {
                     const auto zero = read<Integers>(zeros + i);
                     factor = read<Reals>(factors + i) * inverse;
                     added = zero - bits_as<int32_t>(WHOLE);
-                    subtracted = read<Integers>(input_zero + i) * taken;
+                    subtracted = read<Integers>(input_zero + i) * int32_t(taps);
                     floor = least - __builtin_convertvector(zero, Reals);
                     ceiling = floor + (most - least);
                 }
                 if (columns.read) {
                     factor = read<Reals>(columns.inverses + i) * (factors[0] * inverse);
-                    subtracted = read<Integers>(columns.read + i) * (taken * input_zero[0]);
+                    subtracted = read<Integers>(columns.read + i) * (int32_t(taps) * input_zero[0]);
                 }
                 const Integers from =
                     converted<int32_t, BLOCK, L>(read<Vector<L, BLOCK>>(sums + i));
@@ -159,20 +158,20 @@ struct Requantization {
             if (checks_halves && std::memcmp(&any, &none, sizeof(any)) != 0) {
                 const int64_t first = std::min(begin, count - BLOCK);
                 store_exactly<double>(sums + first, std::min(AT_A_TIME * BLOCK, count - first),
-                                      of_channels, channel + (of_channels ? first : 0), inside,
+                                      of_channels, channel + (of_channels ? first : 0), taps,
                                       divisor, columns.from(first), to + first);
             }
         }
     }
     // The same for any number of sums and taps.
     template <class L>
-    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t inside,
+    void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t taps,
                int64_t divisor, RowCounts columns, uint8_t *to) const {
         const auto run = is_huge         ? &Requantization::store_exactly<long double, L>
                          : count < BLOCK ? &Requantization::store_exactly<double, L>
                          : rounds_right  ? &Requantization::store_blocks<false, L>
                                          : &Requantization::store_blocks<true, L>;
-        (this->*run)(sums, count, of_channels, channel, inside, divisor, columns, to);
+        (this->*run)(sums, count, of_channels, channel, taps, divisor, columns, to);
     }
 };
 

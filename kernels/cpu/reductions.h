@@ -37,7 +37,7 @@ struct Rows final : RowOperations {
     static constexpr bool are_plain = std::is_same_v<T, L> && !Op::has_keys;  // elements are values
     template <bool are_values>
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
-    // The most rows that one loop combines. Windows of more taps are doubled (`is_wide`).
+    // The most rows that one loop combines. `combine_many` combines more.
     template <bool are_values>
     static constexpr int64_t MOST_ROWS = are_values && Op::has_keys ? 4 : Op::rows_at_once;
     const Op op;
@@ -142,7 +142,7 @@ struct Rows final : RowOperations {
     template <bool are_values, int64_t n>
     static constexpr int64_t FEWER = n > 16 / SIZE<are_values> ? 16 / SIZE<are_values> : 1;
     // Calls act(i) for the blocks of n elements of [begin, end). The last block may overlap the one
-    // before. It is in the loop, so that its code is there once.
+    // before. The same loop runs it, so that its code is there once.
     template <int64_t n, class Act>
     __attribute__((always_inline)) static void each_block(int64_t begin, int64_t end,
                                                           const Act &act) {
@@ -311,7 +311,7 @@ struct Rows final : RowOperations {
                 out[o + k] = folded(vectors[k]);
         }
     }
-    // Combines elements or values one by one, which lie `step` apart, as a tree.
+    // Combines elements or values that lie `step` apart: up to 8 in two chains, more as a tree.
     template <bool are_values>
     L reduce_apart(const Row &row, int64_t count, int64_t step) const {
         const auto tap = [&](int64_t t) {
@@ -333,7 +333,7 @@ struct Rows final : RowOperations {
         return Op::of(even, odd);
     }
     // Combines n contiguous elements or more, whose vectors are combined as in `combine_many`. The
-    // lanes of the result are to be combined. Windows of fewer than LANES have one whole vector.
+    // caller combines the lanes of the result. Windows of fewer than LANES have one whole vector.
     template <bool are_values, int64_t n>
     __attribute__((always_inline)) Vector<L, n> combined_vector(const char *from,
                                                                 int64_t count) const {
@@ -386,7 +386,7 @@ struct Rows final : RowOperations {
         if (count - at >= n)
             result = Op::of(result, take(Count<1>()));
         if constexpr (Op::has_numbers)
-            result -= lane;
+            result -= lane;  // as `renumbered` does, by a number for each lane
         return result;
     }
     // Combines what each window reads of a row, run by run (see reduce_windows in operations.h).

@@ -19,8 +19,8 @@
 namespace dmlpool {
 namespace {
 
-// A tile of a long row stays in the first-level cache with what it reads and writes. Rows of
-// several channels have TILE_BYTES_OF_CHANNELS.
+// A tile of a long row of one channel has TILE_BYTES, for the first-level cache. Tiles of several
+// channels have TILE_BYTES_OF_CHANNELS, or half as many where values have 8 bytes.
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
 // The rows that a row of outputs reads are fetched first if they fit a second-level cache.
