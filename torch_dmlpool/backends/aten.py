@@ -34,7 +34,7 @@ def is_plain_cpu(tensor: Tensor) -> bool:
 
 
 def _is_served(input: Tensor, window: Window) -> bool:
-    """Whether ATen pools ``input``, whose values can be read. A dilated window may be empty."""
+    """Whether the values are floats that can be read, and no window is dilated: it may be empty."""
     is_served = is_plain_cpu(input) and input.is_floating_point() and 0 not in input.shape
     return is_served and all(axis.dilation == 1 for axis in window.axes)
 

@@ -86,8 +86,8 @@ def new(like: Tensor, plan: GpuPlan, dtype: torch.dtype) -> Tensor:
 class GpuGradientPlan:
     """What the gradient of results of ``plan`` needs: ``interface.GradientPlan``.
 
-    ``fill`` launches its plan, which the further arguments are of. Without a plan, the gradient's
-    operator is called.
+    ``fill`` launches the gradient's plan, which the further arguments describe. Without a
+    plan, the gradient's operator is called.
     """
 
     __slots__ = ("back", "dtype", "fill", "like", "plan", "taps")

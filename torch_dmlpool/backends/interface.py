@@ -86,6 +86,6 @@ class Backend(NamedTuple):
     def adaptive_average_pooling_grad(
         self, input_gradient: Tensor, spatial_sizes: Sequence[int]
     ) -> Tensor:
-        """The gradient of the same."""
+        """The gradient of averages of bins."""
         request = spatial_sizes, tuple(input_gradient.shape[2:]), False, None
         return cast(Tensor, self.average_pooling_grad(input_gradient, *request))

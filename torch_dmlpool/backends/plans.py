@@ -28,7 +28,7 @@ DATA_TYPES = {
 class CpuPlan:
     """A call to the library: the address of its struct, and how the tensors lie.
 
-    A call reads some ten of these attributes, each in a quarter of a named tuple's time.
+    A call reads many of these attributes, which a named tuple would return more slowly.
     """
 
     problem: int
@@ -178,7 +178,7 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
 
 
 def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """The strides of a new tensor. Plans keep them, because to allocate by strides is 2 times
+    """The strides of a new tensor. Plans keep them, because to allocate by strides is
     faster than by a memory format.
     """
     return torch.empty(
@@ -207,8 +207,8 @@ def _quantization(channels: int, output_dtype: torch.dtype, *parameters: Any) ->
 
 
 _remembered = functools.lru_cache(maxsize=256)(_quantization)
-"""Keeps the structs of scales and zero points that are numbers, because to make one takes a third
-of a small call."""
+"""Keeps the structs of scales and zero points that are numbers, because a small
+call would spend much of its time on them."""
 
 
 def _vector(

@@ -6,8 +6,8 @@ elements at equal steps (:class:`Steps`). They are combined in blocks of 1, 2, 4
 time and memory grow with the input, the results and the logarithm of the window, whatever padding
 and dilation are, and sums have the depth of trees.
 
-The last dimensions of a tensor are spatial; dimensions are counted from the end. What is reduced is
-a tuple of tensors of one shape: values alone, or values with their positions.
+What is reduced is one dimension, ``dim``, of a tuple of tensors of one shape: values alone, or
+values with their positions.
 """
 
 import math
@@ -172,8 +172,8 @@ def reduced(tensors: Tensors, dim: int, steps: Steps, reduction: Reduction) -> T
         if 2 * width > steps.most:
             return result
         position = position + is_part * (width * steps.step)
-        later = (numbers(size + 1, position) + width * steps.step).clamp(max=size)
-        level = reduction.combine(level, _taken(level, dim, later))
+        following = (numbers(size + 1, position) + width * steps.step).clamp(max=size)
+        level = reduction.combine(level, _taken(level, dim, following))
         width *= 2
 
 

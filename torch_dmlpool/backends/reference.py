@@ -220,9 +220,9 @@ def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Te
 
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
     """Each axis, from the last to the first, its size, and where each window's first tap lies."""
-    for later, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
+    for inner, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
         first = reductions.firsts(axis, size, like).to(like.dtype)
-        yield axis, size, first.view(-1, *[1] * later)
+        yield axis, size, first.view(-1, *[1] * inner)
 
 
 def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
@@ -244,8 +244,8 @@ def _are_within(numbers: Tensor, count: int) -> bool | Tensor:
     return (numbers >= 0) & (numbers < count)
 
 
-def _held_as(sizes: Sequence[int], window: Window) -> torch.dtype:
-    """The type of taps and positions, and of what lies between the first tap and the input."""
+def _number_dtype(sizes: Sequence[int], window: Window) -> torch.dtype:
+    """The data type that holds all taps and positions, and positions in the padding."""
     axes = zip(window.axes, sizes, strict=True)
     reach = [size + axis.start_padding + axis.end_padding + axis.extent for axis, size in axes]
     return operands.position_dtype(max(*reach, math.prod(sizes), window.taps))
@@ -253,7 +253,7 @@ def _held_as(sizes: Sequence[int], window: Window) -> torch.dtype:
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    left, step = positions.to(_held_as(sizes, window)), 1
+    left, step = positions.to(_number_dtype(sizes, window)), 1
     inside: Any = _are_within(left, math.prod(sizes))
     taps: Any = None
     for axis, size, first in _axes(window, sizes, left):
@@ -268,7 +268,7 @@ def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    left, step = taps.to(_held_as(sizes, window)), 1
+    left, step = taps.to(_number_dtype(sizes, window)), 1
     inside: Any = _are_within(left, window.taps)
     positions: Any = None
     for axis, size, first in _axes(window, sizes, left):

@@ -46,7 +46,7 @@ class Derivative:
         if to_save:
             ctx.save_for_backward(*to_save)
         ctx.set_materialize_grads(False)
-        # Asking for saved tensors takes half a microsecond even if there are none.
+        # Asking for saved tensors takes time even if there are none.
         ctx.recorded = gradient, bool(to_save), operator, arguments
         return output
 

@@ -53,7 +53,7 @@ def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
 
 
 def _as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 for True and 0 for False. By way of bytes PyTorch converts bools in a sixth of the time."""
+    """1 for True and 0 for False. PyTorch converts bools faster by way of bytes."""
     return mask.to(torch.uint8).to(dtype)
 
 

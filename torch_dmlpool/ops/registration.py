@@ -372,8 +372,8 @@ class Winners(Linear):
 
 @dataclass(eq=False, kw_only=True)
 class Values(Operator):
-    """An operator that returns such elements alone. Where a derivative is wanted, ``winners``
-    returns their numbers too.
+    """An operator that returns elements of its input without their numbers. Where a derivative is
+    wanted, ``winners`` returns their numbers too.
     """
 
     winners: Winners
@@ -387,7 +387,7 @@ class Values(Operator):
 
 def serving(tensor: Tensor) -> Backend:
     """The backend for the device of ``tensor``."""
-    # Asking for the device's name takes four times as long.
+    # Asking for the device's name takes longer.
     return backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
 
 
