@@ -137,8 +137,8 @@ def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
 
 
 def volumes(input: Tensor) -> tuple[Any, ...]:
-    """Of these no pool may be left that fails where the program runs. M7: numbers below 0 become
-    the largest of unsigned types, which ATen does not compare."""
+    """Programs may keep none of these pools, as they fail where a program runs. M7: numbers below 0
+    become the largest of unsigned types, which ATen does not compare."""
     numbers, halves = (input * 9).to(torch.int64), input.half()
     kinds = [input, halves, *(numbers.to(each) for each in (torch.int32, *samples.UNSIGNED))]
     found = [dmlpool.max_pooling(each, 2, return_indices=True) for each in kinds]

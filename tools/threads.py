@@ -31,7 +31,7 @@ CALLS = {
 
 
 def results(threads: int, image: Tensor, window: tuple[int, int, int]) -> list[Tensor]:
-    """Of pools and their gradients. Unpooling adds what arrives at an element."""
+    """The results of pools and of their gradients. Unpooling adds what arrives at an element."""
     cpu.library.dmlpool_own_threads(threads)
     leaf, rank, functional = image.requires_grad_(), image.dim() - 2, dmlpool.nn.functional
     max_pool, max_unpool = (getattr(functional, f"max_{p}pool{rank}d") for p in ("", "un"))

@@ -188,9 +188,9 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
 inline bool reads_first(const Windows &windows, int64_t element) {
     const Axis &h = windows.p.h();
     const int64_t bytes = windows.p.input_bytes(element);
-    const bool is_long = h.window > h.stride || windows.p.channels * element >= 1024;
-    const int64_t times = windows.p.channels > 1 ? 1 + is_long : h.stride > 1 ? 3 : 1;
-    return is_large(bytes * times) && !without(READ_FIRST) &&
+    const bool pays_early = h.window > h.stride || windows.p.channels * element >= 1024;
+    const int64_t weight = windows.p.channels > 1 ? 1 + pays_early : h.stride > 1 ? 3 : 1;
+    return is_large(bytes * weight) && !without(READ_FIRST) &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 

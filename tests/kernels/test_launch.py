@@ -22,7 +22,7 @@ def dense(shape: Shape, is_last: bool = False) -> Shape:
 
 
 def request(window: Window | Sequence[Any], shape: Shape, **changes: Any) -> Request:
-    """Of an input of this shape; of the gradient for one where ``adjoint`` is set."""
+    """A request for an input of this shape, or for its gradient where ``adjoint`` is set."""
     if not isinstance(window, Window):
         window = Window.directml(len(shape) - 2, *window)
     inputs, results = shape[2:], window.output_sizes(shape[2:])
@@ -190,7 +190,7 @@ def form_of(window: Any, shape: Shape, **changes: Any) -> Any:
 
 
 def test_strides_decide_about_vectors() -> None:
-    """Of as many elements as 16 bytes hold, where they lie side by side."""
+    """A vector has as many elements as 16 bytes hold, where they lie side by side."""
     three, shape = (3, 1, 1, 1), (2, 4, 8, 16)
     for strides, vector in (
         (dense(shape), 4),
