@@ -1,7 +1,10 @@
 """Pooling under a mask against the oracle (K1 to K6): an element where the mask is False is not
 there."""
 
+import gc
 import math
+import os
+import weakref
 from typing import Any
 
 import cases
@@ -13,6 +16,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
+from torch_dmlpool.decompositions import decompositions
 
 operators = torch.ops.dmlpool
 INPUT = (2, 3)
@@ -27,6 +31,71 @@ def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> No
         dmlpool.adaptive_average_pooling(input, 2, mask=mask),
     ):
         assert (found == input[0, 0, 0, 0]).all()
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="far too slow")
+@pytest.mark.parametrize("path", ["eager", "compiled", "decomposed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
+def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> None:
+    """K3: few elements of a large window are kept, with and without padding that counts, and in
+    bins of different sizes."""
+    sizes = 257, 256, 257
+    input = torch.ones(1, 1, *sizes, dtype=dtype)
+    mask = torch.zeros(sizes, dtype=torch.bool)
+    mask.view(-1)[:3] = True
+
+    def pools(input: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            dmlpool.average_pooling(input, sizes, include_padding=True, mask=mask),
+            dmlpool.average_pooling(input, sizes, 3, 1, 1, include_padding=True, mask=mask),
+            dmlpool.adaptive_average_pooling(input, (1, 1, 2), mask=mask),
+        )
+
+    pool: Any = pools
+    if path == "compiled":
+        pool = torch.compile(pools, backend="aot_eager", fullgraph=True)
+    elif path == "decomposed":
+
+        class Model(torch.nn.Module):
+            def forward(self, input: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                return pools(input, mask)
+
+        program = torch.export.export(Model(), (input, mask))
+        pool = program.run_decompositions(decompositions()).module()
+    whole, padded, bins = pool(input, mask)
+    assert whole.item() == 1
+    counted = 3 + math.prod(sizes) - math.prod(size - 1 for size in sizes)
+    assert padded.item() == torch.tensor(3 / counted, dtype=dtype).item()
+    assert bins.flatten().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", sorted(MASKED))
+def test_backward_frees_a_mask(name: str, device: torch.device) -> None:
+    """K4: what the gradient needs of a mask is a saved tensor."""
+    input = samples.normal(*INPUT, 7, 8).to(device).requires_grad_()
+    mask = samples.mask_of("each sample", (*INPUT, 7, 8)).to(device)
+    alive = weakref.ref(mask)
+    output = MASKED[name](input, mask)
+    value = output if isinstance(output, Tensor) else output[0]
+    del mask
+    value.sum().backward()
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("name", sorted(MASKED))
+def test_hooks_may_move_a_mask(name: str, device: torch.device) -> None:
+    """K4: nothing keeps a mask beside the saved tensors, which hooks have copied."""
+    input = samples.normal(*INPUT, 7, 8).to(device).requires_grad_()
+    mask = samples.mask_of("each sample", (*INPUT, 7, 8)).to(device)
+    alive = weakref.ref(mask)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        output = MASKED[name](input, mask)
+    value = output if isinstance(output, Tensor) else output[0]
+    del mask
+    gc.collect()
+    assert alive() is None
+    value.sum().backward()
 
 
 @cases.in_pairs(case=cases.FEW, name=list(samples.MASKS))

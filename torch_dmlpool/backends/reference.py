@@ -401,9 +401,20 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     )
 
 
-def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
-    """The number of taps that each window counts, padding included (rules A1 and A2)."""
-    return slices.counts(window, sizes, like, True)
+def padding_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
+    """The number of padding's taps that each window counts where padding counts (rules A1 and A2).
+    Nothing is subtracted that was rounded.
+    """
+    padding = inside = torch.ones((), dtype=like.dtype, device=like.device)
+    padding = padding - 1
+    for axis, size in zip(window.axes, sizes, strict=True):
+        first = reductions.firsts(axis, size, like)
+        counted = reductions.taps_before(size + axis.end_padding, first, axis)
+        read = reductions.read_by(axis, size, like).counts
+        missing = (counted - read).to(like.dtype)
+        padding = padding.unsqueeze(-1) * counted.to(like.dtype) + inside.unsqueeze(-1) * missing
+        inside = inside.unsqueeze(-1) * read.to(like.dtype)
+    return padding
 
 
 BACKEND = Backend.of("reference", globals())

@@ -38,6 +38,7 @@ class Derivative:
             output, to_save, gradient = record(input, *arguments)
         else:
             output, to_save, gradient, ctx.tangent = record(input, *arguments)
+            arguments = ()  # may be tensors, which only saved tensors may keep alive (rule K4)
             if ctx.tangent is not None:
                 ctx.save_for_forward(*to_save)
             ctx.has_winners = type(output) is tuple

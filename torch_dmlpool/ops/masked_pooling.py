@@ -9,6 +9,7 @@ Maxima that need not go through the dispatcher take a shorter way to the same bi
 is masked once.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, elements, operands
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.reductions import is_unpadded
 from torch_dmlpool.ops import (
     adaptive_pooling,
     average_pooling,
@@ -33,7 +35,7 @@ from torch_dmlpool.ops.derivatives import (
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 from torch_dmlpool.ops.min_pooling import as_bools, as_pooled
 from torch_dmlpool.ops.registration import Composite
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Window, is_sure
 
 
 def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
@@ -65,19 +67,20 @@ def _averages(
         return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
     summed = elements.widened(kept(input, mask))
     sums = average_pooling.average_pooling(summed, window, False, 1)
-    present = _over_planes(mask, input)
-    if include_padding:
-        # The taps in the padded box are counted, less those that the mask takes away.
-        taken = average_pooling.average_pooling(
-            _as_numbers(~present, summed.dtype), window, False, 1
-        )
-        taps = reference.window_counts(window, input.shape[2:], summed)
-        counts = elements.beside(taps, summed) - taken
-    else:
-        counts = average_pooling.average_pooling(
-            _as_numbers(present, summed.dtype), window, False, 1
-        )
+    numbers = _as_numbers(_over_planes(mask, input), _count_dtype(window.taps, summed))
+    counts = average_pooling.average_pooling(numbers, window, False, 1)
+    if include_padding and not all(map(is_unpadded, window.axes)):
+        padding = reference.padding_counts(window, input.shape[2:], numbers)
+        counts = counts + elements.beside(padding, summed)
     return (sums / counts.clamp(min=1)).to(input.dtype)
+
+
+def _count_dtype(taps: int, sums: Tensor) -> torch.dtype:
+    """The data type that counts up to ``taps`` exactly (rule K3): that of ``sums``, or float64, as
+    float32 has no odd numbers above 2**24. Symbolic sizes of an exported program count as small.
+    """
+    is_exact = sums.device.type == "mps" or not is_sure(taps > 2**24)
+    return sums.dtype if is_exact else torch.float64
 
 
 class _Winners(NamedTuple):
@@ -250,9 +253,8 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
         return adaptive_pooling.bin_averages(input, sizes)
     wide = elements.widened(kept(input, mask))
     # Both averages are divided by the size of the whole bin, which cancels in their quotient.
-    shares = adaptive_pooling.bin_averages(
-        _as_numbers(_over_planes(mask, input), wide.dtype), sizes
-    )
+    numbers = _as_numbers(_over_planes(mask, input), _count_dtype(math.prod(input.shape[2:]), wide))
+    shares = adaptive_pooling.bin_averages(numbers, sizes)
     whole = adaptive_pooling.bin_averages(wide, sizes)
     there = (whole / torch.where(shares == 0, 1, shares)).to(input.dtype)
     return operands.laid_out_like(there, input)
