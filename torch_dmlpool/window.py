@@ -6,9 +6,10 @@ and the overhang of ``ceil_mode`` past the padded box, which is neither read nor
 
 import contextlib
 import functools
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from marshal import dumps, loads
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
@@ -113,15 +114,16 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
     takes microseconds.
 
     The key of the cache is the marshalled arguments. Its bytes distinguish 1, True and 1.0, and a
-    later change of a list does not affect them. ``make`` runs in every call if marshal rejects the
-    arguments or ``make`` itself raises.
+    later change of a list does not affect them. Other types may be written as bytes that do not say
+    what they were, as numpy's are. ``make`` runs in every call for arguments that are not plain at
+    every depth, and if it raises.
     """
 
     @functools.lru_cache(maxsize=2048)
     def remembered(written: bytes, named: bytes = b"") -> _R:
         args, kwargs = loads(written), loads(named) if named else {}
-        if bytes in map(type, (*args, *kwargs.values())):
-            raise TypeError("an array is written without its type")
+        if not _is_plain((*args, *kwargs.values())):
+            raise TypeError("these bytes do not say which type was written")
         result = make(*args, **kwargs)
         return cast(_R, _one_of_equal(result)) if isinstance(result, Window) else result
 
@@ -137,6 +139,13 @@ def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
         return make(*args, **kwargs)
 
     return cached
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether ``value`` is a number, a string or None, or a tuple or list of these at any depth."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return type(value) in (int, bool, float, str, type(None))
 
 
 @functools.lru_cache(maxsize=2048)
@@ -202,28 +211,22 @@ class Window:
         stride above 1 it depends on the input's spatial ``sizes`` (without them the window is only
         checked).
         """
-        if stride is None or (
-            type(stride) is not int and isinstance(stride, Sequence) and not stride
-        ):
+        if stride is None or (type(stride) is not int and listed(stride) == ()):
             stride = kernel_size
         windows = entries("kernel_size", shared(kernel_size), rank, 1)
         strides = entries("stride", shared(stride), rank, 1)
         dilations = entries("dilation", shared(dilation), rank, 1)
+        sides = None if type(padding) is int else listed(padding)
+        pairs = [] if sides is None else [listed(side) for side in sides]
         if isinstance(padding, str):
             axes = list(zip(windows, strides, dilations, sizes or strides, strict=True))
             starts, ends = _padding_in_a_word(padding, axes)
-        elif isinstance(padding, Sequence) and any(
-            isinstance(entry, Sequence) for entry in padding
-        ):
-            if len(padding) != rank or not all(
-                isinstance(pair, Sequence) and len(pair) == 2 for pair in padding
-            ):
-                raise ArgumentError(f"padding must be {_pairs(rank)}, got {padding}")
-            starts, ends = (
-                entries("padding", side, rank, 0) for side in zip(*padding, strict=True)
-            )
+        elif any(pair is not None for pair in pairs):
+            if len(pairs) != rank or any(pair is None or len(pair) != 2 for pair in pairs):
+                raise ArgumentError(f"padding must be {_pairs(rank)}, got {shown(padding)}")
+            starts, ends = (entries("padding", side, rank, 0) for side in zip(*pairs, strict=True))
         else:
-            if isinstance(padding, (tuple, list)) and len(padding) == 2 * rank:
+            if len(pairs) == 2 * rank:
                 # torch.nn.functional.pad takes such a list: a start and an end for each dimension.
                 raise ArgumentError(_meant_pairs(padding, rank))
             starts = ends = entries("padding", shared(padding), rank, 0)
@@ -312,40 +315,53 @@ def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     # that a compiled graph checks in every call.
     if type(value) is int and least <= value <= LARGEST_ARGUMENT:
         return (value,) * rank
-    # Sets have no order, and strings, tensors and mappings are read as one value: none of them is a
-    # list of numbers. ``integer`` decides about them below.
-    is_list = isinstance(value, Iterable) and not isinstance(
-        value, (str, bytes, torch.Tensor, Set, Mapping)
-    )
-    listed = tuple(value) if is_list else (value,) * rank
-    if len(listed) != rank:
-        several = f" or {rank} ints ({', '.join(AXIS_NAMES[rank])})" if rank > 1 else ""
+    several = listed(value)
+    numbers = (value,) * rank if several is None else several
+    if len(numbers) != rank:
+        ints = f" or {rank} ints ({', '.join(AXIS_NAMES[rank])})" if rank > 1 else ""
         # Three dimensions are a batch of rows, whoever means an image.
-        is_image = name == "window_size" and rank < 3 and len(listed) == rank + 1
+        is_image = name == "window_size" and rank < 3 and len(numbers) == rank + 1
         hint = ": an operator's input has a batch, as input.unsqueeze(0) has" if is_image else ""
-        raise ArgumentError(f"{name} must be one int{several}, got {listed}{hint}")
-    numbers = tuple(integer(name, entry, value) for entry in listed)
+        raise ArgumentError(f"{name} must be one int{ints}, got {shown(numbers)}{hint}")
+    numbers = tuple(integer(name, entry, value) for entry in numbers)
     for number, dimension in zip(numbers, AXIS_NAMES[rank], strict=True):
         is_small = is_sure(number < least)
         if is_small or is_sure(number > LARGEST_ARGUMENT):
             bound = f"at least {least}" if is_small else f"at most {LARGEST_ARGUMENT}"
-            where = f"in spatial dimension {dimension} ({name}={value})"
-            raise ArgumentError(f"{name} must be {bound}, got {number} {where}")
+            where = f"in spatial dimension {dimension} ({name}={shown(value)})"
+            raise ArgumentError(f"{name} must be {bound}, got {shown(number)} {where}")
     return numbers
+
+
+def listed(value: Any) -> tuple[Any, ...] | None:
+    """The entries of a list of numbers, whatever its type, at most 100 of them; None for one value.
+
+    Sets have no order and iterators end. Strings, bytes, tensors, mappings and arrays without a
+    dimension are read as one value, which :func:`integer` then takes or refuses.
+    """
+    if isinstance(value, _NOT_LISTS) or not (
+        isinstance(value, Iterable) and isinstance(value, Sized)
+    ):
+        return None
+    return None if getattr(value, "ndim", 1) == 0 else tuple(itertools.islice(value, 100))
+
+
+_NOT_LISTS = (str, bytes, bytearray, memoryview, torch.Tensor, Set, Mapping)
 
 
 def integer(name: str, entry: Any, value: Any) -> int:
     """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are
     rejected (rule G6).
     """
-    if not isinstance(entry, bool):
-        if isinstance(entry, (int, torch.SymInt)):
-            return cast(int, entry)
+    if isinstance(entry, (int, torch.SymInt)) and not isinstance(entry, bool):
+        return cast(int, entry)
+    is_tensor = isinstance(entry, torch.Tensor)
+    if not (isinstance(entry, bool) or (is_tensor and entry.dtype is torch.bool)):
         with contextlib.suppress(TypeError):
             return operator.index(entry)
-    if isinstance(entry, torch.Tensor):
+    if is_tensor:
         raise TypeError(f"{wrong_type(name, 'ints', entry)}: a layer is built before it is called")
-    raise TypeError(f"{wrong_type(name, 'ints', entry)} ({name}={value!r})")
+    raise TypeError(f"{wrong_type(name, 'ints', entry)} ({name}={shown(value)})")
 
 
 def is_sure(condition: bool) -> bool:
@@ -374,7 +390,17 @@ def wrong_type(name: str, wanted: str, value: object) -> TypeError:
     """The error for a ``value`` that is not what is ``wanted``."""
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         return TypeError(f"{name} must be {wanted}, got a tensor of shape {tuple(value.shape)}")
-    return TypeError(f"{name} must be {wanted}, got {value!r} of type {type(value).__name__}")
+    kind = type(value).__name__
+    return TypeError(f"{name} must be {wanted}, got {shown(value)} of type {kind}")
+
+
+def shown(value: object) -> str:
+    """What an error message shows of a value: its ``repr``, cut at 200 characters."""
+    try:
+        text = repr(value)
+    except Exception:  # an int of more than 4300 digits has no repr
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
@@ -385,7 +411,8 @@ def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
     names = AXIS_NAMES[rank]
     if len(sizes) != rank:
         raise ArgumentError(
-            f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got {tuple(sizes)}"
+            f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got "
+            f"{shown(tuple(sizes))}"
         )
     for size, name in zip(sizes, names, strict=True):
         if is_sure(size < 1):
@@ -411,16 +438,17 @@ def _pairs(rank: int) -> str:
     return f"{rank} pairs (start, end), one each for {', '.join(AXIS_NAMES[rank])}"
 
 
-def _meant_pairs(padding: Sequence[Any], rank: int) -> str:
+def _meant_pairs(padding: Any, rank: int) -> str:
     """The error message for starts and ends in a flat list, which must be pairs."""
     if rank == 1:
         start, end = padding
         return (
-            f"padding must be one int or {_pairs(rank)}, got {padding}: to pad {start!r} at the "
-            f"start and {end!r} at the end write padding=(({start!r}, {end!r}),)"
+            f"padding must be one int or {_pairs(rank)}, got {shown(padding)}: to pad "
+            f"{shown(start)} at the start and {shown(end)} at the end write "
+            f"padding={shown(((start, end),))}"
         )
     names = ", ".join(AXIS_NAMES[rank])
-    return f"padding must be one int, {rank} ints ({names}) or {_pairs(rank)}, got {padding}"
+    return f"padding must be one int, {rank} ints ({names}) or {_pairs(rank)}, got {shown(padding)}"
 
 
 def _padding_in_a_word(
@@ -442,7 +470,7 @@ def _padding_in_a_word(
             else hint
         )
         raise ArgumentError(
-            f"padding must be ints, (start, end) pairs, {words}, got {word!r}{hint}"
+            f"padding must be ints, (start, end) pairs, {words}, got {shown(word)}{hint}"
         )
     totals = [0] * len(axes)
     if word == "same":
