@@ -229,4 +229,8 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
                 [&](const void *from, void *to) { run(from, to, WINDOWS); });
 }
 
+const RowOperations &row_sums(int64_t type) {
+    return kernels_of(type).sums;
+}
+
 }  // namespace dmlpool

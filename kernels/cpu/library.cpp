@@ -43,6 +43,12 @@ int32_t code_of(const Call &call) noexcept {
     return FAILED;
 }
 
+// The same for pools of sets, but OUTSIDE before any work where offsets fall or lie outside.
+template <class Call>
+int32_t segments_code(const Segments &s, const int64_t *offsets, const Call &call) noexcept {
+    return are_offsets(s, offsets) ? code_of(call) : int32_t(OUTSIDE);
+}
+
 // A line of the table that Python compares. A field of a struct has its offset and its bytes. A
 // struct has offset 0 and its bytes. A constant has its value as `offset`, and 0 bytes.
 struct Field {
@@ -91,6 +97,16 @@ constexpr Field LAYOUT[] = {
     FIELD(Masking, steps),
     FIELD(Masking, bytes),
     FIELD(Masking, fill),
+    SIZE(Segments),
+    FIELD(Segments, segments),
+    FIELD(Segments, channels),
+    FIELD(Segments, length),
+    FIELD(Segments, set_step),
+    FIELD(Segments, row_step),
+    FIELD(Segments, mask_step),
+    FIELD(Segments, type),
+    FIELD(Segments, divisor),
+    FIELD(Segments, are_minima),
     VALUE(TAPS),
     VALUE(POSITIONS),
     VALUE(INDICES),
@@ -198,6 +214,23 @@ int32_t dmlpool_average_pooling_grad(const Problem *p, const void *arriving, voi
 int32_t dmlpool_quantized_average_pooling(const Problem *p, const void *input, void *output,
                                           const Quantization *q) {
     return code_of([=] { quantized_average_pooling(*p, input, output, *q); });
+}
+
+int32_t dmlpool_segment_sums(const Segments *s, const void *values, const int64_t *offsets,
+                             const uint8_t *mask, void *output) {
+    return segments_code(*s, offsets, [=] { segment_sums(*s, values, offsets, mask, output); });
+}
+
+int32_t dmlpool_segment_maxima(const Segments *s, const void *values, const int64_t *offsets,
+                               const uint8_t *mask, void *output, int64_t *winners) {
+    return segments_code(*s, offsets,
+                         [=] { segment_maxima(*s, values, offsets, mask, output, winners); });
+}
+
+int32_t dmlpool_segment_shares(const Segments *s, const void *arriving, const int64_t *offsets,
+                               const uint8_t *mask, void *gradient) {
+    return segments_code(*s, offsets,
+                         [=] { segment_shares(*s, arriving, offsets, mask, gradient); });
 }
 
 int32_t dmlpool_masked(const Masking *m, const void *input, const void *mask, void *output) {

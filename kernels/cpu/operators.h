@@ -34,6 +34,24 @@ struct Masking {
     int64_t fill;   // the bits of what stands where the mask is false
 };
 
+// Sets of rows of `channels` contiguous elements of data type `type`. With offsets, the rows of set
+// i are [offsets[i], offsets[i + 1]) of `length` rows; without, each set has `length` rows. Steps
+// count elements, and that of the mask bytes: row r of set i begins with element i * set_step +
+// r * row_step, and its byte of the mask is number i * mask_step + r. With offsets the two steps of
+// sets are 0. Sums are divided by `divisor`, or if that is 0 by the number of rows that are kept.
+// With `are_minima` the least elements are found in place of the greatest.
+struct Segments {
+    int64_t segments;
+    int64_t channels;
+    int64_t length;
+    int64_t set_step;
+    int64_t row_step;
+    int64_t mask_step;
+    int64_t type;
+    int64_t divisor;
+    int64_t are_minima;
+};
+
 namespace dmlpool {
 
 // What the number of a winner is: the number of its tap in the window, its position in the plane,
@@ -69,6 +87,21 @@ void average_pooling(const Problem &p, const void *input, void *output);
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient);
 void quantized_average_pooling(const Problem &p, const void *input, void *output,
                                const Quantization &q);
+
+// Pools of sets of rows. Offsets and masks may be null; a mask has a byte for each row, which is
+// left out where that is 0. Results are contiguous rows, one for each set.
+
+// Whether offsets rise, and no row lies outside.
+bool are_offsets(const Segments &s, const int64_t *offsets);
+void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
+                  const uint8_t *mask, void *output);
+// The greatest or least element of each channel. `winners` gets its row, or -1 for an empty set,
+// unless it is null.
+void segment_maxima(const Segments &s, const void *values, const int64_t *offsets,
+                    const uint8_t *mask, void *output, int64_t *winners);
+// The gradient of sums: steps are those of the gradient.
+void segment_shares(const Segments &s, const void *arriving, const int64_t *offsets,
+                    const uint8_t *mask, void *gradient);
 
 // Masks are bools. A bool is true if its byte is any but 0, also where bools are pooled: their
 // maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the

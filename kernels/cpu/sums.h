@@ -106,4 +106,8 @@ struct Sum {
 };
 
 }  // namespace
+
+// Sums of rows of a float data type, compiled once in averages.cpp.
+const RowOperations &row_sums(int64_t type);
+
 }  // namespace dmlpool

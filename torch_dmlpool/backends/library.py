@@ -58,6 +58,11 @@ Quantization = _struct(
 Masking = _struct(
     "Masking", sizes=_NUMBER * 3, steps=_NUMBER * 3, **dict.fromkeys(("bytes", "fill"), _NUMBER)
 )
+Segments = _struct(
+    "Segments",
+    **dict.fromkeys(("segments", "channels", "length", "set_step", "row_step"), _NUMBER),
+    **dict.fromkeys(("mask_step", "type", "divisor", "are_minima"), _NUMBER),
+)
 
 
 class _Field(ctypes.Structure):
@@ -78,6 +83,9 @@ _FUNCTIONS = {
     "average_pooling_grad": 3,
     "quantized_average_pooling": 4,
     "masked": 4,
+    "segment_sums": 5,
+    "segment_maxima": 6,
+    "segment_shares": 5,
 }
 """How many pointers each operator of the library takes."""
 
@@ -87,7 +95,7 @@ def layout() -> dict[str, tuple[int, int]]:
     constant: what ``dmlpool_layout`` of a library that fits says.
     """
     found = {}
-    for struct in (AxisStruct, Counting, Problem, Quantization, Masking):
+    for struct in (AxisStruct, Counting, Problem, Quantization, Masking, Segments):
         found[struct.__name__] = 0, ctypes.sizeof(struct)
         for name, *_ in struct._fields_:
             field = getattr(struct, name)
