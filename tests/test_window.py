@@ -54,6 +54,25 @@ def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> No
         assert not reading.taps or axis.taps_before(output, 0) == reading.taps[0]
 
 
+@pytest.mark.parametrize(
+    ("axis", "size", "expected"),
+    [
+        (Axis(2, 1, 2, 0, 2, False), 2**62, False),
+        (Axis(2, 1, 2, 2, 1, True), 2**62, True),
+        (Axis(2, 1, 2**30, 0, 2**30, False), 2**30 - 1, False),
+        (Axis(2, 3, 2**30, 0, 2**30, True), 2**30 - 1, True),
+        (Axis(2, 1, LARGEST_ARGUMENT, LARGEST_ARGUMENT, 1, False), 2**40, True),
+    ],
+)
+def test_no_question_is_asked_per_output(axis: Axis, size: int, expected: bool) -> None:
+    """M1: whether a window may be empty is known at once, however many windows there are. A loop
+    over them would not end."""
+    assert axis.may_be_empty(size) is expected
+    if axis.start_padding == 2:
+        number = axis.output_size(size)
+        assert axis.empty_windows(size) == ([0, number - 1] if expected else [])
+
+
 def test_entries_are_read_in_dhw_order() -> None:
     window = Window.directml(3, (2, 3, 4), (5, 6, 7), (0, 1, 2), (3, 0, 1), (1, 2, 3))
     axes = (2, 5, 0, 3, 1), (3, 6, 1, 0, 2), (4, 7, 2, 1, 3)

@@ -93,20 +93,53 @@ class Axis:
         below = -(-(bound - self.first_position(output)) // self.dilation)
         return max(0, min(self.window, below))
 
+    def _bounds(self, size: int) -> tuple[int, int, int, int]:
+        """The numbers of the first windows that reach the input, that start in it and that start
+        after it, and the number of windows.
+        """
+        outputs, pad = self.output_size(size), self.start_padding
+        ends = pad - self.extent + 1, pad, pad + size
+        reaching, inside, after = (min(max(0, -(-end // self.stride)), outputs) for end in ends)
+        return reaching, inside, after, outputs
+
     def empty_windows(self, size: int) -> list[int]:
         """The numbers of the windows that have no tap inside the input."""
-        return [
-            at
-            for at in range(self.output_size(size))
-            if self.taps_before(at, size) == self.taps_before(at, 0)
-        ]
+        reaching, inside, after, outputs = self._bounds(size)
+        # Of the windows that start before the input only those step over it whose taps are as far
+        # from one another: the first tap at a position of 0 or more lies at the remainder.
+        straddling = range(reaching, inside) if size < self.dilation else ()
+        over = [at for at in straddling if self.first_position(at) % self.dilation >= size]
+        return [*range(reaching), *over, *range(after, outputs)]
 
     def may_be_empty(self, size: Any) -> bool:
-        """Whether a window may have no tap inside an input of ``size``, which may be unknown."""
+        """Whether a window may have no tap inside an input of ``size``, which may be unknown. It
+        takes no longer for a large size.
+        """
         straddles = self.dilation > 1 and self.start_padding > 0
         if max(self.start_padding, self.end_padding) < self.extent and not straddles:
             return False
-        return type(size) is not int or bool(self.empty_windows(size))
+        if type(size) is not int:
+            return True
+        reaching, inside, after, outputs = self._bounds(size)
+        if reaching > 0 or after < outputs or size >= self.dilation:
+            return reaching > 0 or after < outputs
+        # The windows in ``empty_windows`` whose remainder is at least the size, counted.
+        request = inside - reaching, self.dilation, self.stride
+        first = self.first_position(reaching)
+        return _quotients(*request, first + self.dilation - size) > _quotients(*request, first)
+
+
+def _quotients(number: int, divisor: int, step: int, first: int) -> int:
+    """The sum of ``(first + at * step) // divisor`` over ``at`` from 0 to ``number - 1``. It takes
+    the steps of Euclid's algorithm.
+    """
+    total = 0
+    while number > 0:
+        total += number * (number - 1) // 2 * (step // divisor) + number * (first // divisor)
+        step, first = step % divisor, first % divisor
+        number, first = divmod(step * number + first, divisor)
+        step, divisor = divisor, step
+    return total
 
 
 def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:

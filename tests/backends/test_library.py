@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import kernels
 from torch_dmlpool.backends import library
 
 pytestmark = cases.OF_THE_LIBRARY
@@ -156,6 +158,19 @@ def test_a_thread_that_is_late_leaves_its_share_to_others(
     found = dmlpool.max_pooling(image, 3), dmlpool.average_pooling(image, (97, 64))
     assert regions == [(0, 2, 1)] * 2
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_working_directory_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that lies there is nobody's installation; ``python -c`` has "" in sys.path."""
+    installed = tmp_path / "torch_dmlpool" / "kernels"
+    installed.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for folders, expected in ((["", "."], []), ([str(tmp_path)], [str(installed)])):
+        monkeypatch.setattr(sys, "path", folders)
+        found = runpy.run_path(kernels.__file__, run_name=kernels.__name__)["__path__"]
+        assert found[1:] == expected
 
 
 @pytest.fixture(scope="module")

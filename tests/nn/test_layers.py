@@ -213,6 +213,17 @@ def test_torchscript_is_told_what_to_do(name: str) -> None:
     """In one sentence, wherever in a model the layer stands."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script")
-        text = rf"^torch.jit.script cannot compile torch_dmlpool.nn.{name}: use "
+        way_out = r"use `with torch_dmlpool.nn.reverted\(model\):` around it"
+        text = rf"^torch.jit.script cannot compile torch_dmlpool.nn.{name}: {way_out}"
         with pytest.raises(NotImplementedError, match=text):
             torch.jit.script(torch.nn.Sequential(built(layers, name)))
+
+
+def test_torchscript_compiles_a_model_that_is_reverted() -> None:
+    """What its error names, and docs/tools.md."""
+    model = torch.nn.Sequential(nn.MaxPool2d(3, 2), nn.AvgPool2d(2))
+    image = samples.normal(1, 2, 9, 9)
+    with warnings.catch_warnings(), nn.reverted(model):
+        warnings.filterwarnings("ignore", message=".*torch.jit")
+        scripted = torch.jit.script(model)
+        torch.testing.assert_close(scripted(image), model(image))

@@ -140,6 +140,17 @@ def test_every_layout(
     assert found[0].stride() == wanted.stride()
 
 
+def test_a_gradient_is_laid_out_as_that_of_maxima(device: torch.device) -> None:
+    """G7: also where the negated input has other strides than the input, whose stride along a
+    dimension of one sample says nothing."""
+    numbers = torch.arange(1024.0, device=device)
+    input = numbers.as_strided((1, 4, 3, 64), (1, 1, 256, 4)).requires_grad_()
+    for kind in ("adaptive_{}_pooling", "{}_pooling"):
+        pools = [getattr(dmlpool, kind.format(each)) for each in ("max", "min")]
+        gradients = [torch.autograd.grad(pool(input, 2).sum(), input)[0] for pool in pools]
+        assert gradients[0].stride() == gradients[1].stride() == (768, 192, 64, 1)
+
+
 def test_a_zero_is_not_negative(device: torch.device) -> None:
     """N2: an image of zeros has none that prints as -0."""
     for dtype in samples.FLOATS:

@@ -46,7 +46,8 @@ class Pool(torch.nn.Module):
     def __prepare_scriptable__(self) -> NoReturn:
         name = f"{type(self).__module__}.{type(self).__name__}"
         raise NotImplementedError(
-            f"torch.jit.script cannot compile {name}: use torch.compile, export or jit.trace"
+            f"torch.jit.script cannot compile {name}: use `with "
+            "torch_dmlpool.nn.reverted(model):` around it, or torch.compile, export or jit.trace"
         )
 
 

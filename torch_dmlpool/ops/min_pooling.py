@@ -31,7 +31,11 @@ def maxima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
-    return operands.laid_out_like(_with_values(_restored, maxima(pool, _opposite(input))), input)
+    opposite = _opposite(input)
+    # PyTorch's own operators keep the order of strides, which may suggest another memory format.
+    if operands.is_channels_last(opposite) != operands.is_channels_last(input):
+        opposite = operands.laid_out_like(opposite, input)
+    return operands.laid_out_like(_with_values(_restored, maxima(pool, opposite)), input)
 
 
 def _with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
