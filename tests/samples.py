@@ -142,8 +142,19 @@ def _sliced(tensor: Tensor) -> Tensor:
 
 
 def _offset(tensor: Tensor) -> Tensor:
-    """Contiguous, but beginning at an odd element of its storage."""
-    return tensor.new_zeros(tensor.numel() + 3)[3:].view(tensor.shape).copy_(tensor)
+    """Contiguous, but beginning at an odd element of its storage, and on a CPU at odd addresses."""
+    memory = unaligned(tensor.new_zeros(tensor.numel() + 3))
+    return memory[3:].view(tensor.shape).copy_(tensor)
+
+
+def unaligned(tensor: Tensor) -> Tensor:
+    """The same on a CPU in elements that lie at odd addresses, as those of a buffer may. PyTorch
+    itself cannot copy complex numbers there."""
+    if tensor.device.type != "cpu" or tensor.is_complex() or not tensor.numel():
+        return tensor
+    memory = bytearray(tensor.numel() * tensor.itemsize + 1)
+    elements = torch.frombuffer(memory, dtype=tensor.dtype, offset=1)
+    return elements.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def forbid(begin: ctypes.c_void_p, size: ctypes.c_size_t) -> None:

@@ -47,11 +47,12 @@ class Dimension(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory: its dimensions from the outermost to the innermost, and each of
-    them."""
+    """How a tensor lies in memory: its dimensions from the outermost to the innermost, each of
+    them, and whether its elements lie at odd addresses."""
 
     order: list[int]
     dimensions: list[Dimension]
+    is_unaligned: bool
 
 
 @strategies.composite
@@ -67,7 +68,8 @@ def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
     )
     channels_last = strategies.just([0, *range(2, rank), 1])
     order = draw(strategies.one_of(channels_last, strategies.permutations(range(rank))))
-    return Layout(list(order), draw(strategies.lists(dimensions, min_size=rank, max_size=rank)))
+    drawn = draw(strategies.lists(dimensions, min_size=rank, max_size=rank))
+    return Layout(list(order), drawn, draw(strategies.booleans()))
 
 
 def laid_out(values: Tensor, layout: Layout) -> Tensor:
@@ -78,7 +80,10 @@ def laid_out(values: Tensor, layout: Layout) -> Tensor:
         for size, one in zip(values.shape, dimensions, strict=True)
     ]
     memory = values.new_zeros([sizes[number] for number in layout.order])
-    memory = samples.fenced(memory, at_end=dimensions[0].stride_of_one % 4 > 0)
+    if layout.is_unaligned:
+        memory = samples.unaligned(memory)
+    else:
+        memory = samples.fenced(memory, at_end=dimensions[0].stride_of_one % 4 > 0)
     view = memory.permute([layout.order.index(number) for number in range(values.dim())])
     for number, (size, along) in enumerate(zip(values.shape, dimensions, strict=True)):
         view = view.narrow(number, along.before, size * along.step)
@@ -184,6 +189,21 @@ def test_what_is_computed_in_parts(
         samples.check_average_gradient(gradient, sizes, pooling)
     elif channels > 1:
         samples.check_quantized(input, samples.drawn(2, 3, (dtype, dtype)), pooling)
+
+
+def test_rows_at_odd_addresses() -> None:
+    """G7: operands may lie anywhere. Rows that are pooled where they lie, which the sanitizers of
+    ``make sanitize`` look at: one test of all windows, as that runs every fourth test alone."""
+    windows = (2, 2, 0), (3, 2, 0), (3, 3, 0), (4, 4, 0), (9, 5, 0), (6, 2, 1), (5, 1, 2)
+    for dtype, (window, stride, padding) in itertools.product(samples.FLOATS, windows):
+        pooling = oracle.Pooling((window,), (stride,), (padding,), (padding,), (1,), False)
+        row = samples.unaligned(samples.ties(1, 1, 560, dtype=dtype))
+        assert row.data_ptr() % 2 == 1
+        samples.check_maximum(row, pooling)
+        gradient = samples.unaligned(samples.whole_gradient(row, pooling))
+        samples.check_maximum_gradient(row, gradient, pooling)
+        samples.check_average(row, pooling)
+        samples.check_average_gradient(gradient, (560,), pooling)
 
 
 @pytest.mark.usefixtures("either_backend")

@@ -63,7 +63,8 @@ struct Rows final : RowOperations {
     }
     void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                        void *to) const override {
-        const L *__restrict row = reinterpret_cast<const L *>(values);
+        using Lying = typename Unaligned<L>::type;
+        const Lying *__restrict row = reinterpret_cast<const Lying *>(values);
         L *__restrict out = static_cast<L *>(to);
         const auto run = [=](auto taps, auto step) {
             constexpr int64_t k = decltype(taps)::value;

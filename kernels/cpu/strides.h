@@ -37,7 +37,8 @@ __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int
 // Takes `count` values from a row, a stride apart: out[i] = row[i * stride]. A stride that is known
 // when the library is compiled is `fixed`, and any other one is `any`. `size` is a value's bytes.
 template <int64_t fixed, class V>
-void take_spaced(int64_t any, const V *__restrict row, int64_t count, V *__restrict out) {
+void take_spaced(int64_t any, const typename Unaligned<V>::type *__restrict row, int64_t count,
+                 V *__restrict out) {
     const int64_t stride = fixed ? fixed : any;
     VECTORIZE
     for (int64_t i = 0; i < count; ++i)
@@ -46,12 +47,12 @@ void take_spaced(int64_t any, const V *__restrict row, int64_t count, V *__restr
 inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
     const auto run = [=](auto value) {
         using V = decltype(value);
-        const V *const from = static_cast<const V *>(row);
+        const auto *const from = static_cast<const typename Unaligned<V>::type *>(row);
         V *const to = static_cast<V *>(out);
         if (stride == 2)
-            take_spaced<2>(stride, from, count, to);
+            take_spaced<2, V>(stride, from, count, to);
         else
-            take_spaced<0>(stride, from, count, to);
+            take_spaced<0, V>(stride, from, count, to);
     };
     if (size == 16)
         run(__int128());
