@@ -32,6 +32,8 @@ from torch_dmlpool.functional import (
     quantized_linear_average_pooling,
 )
 from torch_dmlpool.minima import adaptive_min_pooling, min_pooling
+from torch_dmlpool.ops.segment_pooling import segment_pooling, token_pooling
+from torch_dmlpool.ops.statistics_pooling import statistics_pooling
 from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
 from torch_dmlpool.window import ArgumentError, Window
 
@@ -56,6 +58,9 @@ __all__ = [
     "quantized_average_pooling",
     "quantized_linear_average_pooling",
     "quantized_max_pooling",
+    "segment_pooling",
+    "statistics_pooling",
+    "token_pooling",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take every name to exist

@@ -153,3 +153,12 @@ def empty_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
 def empty_per_channel_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
     """The same with a scale and a zero point for each channel."""
     return torch._empty_per_channel_affine_quantized(*arguments, **how)
+
+
+def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
+    """What applies ``function`` as an operator's implementation for the key Autograd: PyTorch's C
+    function, beneath the method that asks whether torch.func is at work.
+    """
+    # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
+    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]

@@ -107,6 +107,7 @@ constexpr Field LAYOUT[] = {
     FIELD(Segments, type),
     FIELD(Segments, divisor),
     FIELD(Segments, are_minima),
+    FIELD(Segments, correction),
     VALUE(TAPS),
     VALUE(POSITIONS),
     VALUE(INDICES),
@@ -228,9 +229,22 @@ int32_t dmlpool_segment_maxima(const Segments *s, const void *values, const int6
 }
 
 int32_t dmlpool_segment_shares(const Segments *s, const void *arriving, const int64_t *offsets,
-                               const uint8_t *mask, void *gradient) {
+                               const uint8_t *mask, const int64_t *winners, void *gradient) {
     return segments_code(*s, offsets,
-                         [=] { segment_shares(*s, arriving, offsets, mask, gradient); });
+                         [=] { segment_shares(*s, arriving, offsets, mask, winners, gradient); });
+}
+
+int32_t dmlpool_statistics(const Segments *s, const void *values, const uint8_t *mask, void *means,
+                           void *deviations) {
+    return code_of([=] { statistics(*s, values, mask, means, deviations); });
+}
+
+int32_t dmlpool_statistics_grad(const Segments *s, const void *values, const uint8_t *mask,
+                                const void *means, const void *deviations, const void *of_means,
+                                const void *of_deviations, void *gradient) {
+    return code_of([=] {
+        statistics_grad(*s, values, mask, means, deviations, of_means, of_deviations, gradient);
+    });
 }
 
 int32_t dmlpool_masked(const Masking *m, const void *input, const void *mask, void *output) {

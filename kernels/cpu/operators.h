@@ -39,7 +39,9 @@ struct Masking {
 // count elements, and that of the mask bytes: row r of set i begins with element i * set_step +
 // r * row_step, and its byte of the mask is number i * mask_step + r. With offsets the two steps of
 // sets are 0. Sums are divided by `divisor`, or if that is 0 by the number of rows that are kept.
-// With `are_minima` the least elements are found in place of the greatest.
+// With `are_minima` the least elements are found in place of the greatest. Statistics divide by the
+// number of rows less `correction`, and where row_step is 1 they are of contiguous planes: channels
+// lie `length` elements apart.
 struct Segments {
     int64_t segments;
     int64_t channels;
@@ -50,6 +52,7 @@ struct Segments {
     int64_t type;
     int64_t divisor;
     int64_t are_minima;
+    int64_t correction;
 };
 
 namespace dmlpool {
@@ -99,9 +102,15 @@ void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
 // unless it is null.
 void segment_maxima(const Segments &s, const void *values, const int64_t *offsets,
                     const uint8_t *mask, void *output, int64_t *winners);
-// The gradient of sums: steps are those of the gradient.
+// The gradient of sums, or with `winners` that of maxima: steps are those of the gradient.
 void segment_shares(const Segments &s, const void *arriving, const int64_t *offsets,
-                    const uint8_t *mask, void *gradient);
+                    const uint8_t *mask, const int64_t *winners, void *gradient);
+// Means and standard deviations of each channel, and their gradient.
+void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
+                void *deviations);
+void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *means,
+                     const void *deviations, const void *of_means, const void *of_deviations,
+                     void *gradient);
 
 // Masks are bools. A bool is true if its byte is any but 0, also where bools are pooled: their
 // maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the

@@ -28,6 +28,21 @@ from torch_dmlpool.backends.library import (
 )
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.plans import CpuPlan, planned, quantization, strides_of
+from torch_dmlpool.backends.rows import (
+    segment_maxima as segment_maxima,
+)
+from torch_dmlpool.backends.rows import (
+    segment_shares as segment_shares,
+)
+from torch_dmlpool.backends.rows import (
+    segment_sums as segment_sums,
+)
+from torch_dmlpool.backends.rows import (
+    statistics as statistics,
+)
+from torch_dmlpool.backends.rows import (
+    statistics_grad as statistics_grad,
+)
 from torch_dmlpool.elements import lowest
 from torch_dmlpool.window import Window
 

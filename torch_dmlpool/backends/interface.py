@@ -50,6 +50,11 @@ class Backend(NamedTuple):
     average_pooling_grad: Function
     quantized_linear_average_pooling: Function
     masked: Function  # the input with a fill where the mask is False
+    segment_sums: Function
+    segment_shares: Function
+    segment_maxima: Function
+    statistics: Function
+    statistics_grad: Function
     max_unpooling: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``ops`` composes it of the other operators."""

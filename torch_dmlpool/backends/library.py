@@ -61,7 +61,7 @@ Masking = _struct(
 Segments = _struct(
     "Segments",
     **dict.fromkeys(("segments", "channels", "length", "set_step", "row_step"), _NUMBER),
-    **dict.fromkeys(("mask_step", "type", "divisor", "are_minima"), _NUMBER),
+    **dict.fromkeys(("mask_step", "type", "divisor", "are_minima", "correction"), _NUMBER),
 )
 
 
@@ -85,7 +85,9 @@ _FUNCTIONS = {
     "masked": 4,
     "segment_sums": 5,
     "segment_maxima": 6,
-    "segment_shares": 5,
+    "segment_shares": 6,
+    "statistics": 5,
+    "statistics_grad": 8,
 }
 """How many pointers each operator of the library takes."""
 

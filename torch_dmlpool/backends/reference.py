@@ -16,6 +16,21 @@ from torch_dmlpool import operands
 from torch_dmlpool.backends import aten, reductions, slices
 from torch_dmlpool.backends.interface import AnyWindow, Backend
 from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
+from torch_dmlpool.backends.reference_rows import (
+    segment_maxima as segment_maxima,
+)
+from torch_dmlpool.backends.reference_rows import (
+    segment_shares as segment_shares,
+)
+from torch_dmlpool.backends.reference_rows import (
+    segment_sums as segment_sums,
+)
+from torch_dmlpool.backends.reference_rows import (
+    statistics as statistics,
+)
+from torch_dmlpool.backends.reference_rows import (
+    statistics_grad as statistics_grad,
+)
 from torch_dmlpool.elements import SIGNED, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Window
 

@@ -25,6 +25,21 @@ from torch_dmlpool.backends.reference import gather_positions as gather_position
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
+from torch_dmlpool.backends.reference_rows import (
+    segment_maxima as segment_maxima,
+)
+from torch_dmlpool.backends.reference_rows import (
+    segment_shares as segment_shares,
+)
+from torch_dmlpool.backends.reference_rows import (
+    segment_sums as segment_sums,
+)
+from torch_dmlpool.backends.reference_rows import (
+    statistics as statistics,
+)
+from torch_dmlpool.backends.reference_rows import (
+    statistics_grad as statistics_grad,
+)
 from torch_dmlpool.window import Window
 
 

@@ -15,6 +15,7 @@ from torch_dmlpool.nn.exported import integer_pooling
 from torch_dmlpool.nn.layers.averages import *  # noqa: F403
 from torch_dmlpool.nn.layers.maxima import *  # noqa: F403
 from torch_dmlpool.nn.layers.minima import *  # noqa: F403
+from torch_dmlpool.nn.layers.rows import *  # noqa: F403
 from torch_dmlpool.nn.layers.unpooling import *  # noqa: F403
 from torch_dmlpool.nn.quantizers import pooling_quantizer
 from torch_dmlpool.nn.rerouting import rerouted

@@ -1,0 +1,234 @@
+"""Pools of sets of rows by PyTorch's own operators, on any device, for every data type, and where
+programs are exported.
+
+Sets are ``(L, C)`` rows with offsets, or each sample of ``(B, T, C)`` rows without. Offsets are
+limited to the rows that there are.
+"""
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool.backends.aten import is_plain_cpu
+from torch_dmlpool.elements import SIGNED, widened
+from torch_dmlpool.window import ArgumentError
+
+
+def check_offsets(offsets: Tensor, rows: int) -> None:
+    """Reject offsets that fall or lie outside (rule T3), where their numbers can be looked at."""
+    if type(rows) is not int or not is_plain_cpu(offsets):
+        return
+    wrong = (offsets[1:] < offsets[:-1]).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        raise ArgumentError(
+            f"offsets must not fall, got {int(offsets[at])} at {at} before {int(offsets[at + 1])}"
+        )
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first < 0 or last > rows:
+        raise ArgumentError(
+            f"offsets must lie between 0 and the number of rows, {rows}, got {first} to {last}"
+        )
+
+
+def _set_numbers(offsets: Tensor, mask: Tensor | None, rows: int) -> Tensor:
+    """The number of each row's set; one more than there are sets for rows in none of them."""
+    check_offsets(offsets, rows)
+    sets = offsets.shape[0] - 1
+    numbers = torch.arange(rows, device=offsets.device)
+    found = torch.searchsorted(offsets, numbers, right=True) - 1
+    is_in_none = (found < 0) | (found >= sets)
+    if mask is not None:
+        is_in_none = is_in_none | ~mask
+    return torch.where(is_in_none, sets, found)
+
+
+def _counts(numbers: Tensor, sets: int) -> Tensor:
+    """How many rows each set has, with one more set for all that are in none."""
+    return numbers.new_zeros(sets + 1).index_add(0, numbers, torch.ones_like(numbers))
+
+
+def segment_sums(
+    input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
+) -> Tensor:
+    """The sum or the mean of each set."""
+    wide = widened(input)
+    if offsets is None:
+        if mask is not None:
+            wide = torch.where(mask.unsqueeze(-1), wide, 0)
+        sums, count = wide.sum(-2), input.shape[-2]
+        if not is_mean:
+            return sums.to(input.dtype)
+        if mask is None:
+            return (sums / max(count, 1) if type(count) is int else sums / count).to(input.dtype)
+        return (sums / mask.sum(-1, keepdim=True).clamp(min=1)).to(input.dtype)
+    sets = offsets.shape[0] - 1
+    numbers = _set_numbers(offsets, mask, input.shape[0])
+    sums = wide.new_zeros((sets + 1, input.shape[1])).index_add(0, numbers, wide)[:sets]
+    if is_mean:
+        sums = sums / _counts(numbers, sets)[:sets, None].clamp(min=1)
+    return sums.to(input.dtype)
+
+
+def segment_shares(
+    arriving: Tensor,
+    offsets: Tensor | None,
+    mask: Tensor | None,
+    rows: int,
+    is_mean: bool,
+    indices: Tensor | None = None,
+) -> Tensor:
+    """Each row's share of what arrives at its set, or with ``indices`` all at these rows."""
+    if indices is not None:
+        return scattered(arriving, indices, rows, offsets is None)
+    wide = widened(arriving)
+    if offsets is None:
+        if is_mean:
+            count = rows if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
+            wide = wide / count if mask is not None or rows > 0 else wide
+        shares = wide.unsqueeze(-2).expand(arriving.shape[0], rows, arriving.shape[1])
+        if mask is not None:
+            shares = torch.where(mask.unsqueeze(-1), shares, 0)
+        return shares.to(arriving.dtype).contiguous()
+    sets = offsets.shape[0] - 1
+    numbers = _set_numbers(offsets, mask, rows)
+    if is_mean:
+        wide = wide / _counts(numbers, sets)[:sets, None].clamp(min=1)
+    padded = torch.nn.functional.pad(wide.to(arriving.dtype), (0, 0, 0, 1))
+    return padded.index_select(0, numbers)
+
+
+def segment_maxima(
+    input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
+) -> tuple[Tensor, Tensor]:
+    """The greatest or least element of each channel of a set, and its row."""
+    *_, rows, channels = input.shape
+    ordered = _ordered(input, are_minima)
+    lowest = _lowest(ordered.dtype)
+    if offsets is None:
+        samples = input.shape[0]
+        numbers = torch.arange(samples, device=input.device).repeat_interleave(
+            rows, output_size=samples * rows
+        )
+        ordered, sets = ordered.reshape(samples * rows, channels), samples
+        if mask is not None:
+            numbers = torch.where(mask.reshape(-1), numbers, samples)
+    else:
+        sets = offsets.shape[0] - 1
+        numbers = _set_numbers(offsets, mask, rows)
+    places = numbers[:, None].expand(ordered.shape)
+    most = ordered.new_full((sets + 1, channels), lowest)
+    most = most.scatter_reduce(0, places, ordered, "amax")
+    winning = most.gather(0, places)
+    is_winner = (ordered == winning) | ((ordered != ordered) & (winning != winning))
+    every = torch.arange(ordered.shape[0], device=input.device)[:, None].expand(ordered.shape)
+    none = ordered.shape[0]
+    first = torch.full((sets + 1, channels), none, dtype=torch.int64, device=input.device)
+    first = first.scatter_reduce(0, places, torch.where(is_winner, every, none), "amin")[:sets]
+    indices = torch.where(first == none, -1, first)
+    if offsets is None:
+        starts = torch.arange(sets, device=input.device)[:, None] * rows
+        indices = torch.where(indices < 0, -1, indices - starts)
+    return _unordered(most[:sets], input.dtype, are_minima), indices
+
+
+def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> Tensor:
+    """Zeros of ``rows`` rows, in each sample of a batch, with what arrives at ``indices``. It has
+    every derivative. -1 stands for no row.
+    """
+    if is_batch:
+        arriving, indices = arriving.unsqueeze(-2), indices.unsqueeze(-2)
+    zeros = arriving.new_zeros((*arriving.shape[:-2], rows + 1, arriving.shape[-1]))
+    places = torch.where(indices < 0, rows, indices)
+    return zeros.scatter(-2, places, arriving).narrow(-2, 0, rows)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _ordered(input: Tensor, is_turned: bool) -> Tensor:
+    """``input`` in a signed data type of the same order, or with ``is_turned`` of the reverse."""
+    if input.dtype is torch.bool or input.dtype is torch.uint8:
+        input = input.to(torch.int16)
+    elif input.dtype in SIGNED:
+        signed = input.view(SIGNED[input.dtype])
+        input = signed ^ torch.iinfo(signed.dtype).min
+    if not is_turned:
+        return input
+    return -input if input.dtype.is_floating_point else ~input
+
+
+def _unordered(ordered: Tensor, dtype: torch.dtype, is_turned: bool) -> Tensor:
+    """The elements of ``dtype`` that ``_ordered`` made these of."""
+    if is_turned:
+        ordered = -ordered if dtype.is_floating_point else ~ordered
+    if dtype in SIGNED:
+        return (ordered ^ torch.iinfo(ordered.dtype).min).view(dtype)
+    if dtype is torch.bool or dtype is torch.uint8:
+        return ordered.clamp(0, 1 if dtype is torch.bool else 255).to(dtype)
+    return ordered
+
+
+def _kept(input: Tensor, mask: Tensor | None) -> Tensor:
+    return input if mask is None else torch.where(mask.unsqueeze(1), input, 0)
+
+
+def _count(input: Tensor, mask: Tensor | None) -> Tensor:
+    """How many elements of each plane are kept: ``(N, 1)``."""
+    if mask is None:
+        return torch.full((1, 1), input.shape[-1], dtype=torch.int64, device=input.device)
+    return mask.sum(-1, keepdim=True)
+
+
+def _distances(input: Tensor, mask: Tensor | None, mean: Tensor) -> Tensor:
+    return _kept(_kept(input, mask) - mean.unsqueeze(-1), mask)
+
+
+def statistics(input: Tensor, mask: Tensor | None, correction: int) -> tuple[Tensor, Tensor]:
+    """The mean and the standard deviation of each plane."""
+    wide, count = widened(input), _count(input, mask)
+    mean = _kept(wide, mask).sum(-1) / count.clamp(min=1)
+    squares = _distances(wide, mask, mean).square().sum(-1)
+    variance = squares / (count - correction).clamp(min=1)
+    deviation = torch.where(count > correction, variance, 0).sqrt()
+    return mean.to(input.dtype), deviation.to(input.dtype)
+
+
+def statistics_grad(
+    of_mean: Tensor,
+    of_deviation: Tensor,
+    input: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    deviation: Tensor,
+    correction: int,
+) -> Tensor:
+    """The gradient of means and deviations. It has every derivative with respect to all of its
+    tensors.
+    """
+    wide, count = widened(input), _count(input, mask)
+    share = widened(of_mean) / count.clamp(min=1)
+    is_spread = (deviation != 0) & (count > correction)
+    divisor = torch.where(is_spread, widened(deviation) * (count - correction), 1)
+    slope = torch.where(is_spread, widened(of_deviation), 0) / divisor
+    gradient = _distances(wide, mask, widened(mean)) * slope.unsqueeze(-1)
+    return _kept(gradient + share.unsqueeze(-1), mask).to(input.dtype)
+
+
+def statistics_tangent(
+    direction: Tensor,
+    input: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    deviation: Tensor,
+    correction: int,
+) -> tuple[Tensor, Tensor]:
+    """The tangents of means and deviations."""
+    wide, count = widened(input), _count(input, mask)
+    moved = _kept(widened(direction), mask)
+    is_spread = (deviation != 0) & (count > correction)
+    divisor = torch.where(is_spread, widened(deviation) * (count - correction), 1)
+    across = (_distances(wide, mask, widened(mean)) * moved).sum(-1)
+    of_deviation = torch.where(is_spread, across, 0) / divisor
+    of_mean = moved.sum(-1) / count.clamp(min=1)
+    return of_mean.to(input.dtype), of_deviation.to(input.dtype)

@@ -1,0 +1,362 @@
+"""Pools of sets of rows: tokens of padded batches, points of clouds, nodes of graphs (rules T1 to
+T5).
+
+Sums and their shares are linear and each other's adjoint. Maxima return the row of each winner, and
+their derivatives scatter to these rows and gather from them.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends import reference_rows, serving
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
+from torch_dmlpool.ops.rows import RowOperator
+from torch_dmlpool.window import ArgumentError
+
+Reduction = Literal["mean", "sum", "max", "min"]
+
+
+class SegmentSums(torch.autograd.Function):
+    """Sums or means of sets. Their gradient is ``segment_shares``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, offsets: Any, mask: Any, is_mean: bool, run: Any
+    ) -> Tensor:
+        ctx.save_for_backward(offsets, mask)
+        ctx.save_for_forward(offsets, mask)
+        ctx.rows, ctx.is_mean = input.shape[-2], is_mean
+        ctx.set_materialize_grads(False)
+        output: Tensor = run(input, offsets, mask, is_mean)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> Any:  # type: ignore[override]
+        if arriving is None:
+            return (None,) * 5
+        shares = segment_shares(arriving, *ctx.saved_tensors, ctx.rows, ctx.is_mean)
+        return shares, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+        return segment_sums(direction, *ctx.saved_tensors, ctx.is_mean)
+
+
+class SegmentShares(torch.autograd.Function):
+    """Each row's share of what arrives at its set. It is linear, and its gradient is
+    ``segment_sums``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, arriving: Tensor, offsets: Any, mask: Any, rows: int, is_mean: bool, run: Any
+    ) -> Tensor:
+        ctx.save_for_backward(offsets, mask)
+        ctx.save_for_forward(offsets, mask)
+        ctx.request = rows, is_mean
+        ctx.set_materialize_grads(False)
+        output: Tensor = run(arriving, offsets, mask, rows, is_mean)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> Any:  # type: ignore[override]
+        if arriving is None:
+            return (None,) * 6
+        sums = segment_sums(arriving, *ctx.saved_tensors, ctx.request[1])
+        return sums, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+        return segment_shares(direction, *ctx.saved_tensors, *ctx.request)
+
+
+class SegmentMaxima(torch.autograd.Function):
+    """Maxima or minima of sets and their rows. The gradient arrives at these rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, offsets: Any, mask: Any, are_minima: bool, run: Any
+    ) -> tuple[Tensor, Tensor]:
+        values, indices = run(input, offsets, mask, are_minima)
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(indices, offsets)
+        ctx.save_for_forward(indices, offsets)
+        ctx.rows = input.shape[-2]
+        ctx.set_materialize_grads(False)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, *_: Any) -> Any:  # type: ignore[override]
+        if arriving is None:
+            return (None,) * 5
+        indices, offsets = ctx.saved_tensors
+        if not is_grad_enabled() and may_skip_dispatcher(arriving, indices):
+            scatter = serving(arriving.device.type).segment_shares
+            gradient = scatter(arriving, offsets, None, ctx.rows, False, indices)
+        else:
+            gradient = reference_rows.scattered(arriving, indices, ctx.rows, offsets is None)
+        return gradient, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+        indices, offsets = ctx.saved_tensors
+        return _gathered(direction, indices, offsets is None), None
+
+
+def _gathered(input: Tensor, indices: Tensor, is_batch: bool) -> Tensor:
+    """The elements at ``indices``, 0 for -1."""
+    places = torch.where(indices < 0, input.shape[-2], indices)
+    padded = torch.nn.functional.pad(input, (0, 0, 0, 1))
+    if is_batch:
+        return padded.gather(-2, places.unsqueeze(-2)).squeeze(-2)
+    return padded.gather(-2, places)
+
+
+def _check(input: Tensor, offsets: Tensor | None, mask: Tensor | None, types: Any) -> None:
+    """Reject what is no rows of ``types``, and offsets and masks that do not belong to them."""
+    operands.check_dense("input", input, types)
+    rank = 3 if offsets is None else 2
+    if input.dim() != rank:
+        wanted = "(B, T, C)" if offsets is None else "(L, C)"
+        raise ArgumentError(f"input must be {wanted}, got shape {tuple(input.shape)}")
+    if offsets is not None:
+        operands.check_dense("offsets", offsets, (torch.int64,))
+        operands.check_device("offsets", offsets, input)
+        if offsets.dim() != 1 or offsets.shape[0] == 0:
+            raise ArgumentError(
+                "offsets must have one dimension and at least one entry, got shape "
+                f"{tuple(offsets.shape)}"
+            )
+    if mask is not None:
+        operands.check_dense("mask", mask, (torch.bool,))
+        operands.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
+
+
+def _shape(input: Tensor, offsets: Tensor | None) -> tuple[Any, ...]:
+    """The shape of results: a row for each set."""
+    return (input.shape[0] if offsets is None else offsets.shape[0] - 1), input.shape[-1]
+
+
+def _sums(input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool) -> Any:
+    _check(input, offsets, mask, operands.FLOAT_TYPES)
+    return [(_shape(input, offsets), input.dtype)]
+
+
+def _maxima(input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool) -> Any:
+    _check(input, offsets, mask, operands.ORDERED_TYPES)
+    return [(_shape(input, offsets), input.dtype), (_shape(input, offsets), torch.int64)]
+
+
+def _shares(
+    arriving: Tensor, offsets: Tensor | None, mask: Tensor | None, rows: int, is_mean: bool
+) -> Any:
+    samples = () if offsets is not None else (arriving.shape[0],)
+    shape = *samples, rows, arriving.shape[-1]
+    _check(arriving.new_empty(()).expand(shape), offsets, mask, operands.FLOAT_TYPES)
+    if offsets is not None:
+        sizes = offsets.shape[0] - 1, arriving.shape[-1]
+        operands.check_sizes("input_gradient", arriving, sizes)
+    return [(shape, arriving.dtype)]
+
+
+def _mapped(operator: RowOperator, info: Any, dimensions: Any, *arguments: Any) -> Any:
+    """The vmap rule. Batches without offsets are merged. With offsets the rows of all examples lie
+    one after another, with a set between them that nobody asked for.
+    """
+    size = info.batch_size
+    tensors = [
+        None
+        if tensor is None
+        else (tensor.expand(size, *tensor.shape) if at is None else tensor.movedim(at, 0))
+        for tensor, at in zip(arguments[:3], dimensions, strict=False)
+    ]
+    input, offsets, mask = tensors
+    is_shares = operator is segment_shares
+    further = arguments[3:]
+    if offsets is None:
+        flat = [None if each is None else each.flatten(0, 1) for each in tensors]
+        results = operator(*flat, *further)
+        split = lambda each: each.unflatten(0, (size, input.shape[1]))  # noqa: E731
+    else:
+        rows = further[0] if is_shares else input.shape[1]
+        first = torch.arange(size, device=offsets.device) * rows
+        moved = (offsets + first[:, None]).flatten()
+        moved = torch.cat([moved, moved[-1:]])
+        if is_shares:
+            input, further = (
+                torch.nn.functional.pad(input, (0, 0, 0, 1)),
+                (size * rows, *further[1:]),
+            )
+        flat_mask = None if mask is None else mask.flatten(0, 1)
+        results = operator(input.flatten(0, 1), moved, flat_mask, *further)
+        if is_shares:
+            return results.unflatten(0, (size, rows)), 0
+        split = lambda each: each.unflatten(0, (size, offsets.shape[1]))[:, :-1]  # noqa: E731
+    if isinstance(results, Tensor):
+        return split(results), 0
+    values, indices = map(split, results)
+    if offsets is not None:
+        indices = torch.where(indices < 0, -1, indices - first[:, None, None])
+    return (values, indices), (0, 0)
+
+
+segment_sums = RowOperator(
+    "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
+    lambda backend: backend.segment_sums,
+    _sums,
+    _mapped,
+    SegmentSums,
+)
+"""The sum or the mean of each set."""
+segment_shares = RowOperator(
+    "segment_shares(Tensor input_gradient, Tensor? offsets, Tensor? mask, SymInt rows, "
+    "bool is_mean) -> Tensor",
+    lambda backend: backend.segment_shares,
+    _shares,
+    _mapped,
+    SegmentShares,
+)
+"""The gradient of sums and means: of ``rows`` rows, in each sample of a batch."""
+segment_maxima = RowOperator(
+    "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
+    "(Tensor, Tensor)",
+    lambda backend: backend.segment_maxima,
+    _maxima,
+    _mapped,
+    SegmentMaxima,
+)
+"""The greatest or least element of each channel of a set, and its row."""
+
+
+def _kept(name: str, mask: Tensor | None) -> Tensor | None:
+    """A mask as bools: what is not 0 is kept."""
+    if mask is None:
+        return None
+    operands.check_dense(name, mask, (torch.bool, *operands.INTEGER_TYPES))
+    return mask if mask.dtype is torch.bool else mask != 0
+
+
+def check_reduction(reduction: str) -> None:
+    """Reject what is no reduction."""
+    if reduction not in ("mean", "sum", "max", "min"):
+        raise ArgumentError(f"reduction must be 'mean', 'sum', 'max' or 'min', got {reduction!r}")
+
+
+def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> tuple[Tensor, Any]:
+    """The results of a reduction, and the rows of maxima and minima."""
+    if reduction in ("mean", "sum"):
+        return segment_sums(input, offsets, mask, reduction == "mean"), None
+    values, indices = segment_maxima(input, offsets, mask, reduction == "min")
+    return values, indices
+
+
+def segment_pooling(
+    input: Tensor,
+    offsets: Tensor,
+    reduction: Reduction = "mean",
+    *,
+    mask: Tensor | None = None,
+    return_indices: bool = False,
+) -> Any:
+    """Pool ragged sets of rows: set i has the rows from ``offsets[i]`` up to ``offsets[i + 1]``.
+
+    Nodes of graphs, points of clouds and values of nested tensors come as such rows. Offsets are
+    those of ``torch.segment_reduce``: PyG calls them ``ptr``, nested tensors ``offsets()``.
+
+    Args:
+        input: ``(L, *features)``, L rows in all sets. Means and sums take float32, float16,
+            bfloat16 and float64; maxima and minima every ordered data type.
+        offsets: ``(S + 1,)`` int32 or int64, for S sets. They begin at 0 or above, do not fall and
+            end at L or below. Rows before the first set and after the last belong to none.
+        reduction: ``"mean"``, ``"sum"``, ``"max"`` or ``"min"``.
+        mask: ``(L,)`` bool, or integers where what is not 0 is kept. Other rows are not there: they
+            are not read, and so may hold NaN.
+        return_indices: With ``"max"`` and ``"min"``, return ``(values, indices)``: the row of
+            the input that has each value, int64.
+
+    Returns:
+        ``(S, *features)`` of the input's data type. A set without a row gives 0 for means and sums,
+        the data type's lowest value (highest for minima) and index -1 for maxima. The first of
+        equal elements wins, and so does the first NaN. Half precision is added in float32 and
+        rounded once. A set's result does not depend on other sets.
+
+    Raises:
+        ValueError: Offsets fall, begin below 0 or end past L, in eager mode on a CPU: elsewhere a
+            check would wait for the device, and they are limited to the rows that there are. Also
+            for another reduction, and shapes and devices that do not belong together.
+        TypeError: A tensor has a data type that is not supported, or ``return_indices`` goes with
+            means or sums.
+
+    The gradient of a mean is shared equally among the rows that are kept; that of a maximum goes to
+    its row. Rows outside all sets, and rows that the mask leaves out, get 0.
+
+    >>> import torch, torch_dmlpool as dmlpool
+    >>> rows = torch.tensor([[1.0, 8.0], [3.0, 2.0], [5.0, 5.0]])
+    >>> dmlpool.segment_pooling(rows, torch.tensor([0, 2, 2, 3]))
+    tensor([[2., 5.],
+            [0., 0.],
+            [5., 5.]])
+
+    DirectML has no such operator. https://pytorch.org/docs/stable/generated/torch.segment_reduce.html
+    is PyTorch's, of which this has the offsets.
+    """
+    check_reduction(reduction)
+    if return_indices and reduction in ("mean", "sum"):
+        raise TypeError(f"return_indices needs reduction 'max' or 'min', got {reduction!r}")
+    types = operands.FLOAT_TYPES if reduction in ("mean", "sum") else operands.ORDERED_TYPES
+    operands.check_dense("input", input, types)
+    operands.check_dense("offsets", offsets, (torch.int32, torch.int64))
+    if input.dim() == 0:
+        raise ArgumentError("input must be (L, *features), got a tensor without dimensions")
+    features = input.shape[1:]
+    rows = input if input.dim() == 2 else input.reshape(input.shape[0], features.numel())
+    values, indices = _pooled(rows, offsets.long(), _kept("mask", mask), reduction)
+    if input.dim() != 2:
+        values = values.reshape(values.shape[0], *features)
+        indices = None if indices is None else indices.reshape(values.shape)
+    return (values, indices) if return_indices else values
+
+
+def token_pooling(
+    tokens: Tensor, mask: Tensor | None = None, reduction: Reduction = "mean"
+) -> Tensor:
+    """Pool the tokens of each sample of a padded batch, such as words into a sentence's embedding.
+
+    Args:
+        tokens: ``(B, T, C)``, such as a transformer's ``last_hidden_state``. Means and sums take
+            float32, float16, bfloat16 and float64; maxima and minima every ordered data type.
+        mask: ``(B, T)``, an attention mask as tokenizers return it: bool, or integers where what is
+            not 0 is kept. Other tokens are not there: they are not read, and so may hold NaN.
+            ``key_padding_mask`` of ``torch.nn.MultiheadAttention`` means the opposite: write
+            ``~key_padding_mask``. None keeps all tokens.
+        reduction: ``"mean"``, ``"sum"``, ``"max"`` or ``"min"``.
+
+    Returns:
+        ``(B, C)`` of the tokens' data type, the same numbers as :func:`segment_pooling` of the
+        tokens that are kept. A sample without a token gives 0 for means and sums, the data type's
+        lowest value (highest for minima) for maxima. Half precision is added in float32 and rounded
+        once.
+
+    Raises:
+        ValueError: Shapes or devices do not belong together, or there is no such reduction.
+        TypeError: A tensor has a data type that is not supported.
+
+    The gradient of a mean is shared equally among the tokens that are kept; that of a maximum goes
+    to the first token that has it. Other tokens get 0.
+
+    >>> import torch, torch_dmlpool as dmlpool
+    >>> tokens = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])
+    >>> dmlpool.token_pooling(tokens, torch.tensor([[1, 1, 0]]))
+    tensor([[2., 3.]])
+
+    DirectML has no such operator; it is the mean pooling of https://www.sbert.net.
+    """
+    check_reduction(reduction)
+    types = operands.FLOAT_TYPES if reduction in ("mean", "sum") else operands.ORDERED_TYPES
+    operands.check_dense("tokens", tokens, types)
+    if tokens.dim() != 3:
+        raise ArgumentError(f"tokens must be (B, T, C), got shape {tuple(tokens.shape)}")
+    return _pooled(tokens, None, _kept("mask", mask), reduction)[0]
