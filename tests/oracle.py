@@ -343,3 +343,46 @@ def unpooled(
     elements = np.arange(flat.shape[1])
     kept = np.array([np.isin(elements, plane) for plane in writers])
     return result.reshape(*values.shape[:2], *sizes), kept.reshape(values.shape)
+
+
+def pooled_sets(
+    rows: np.ndarray, offsets: Sequence[int], mask: np.ndarray | None, reduction: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each set of ``(L, C)`` rows in turn, in extended precision, and the row of each maximum or
+    minimum; -1 where there is none."""
+    sets, channels = len(offsets) - 1, rows.shape[1]
+    extreme = -np.inf if reduction == "max" else np.inf
+    results = np.full((sets, channels), 0 if reduction in ("mean", "sum") else extreme, rows.dtype)
+    winners = np.full((sets, channels), -1)
+    for number in range(sets):
+        kept = np.arange(offsets[number], offsets[number + 1])
+        kept = kept if mask is None else kept[mask[kept]]
+        for channel in range(channels):
+            elements = rows[kept, channel]
+            if not len(kept):
+                continue
+            if reduction in ("mean", "sum"):
+                total = elements.astype(np.longdouble).sum()
+                results[number, channel] = total / (len(kept) if reduction == "mean" else 1)
+                continue
+            are_nan = np.isnan(elements)
+            find = np.argmax if reduction == "max" else np.argmin
+            first = int(are_nan.argmax() if are_nan.any() else find(elements))
+            results[number, channel], winners[number, channel] = elements[first], kept[first]
+    return results, winners
+
+
+def statistics(
+    values: np.ndarray, mask: np.ndarray, correction: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each plane of ``(N, C, W)`` under a mask of that shape, in extended
+    precision."""
+    means, deviations = np.zeros((2, *values.shape[:2]), np.longdouble)
+    for plane in np.ndindex(values.shape[:2]):
+        elements = values[plane][mask[plane]].astype(np.longdouble)
+        if len(elements):
+            means[plane] = elements.sum() / len(elements)
+        if len(elements) > max(correction, 0):
+            squares = ((elements - means[plane]) ** 2).sum()
+            deviations[plane] = np.sqrt(squares / (len(elements) - correction))
+    return means, deviations

@@ -30,6 +30,11 @@ def operators(x: Tensor) -> None:
     assert_type(dmlpool.adaptive_max_pooling(x, 2, return_indices=True), Pair)
     assert_type(dmlpool.adaptive_min_pooling(x, 2), Tensor)
     assert_type(dmlpool.adaptive_min_pooling(x, 2, return_indices=True), Pair)
+    rows, offsets = torch.rand(5, 3), torch.tensor([0, 2, 5])
+    assert_type(dmlpool.segment_pooling(rows, offsets), Tensor)
+    assert_type(dmlpool.segment_pooling(rows, offsets, "max", return_indices=True), Pair)
+    assert_type(dmlpool.token_pooling(torch.rand(1, 5, 3), torch.ones(1, 5).bool(), "min"), Tensor)
+    assert_type(dmlpool.statistics_pooling(x, correction=0), Pair)
     assert_type(
         dmlpool.max_unpooling(*dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape), Tensor
     )
@@ -71,6 +76,9 @@ def layers(image: Tensor) -> None:
     assert_type(dmlpool.nn.AvgPool2d(2, padding="same")(image), Tensor)
     assert_type(dmlpool.nn.LPPool2d(2, 2)(image), Tensor)
     assert_type(dmlpool.nn.AdaptiveAvgPool2d(2)(image), Tensor)
+    assert_type(dmlpool.nn.TokenPool("max")(torch.rand(1, 5, 3)), Tensor)
+    assert_type(dmlpool.nn.SegmentPool()(torch.rand(5, 3), torch.tensor([0, 5])), Tensor)
+    assert_type(dmlpool.nn.StatisticsPool()(image), Tensor)
     assert_type(dmlpool.nn.MaxPool2d(2)(image), Tensor)
     assert_type(dmlpool.nn.MaxPool2d(2, return_indices=True)(image), Pair)
     assert_type(dmlpool.nn.MinPool2d(2)(image), Tensor)

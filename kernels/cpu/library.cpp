@@ -240,11 +240,8 @@ int32_t dmlpool_statistics(const Segments *s, const void *values, const uint8_t 
 }
 
 int32_t dmlpool_statistics_grad(const Segments *s, const void *values, const uint8_t *mask,
-                                const void *means, const void *deviations, const void *of_means,
-                                const void *of_deviations, void *gradient) {
-    return code_of([=] {
-        statistics_grad(*s, values, mask, means, deviations, of_means, of_deviations, gradient);
-    });
+                                const void *moments, void *gradient) {
+    return code_of([=] { statistics_grad(*s, values, mask, moments, gradient); });
 }
 
 int32_t dmlpool_masked(const Masking *m, const void *input, const void *mask, void *output) {

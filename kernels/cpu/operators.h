@@ -105,12 +105,12 @@ void segment_maxima(const Segments &s, const void *values, const int64_t *offset
 // The gradient of sums, or with `winners` that of maxima: steps are those of the gradient.
 void segment_shares(const Segments &s, const void *arriving, const int64_t *offsets,
                     const uint8_t *mask, const int64_t *winners, void *gradient);
-// Means and standard deviations of each channel, and their gradient.
+// Means and standard deviations of each channel.
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations);
-void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *means,
-                     const void *deviations, const void *of_means, const void *of_deviations,
-                     void *gradient);
+// Their gradient. `moments` has means, deviations, and what arrives at means and at deviations.
+void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
+                     const void *moments, void *gradient);
 
 // Masks are bools. A bool is true if its byte is any but 0, also where bools are pooled: their
 // maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the

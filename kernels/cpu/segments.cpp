@@ -47,6 +47,8 @@ struct Piece {
 template <class Make>
 void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make,
                 int64_t most = WIDTH) {
+    if (s.segments == 0 || s.channels == 0)
+        return;
     const int64_t threads = available_threads();
     if (threads > 1 && s.segments < 4 * threads)
         most = std::min<int64_t>(most, 128);
@@ -588,19 +590,19 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
     });
 }
 
-void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *means,
-                     const void *deviations, const void *of_means, const void *of_deviations,
-                     void *gradient) {
+void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
+                     const void *moments, void *gradient) {
     with_floats(s.type, "statistics of type", [&](auto element) {
         using T = decltype(element);
-        const auto typed = [](const void *tensor) { return static_cast<const T *>(tensor); };
+        const T *const means = static_cast<const T *>(moments);
+        const int64_t n = s.segments * s.channels;
         each_piece(s, nullptr, mask, [&] {
             return StatisticsGradient<T>{s,
-                                         typed(values),
-                                         typed(means),
-                                         typed(deviations),
-                                         typed(of_means),
-                                         typed(of_deviations),
+                                         static_cast<const T *>(values),
+                                         means,
+                                         means + n,
+                                         means + 2 * n,
+                                         means + 3 * n,
                                          static_cast<T *>(gradient)};
         });
     });

@@ -42,7 +42,15 @@ def calls() -> dict[str, Call]:
     row_window = windowed(1, 3, 2, 1)
     _, row_taps = cpu.max_pooling_with_taps(row, row_window)
     row_shares = torch.randn(2, 2, row_taps.shape[-1])
+    offsets, rows_kept = torch.tensor([0, 3, 2000, 4096]), torch.rand(4096) < 0.9
+    rows = torch.randn(4096, 64)
+    frames, means = torch.randn(2, 64, 500), torch.randn(2, 64)
     return {
+        "segment_sums": lambda: cpu.segment_sums(rows, offsets, rows_kept, True),
+        "segment_maxima": lambda: cpu.segment_maxima(rows, offsets, rows_kept, False),
+        "segment_shares": lambda: cpu.segment_shares(rows[:3], offsets, rows_kept, 4096, True),
+        "statistics": lambda: cpu.statistics(frames, None, 1),
+        "statistics_grad": lambda: cpu.statistics_grad(means, means, frames, None, means, means, 1),
         "max_pooling": lambda: cpu.max_pooling(many, large),
         "max_pooling, winners": lambda: cpu.max_pooling_with_taps(many, large),
         "max_pooling_indices": lambda: cpu.max_pooling_indices(

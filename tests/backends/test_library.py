@@ -201,6 +201,7 @@ def test_each_allocation_may_fail(
         reason = "there is no memory for what it needs on the CPU beside its operands"
         assert set(failed) <= {f"{name}: {reason}"}, call
         allocates_once = name in ("gather_positions", "masked", "max_pooling_indices")
+        allocates_once |= name.startswith(("segment", "statistics"))
         assert len(failed) >= 2 * (not allocates_once), call
         assert not any(call["left"]), call
         assert call["right"], call

@@ -20,13 +20,14 @@ from torch_dmlpool.ops.derivatives import Derivative
 
 
 def test_the_operators_are_those_of_this_list() -> None:
-    """Every registered operator is checked below."""
+    """Every registered operator is checked below, those on rows in test_segment_pooling.py."""
     registered = {
         schema.name.removeprefix("dmlpool::")
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("dmlpool::")
     }
-    assert registered == set(NAMES)
+    of_rows = {"segment_sums", "segment_shares", "segment_maxima", "statistics"}
+    assert registered == set(NAMES) | of_rows
 
 
 # PyTorch's own check looks at tensors between the operators that lp_pooling is made of.

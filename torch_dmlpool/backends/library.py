@@ -87,7 +87,7 @@ _FUNCTIONS = {
     "segment_maxima": 6,
     "segment_shares": 6,
     "statistics": 5,
-    "statistics_grad": 8,
+    "statistics_grad": 5,
 }
 """How many pointers each operator of the library takes."""
 

@@ -34,7 +34,7 @@ def _set_numbers(offsets: Tensor, mask: Tensor | None, rows: int) -> Tensor:
     """The number of each row's set; one more than there are sets for rows in none of them."""
     check_offsets(offsets, rows)
     sets = offsets.shape[0] - 1
-    numbers = torch.arange(rows, device=offsets.device)
+    numbers = torch.arange(rows, dtype=torch.int64, device=offsets.device)
     found = torch.searchsorted(offsets, numbers, right=True) - 1
     is_in_none = (found < 0) | (found >= sets)
     if mask is not None:
@@ -106,7 +106,7 @@ def segment_maxima(
     lowest = _lowest(ordered.dtype)
     if offsets is None:
         samples = input.shape[0]
-        numbers = torch.arange(samples, device=input.device).repeat_interleave(
+        numbers = torch.arange(samples, dtype=torch.int64, device=input.device).repeat_interleave(
             rows, output_size=samples * rows
         )
         ordered, sets = ordered.reshape(samples * rows, channels), samples
@@ -120,13 +120,15 @@ def segment_maxima(
     most = most.scatter_reduce(0, places, ordered, "amax")
     winning = most.gather(0, places)
     is_winner = (ordered == winning) | ((ordered != ordered) & (winning != winning))
-    every = torch.arange(ordered.shape[0], device=input.device)[:, None].expand(ordered.shape)
+    every = torch.arange(ordered.shape[0], dtype=torch.int64, device=input.device)[:, None].expand(
+        ordered.shape
+    )
     none = ordered.shape[0]
     first = torch.full((sets + 1, channels), none, dtype=torch.int64, device=input.device)
     first = first.scatter_reduce(0, places, torch.where(is_winner, every, none), "amin")[:sets]
     indices = torch.where(first == none, -1, first)
     if offsets is None:
-        starts = torch.arange(sets, device=input.device)[:, None] * rows
+        starts = torch.arange(sets, dtype=torch.int64, device=input.device)[:, None] * rows
         indices = torch.where(indices < 0, -1, indices - starts)
     return _unordered(most[:sets], input.dtype, are_minima), indices
 

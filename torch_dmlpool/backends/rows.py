@@ -143,7 +143,7 @@ def statistics_grad(
     input, rows = _as_kernels_read(input)
     gradient = torch.empty_like(input)
     mask = None if mask is None else mask.contiguous()
-    small = [each.contiguous() for each in (mean, deviation, of_mean, of_deviation)]
-    tensors = input.data_ptr(), _address(mask), *map(_address, small), gradient.data_ptr()
+    moments = torch.stack((mean, deviation, of_mean, of_deviation))
+    tensors = input.data_ptr(), _address(mask), moments.data_ptr(), gradient.data_ptr()
     _call(library.dmlpool_statistics_grad, rows, None, {"correction": correction}, *tensors)
     return gradient

@@ -5,7 +5,7 @@ Sums and their shares are linear and each other's adjoint. Maxima return the row
 their derivatives scatter to these rows and gather from them.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -34,14 +34,14 @@ class SegmentSums(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, arriving: Tensor | None) -> Any:
         if arriving is None:
             return (None,) * 5
         shares = segment_shares(arriving, *ctx.saved_tensors, ctx.rows, ctx.is_mean)
         return shares, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
         return segment_sums(direction, *ctx.saved_tensors, ctx.is_mean)
 
 
@@ -62,14 +62,14 @@ class SegmentShares(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, arriving: Tensor | None) -> Any:
         if arriving is None:
             return (None,) * 6
         sums = segment_sums(arriving, *ctx.saved_tensors, ctx.request[1])
         return sums, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
         return segment_shares(direction, *ctx.saved_tensors, *ctx.request)
 
 
@@ -89,7 +89,7 @@ class SegmentMaxima(torch.autograd.Function):
         return values, indices
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, arriving: Tensor | None, *_: Any) -> Any:
         if arriving is None:
             return (None,) * 5
         indices, offsets = ctx.saved_tensors
@@ -101,7 +101,7 @@ class SegmentMaxima(torch.autograd.Function):
         return gradient, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
         indices, offsets = ctx.saved_tensors
         return _gathered(direction, indices, offsets is None), None
 
@@ -167,7 +167,7 @@ def _mapped(operator: RowOperator, info: Any, dimensions: Any, *arguments: Any) 
     one after another, with a set between them that nobody asked for.
     """
     size = info.batch_size
-    tensors = [
+    tensors: list[Any] = [
         None
         if tensor is None
         else (tensor.expand(size, *tensor.shape) if at is None else tensor.movedim(at, 0))
@@ -182,7 +182,7 @@ def _mapped(operator: RowOperator, info: Any, dimensions: Any, *arguments: Any) 
         split = lambda each: each.unflatten(0, (size, input.shape[1]))  # noqa: E731
     else:
         rows = further[0] if is_shares else input.shape[1]
-        first = torch.arange(size, device=offsets.device) * rows
+        first = torch.arange(size, dtype=torch.int64, device=offsets.device) * rows
         moved = (offsets + first[:, None]).flatten()
         moved = torch.cat([moved, moved[-1:]])
         if is_shares:
@@ -253,6 +253,24 @@ def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> tuple[Ten
     return values, indices
 
 
+@overload
+def segment_pooling(
+    input: Tensor,
+    offsets: Tensor,
+    reduction: Reduction = ...,
+    *,
+    mask: Tensor | None = ...,
+    return_indices: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def segment_pooling(
+    input: Tensor,
+    offsets: Tensor,
+    reduction: Reduction = ...,
+    *,
+    mask: Tensor | None = ...,
+    return_indices: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 def segment_pooling(
     input: Tensor,
     offsets: Tensor,

@@ -28,7 +28,7 @@ class Statistics(torch.autograd.Function):
         return mean, deviation
 
     @staticmethod
-    def backward(ctx: Any, of_mean: Tensor, of_deviation: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, of_mean: Tensor, of_deviation: Tensor) -> Any:
         input, mask, mean, deviation = ctx.saved_tensors
         arguments = of_mean, of_deviation, input, mask, mean, deviation, ctx.correction
         if not is_grad_enabled() and may_skip_dispatcher(of_mean, of_deviation, input):
@@ -36,7 +36,7 @@ class Statistics(torch.autograd.Function):
         return reference_rows.statistics_grad(*arguments), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
         input, mask, mean, deviation = ctx.saved_tensors
         return reference_rows.statistics_tangent(
             direction, input, mask, mean, deviation, ctx.correction
@@ -120,11 +120,13 @@ def statistics_pooling(
     n, c = input.shape[:2]
     planes = input.flatten(2)
     if mask is None:
-        return statistics(planes, None, correction)
+        mean, deviation = statistics(planes, None, correction)
+        return mean, deviation
     flat = mask.expand(*mask.shape[:2], *input.shape[2:]).flatten(2)
     if mask.shape[1] == 1:
         return statistics(planes, flat[:, 0].expand(n, -1), correction)
     # A mask of its own for each channel: samples of one channel.
     single = planes.reshape(n * c, 1, planes.shape[2])
     results = statistics(single, flat.expand(n, -1, -1).reshape(n * c, -1), correction)
-    return tuple(each.view(n, c) for each in results)  # type: ignore[return-value]
+    mean, deviation = (each.view(n, c) for each in results)
+    return mean, deviation

@@ -1,7 +1,5 @@
 """Layers of sets of rows: tokens, ragged sets, and statistics of frames."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -58,7 +56,7 @@ class SegmentPool(torch.nn.Module):
         check_reduction(reduction)
         self.reduction: Reduction = reduction
 
-    def forward(self, input: Tensor, offsets: Tensor, mask: Tensor | None = None) -> Any:
+    def forward(self, input: Tensor, offsets: Tensor, mask: Tensor | None = None) -> Tensor:
         return segment_pooling(input, offsets, self.reduction, mask=mask)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,371 @@
+"""Pools of ragged sets and of tokens (T1 to T5) against a loop over sets."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import cases
+import numpy as np
+import oracle
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import torch_dmlpool as dmlpool
+
+REDUCTIONS = ["mean", "sum", "max", "min"]
+operators = torch.ops.dmlpool
+
+
+def random_request(seed: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows in any layout and data type, offsets of both types, and a mask or none."""
+    random = np.random.default_rng(seed)
+    channels = int(random.choice([1, 2, 3, 7, 16, 33, 64, 200, 1100]))
+    longest = int(random.choice([2, 9, 40, 300])) if channels < 200 else 20
+    lengths = random.integers(0, longest, int(random.integers(0, 9)))
+    offsets = np.concatenate([[0], lengths.cumsum()]) + int(random.integers(0, 3))
+    count = int(offsets[-1]) + int(random.integers(0, 3))
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, channels, generator=generator).mul(4).round().div(4)
+    rows[torch.rand(rows.shape, generator=generator) < 0.002] = math.nan
+    layout = random.integers(0, 4)
+    if layout == 1:
+        rows = rows.t().contiguous().t()
+    elif layout == 2:
+        rows = torch.cat([rows, rows], 1)[:, channels:]
+    elif layout == 3:
+        rows = torch.stack([rows, rows], 1)[:, 1]
+    dtypes = torch.float32, torch.float64, torch.float16, torch.bfloat16
+    rows = rows.to(dtypes[random.integers(0, 4)])
+    mask = None
+    if random.integers(0, 2):
+        mask = torch.from_numpy(random.random(count) < 0.7)
+        rows = rows.clone()
+        rows[~mask] = math.nan
+        if random.integers(0, 2):  # a byte of True may be any but 0
+            mask = torch.where(mask, 7, 0).to(torch.uint8).view(torch.bool)
+    dtype = torch.int32 if random.integers(0, 2) else torch.int64
+    found = torch.from_numpy(offsets).to(dtype)
+    return rows.to(device), found.to(device), None if mask is None else mask.to(device)
+
+
+def bound(rows: np.ndarray, offsets: Any, mask: Any, reduction: str, dtype: torch.dtype) -> Any:
+    """E6: how far a mean or sum may be from the exact one."""
+    magnitudes, _ = oracle.pooled_sets(np.abs(rows), offsets, mask, reduction)
+    taps = max([2, *np.diff(offsets)])
+    unit = 2.0**-53 if dtype is torch.float64 else 2.0**-24
+    rounding = torch.finfo(dtype).eps if dtype.itemsize == 2 else 0
+    return ((2 + math.ceil(math.log2(taps))) * unit + rounding) * magnitudes + (
+        6e-8 if dtype is torch.float16 else 0
+    )
+
+
+def check_request(seed: int, device: torch.device) -> None:
+    rows, offsets, mask = random_request(seed, device)
+    numbers = rows.double().cpu().numpy()
+    kept = None if mask is None else (mask.cpu().view(torch.uint8) != 0).numpy()
+    steps = offsets.tolist()
+    for reduction in REDUCTIONS:
+        expected, winners = oracle.pooled_sets(numbers, steps, kept, reduction)
+        if reduction in ("max", "min"):
+            found, indices = dmlpool.segment_pooling(
+                rows, offsets, reduction, mask=mask, return_indices=True
+            )
+            assert np.array_equal(indices.cpu().numpy(), winners), (seed, reduction)
+            assert np.array_equal(found.double().cpu().numpy(), expected, equal_nan=True), seed
+            continue
+        found = dmlpool.segment_pooling(rows, offsets, reduction, mask=mask)
+        limits = bound(numbers, steps, kept, reduction, rows.dtype)
+        far = np.abs(found.double().cpu().numpy() - expected) > limits
+        assert found.dtype is rows.dtype
+        assert found.is_contiguous()
+        assert not far.any(), (seed, reduction)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_requests_equal_a_loop_over_sets(block: int, device: torch.device) -> None:
+    """T1, T2: every layout, type of offsets, reduction and mask; NaN under masks."""
+    for seed in range(block * 12, block * 12 + 12):
+        check_request(seed, device)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.uint16, torch.bool])
+def test_maxima_take_every_ordered_type(
+    reduction: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    rows = torch.arange(24).sub(9).view(8, 3).to(dtype).to(device)
+    offsets = torch.tensor([0, 3, 3, 8], device=device)
+    if reduction in ("mean", "sum"):
+        with pytest.raises(TypeError, match="input has data type"):
+            dmlpool.segment_pooling(rows, offsets, reduction)
+        return
+    found, indices = dmlpool.segment_pooling(rows, offsets, reduction, return_indices=True)
+    numbers = rows.cpu().numpy().astype(np.int64)
+    info = np.array([0, 1]) if dtype is torch.bool else torch.iinfo(dtype)
+    lowest, highest = info if dtype is torch.bool else (info.min, info.max)
+    for part, (begin, end) in enumerate([(0, 3), (3, 3), (3, 8)]):
+        if begin == end:
+            assert set(indices[part].tolist()) == {-1}
+            extreme = lowest if reduction == "max" else highest
+            assert found[part].tolist() == [extreme] * 3
+            continue
+        best = (np.argmax if reduction == "max" else np.argmin)(numbers[begin:end], 0) + begin
+        assert indices[part].tolist() == best.tolist()
+        assert found[part].tolist() == [rows[at, c].item() for c, at in enumerate(best)]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.uint8])
+def test_tokens_are_pooled_as_their_kept_rows(
+    reduction: Any, mask_dtype: torch.dtype, device: torch.device
+) -> None:
+    """T4: the same bits, and padding may hold NaN."""
+    torch.manual_seed(0)
+    tokens = torch.randn(5, 300, 48)
+    mask = torch.arange(300) < torch.tensor([[300], [1], [0], [17], [150]])
+    tokens[~mask] = math.nan
+    rows, lengths = tokens[mask].to(device), mask.sum(1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device)
+    numbers = mask.to(mask_dtype).mul(3) if mask_dtype is not torch.bool else mask
+    found = dmlpool.token_pooling(tokens.to(device), numbers.to(device), reduction)
+    assert torch.equal(found, dmlpool.segment_pooling(rows, offsets, reduction))
+    layer = dmlpool.nn.TokenPool(reduction)
+    assert torch.equal(layer(tokens.to(device), numbers.to(device)), found)
+    sliced = torch.cat([tokens, tokens], 1)[:, 300:].to(device)
+    assert torch.equal(dmlpool.token_pooling(sliced, numbers.to(device), reduction), found)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(40,), (40, 2, 3), (0, 4), (40, 0)])
+def test_features_of_any_shape(reduction: str, shape: tuple[int, ...]) -> None:
+    rows = torch.randn(shape)
+    offsets = torch.tensor([0, shape[0] // 2, shape[0]], dtype=torch.int32)
+    found = dmlpool.segment_pooling(rows, offsets, reduction)
+    flat = dmlpool.segment_pooling(rows.reshape(shape[0], math.prod(shape[1:])), offsets, reduction)
+    assert torch.equal(found, flat.reshape(2, *shape[1:]))
+    assert torch.equal(dmlpool.nn.SegmentPool(reduction)(rows, offsets), found)
+    assert dmlpool.segment_pooling(rows, offsets[:1] * 0, reduction).shape == (0, *shape[1:])
+
+
+def test_bits_depend_on_the_set_alone() -> None:
+    """E6: neither on the number of threads nor on other sets."""
+    torch.manual_seed(2)
+    lengths = torch.tensor([3, 400, 17, 80_000, 1, 260, 9])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    rows, before = torch.randn(int(offsets[-1]), 72), torch.get_num_threads()
+    try:
+        for reduction in REDUCTIONS:
+            found = []
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                found.append(dmlpool.segment_pooling(rows, offsets, reduction))
+            assert torch.equal(found[0], found[1])
+            assert torch.equal(found[0], found[2])
+            for number, (begin, end) in enumerate(offsets.unfold(0, 2, 1).tolist()):
+                alone = dmlpool.segment_pooling(
+                    rows[begin:end], torch.tensor([0, end - begin]), reduction
+                )
+                assert torch.equal(alone[0], found[0][number])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (([0, 5, 3, 9], "mean"), ValueError, "must not fall, got 5 at 1 before 3"),
+        (([-1, 9], "max"), ValueError, "got -1 to 9"),
+        (([0, 10], "mean"), ValueError, "the number of rows, 9, got 0 to 10"),
+        (([], "mean"), ValueError, "at least one entry"),
+        (([0.0, 9.0], "mean"), TypeError, "offsets has data type"),
+        (([[0, 9]], "mean"), ValueError, "one dimension"),
+        (([0, 9], "median"), ValueError, "'mean', 'sum', 'max' or 'min', got 'median'"),
+    ],
+)
+def test_wrong_requests_are_rejected_before_any_work(
+    arguments: Any, error: type[Exception], words: str, device: torch.device
+) -> None:
+    """T3: an error that names the argument and the number."""
+    offsets, reduction = arguments
+    dtype = torch.int64 if offsets == [] else None
+    with pytest.raises(error, match=words):
+        dmlpool.segment_pooling(
+            torch.ones(9, 4, device=device),
+            torch.tensor(offsets, dtype=dtype, device=device),
+            reduction,
+        )
+
+
+def test_masks_and_indices_are_checked() -> None:
+    rows, offsets = torch.ones(9, 4), torch.tensor([0, 9])
+    with pytest.raises(ValueError, match="mask must have the rows' shape"):
+        dmlpool.segment_pooling(rows, offsets, mask=torch.ones(8, dtype=torch.bool))
+    with pytest.raises(TypeError, match="mask has data type float32"):
+        dmlpool.segment_pooling(rows, offsets, mask=torch.ones(9))
+    with pytest.raises(TypeError, match="return_indices needs"):
+        dmlpool.segment_pooling(rows, offsets, return_indices=True)
+    with pytest.raises(ValueError, match="tokens must be"):
+        dmlpool.token_pooling(rows)
+    with pytest.raises(ValueError, match="reduction must be"):
+        dmlpool.nn.TokenPool("median")  # type: ignore[arg-type]
+
+
+def finite(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``pool`` with 0 for empty sets of maxima and minima."""
+    return lambda rows: torch.where(pool(rows).isinf(), 0, pool(rows))
+
+
+def pools(reduction: Any, is_masked: bool) -> list[tuple[Callable[[Tensor], Tensor], Tensor]]:
+    """Pools of segments and of tokens, and what they pool."""
+    torch.manual_seed(1)
+    offsets, mask = torch.tensor([1, 3, 3, 9]), torch.rand(11) < 0.7
+    kept = torch.rand(3, 5) < 0.6
+    kept[1] = False
+    of_rows = mask if is_masked else None
+    of_tokens = kept if is_masked else None
+    return [
+        (
+            finite(lambda rows: dmlpool.segment_pooling(rows, offsets, reduction, mask=of_rows)),
+            torch.randn(11, 3, dtype=torch.double, requires_grad=True),
+        ),
+        (
+            finite(lambda tokens: dmlpool.token_pooling(tokens, of_tokens, reduction)),
+            torch.randn(3, 5, 2, dtype=torch.double, requires_grad=True),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
+    """E1: reverse and forward, batched, twice."""
+    for pool, rows in pools(reduction, is_masked):
+        every = {"check_batched_grad": True}
+        forward = {"check_forward_ad": True, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(pool, rows, **every, **forward)
+        assert torch.autograd.gradgradcheck(pool, rows, check_fwd_over_rev=True, **every)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_functional_transforms(reduction: str) -> None:
+    """E1: nested, and compiled."""
+    for pool, rows in pools(reduction, True):
+
+        def total(each, pool=pool):
+            return pool(each).pow(3).sum()
+
+        leaf, plain = rows.detach().requires_grad_(), rows.detach()
+        (expected,) = torch.autograd.grad(total(leaf), leaf)
+        torch.testing.assert_close(torch.func.grad(total)(plain), expected)
+        hessian = torch.func.hessian(total)(plain)
+        torch.testing.assert_close(hessian, torch.autograd.functional.hessian(total, plain))
+        torch.testing.assert_close(torch.func.jacfwd(pool)(plain), torch.func.jacrev(pool)(plain))
+
+
+@pytest.mark.parametrize("where", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 1)])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_vmap(reduction: str, where: tuple[int | None, ...]) -> None:
+    """Each of rows, offsets and mask may be mapped."""
+    offsets = torch.tensor([1, 3, 3, 9])
+    batches = torch.randn(4, 11, 5), offsets + torch.tensor([[0], [-1], [2], [0]])
+    mask = torch.rand(4, 11) < 0.6
+    every = [*batches, mask.t() if where[2] == 1 else mask]
+    operands = [each if at is not None else each[0] for each, at in zip(every, where, strict=True)]
+    if where[2] is None:
+        operands[2] = mask[0]
+
+    def pool(rows: Tensor, offsets: Tensor, mask: Tensor) -> Any:
+        wanted = reduction in ("max", "min")
+        found = dmlpool.segment_pooling(rows, offsets, reduction, mask=mask, return_indices=wanted)
+        return found if wanted else (found,)
+
+    found = torch.vmap(pool, where)(*operands)
+    for number in range(4):
+        pair = zip(operands, where, strict=True)
+        one = [each if at is None else each.select(at, number) for each, at in pair]
+        for mine, theirs in zip(found, pool(*one), strict=True):
+            assert torch.equal(mine[number], theirs)
+
+
+def calls() -> dict[str, list[tuple[Any, ...]]]:
+    """Arguments of each operator."""
+    rows, offsets = torch.randn(11, 5, requires_grad=True), torch.tensor([1, 3, 3, 9])
+    tokens, mask = torch.randn(3, 7, 5, requires_grad=True), torch.rand(3, 7) < 0.6
+    frames = torch.randn(3, 4, 7, requires_grad=True)
+    sets, samples = torch.randn(3, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    return {
+        "segment_sums": [(rows, offsets, None, True), (tokens, None, mask, False)],
+        "segment_maxima": [(rows, offsets, None, True), (tokens, None, mask, False)],
+        "segment_shares": [(sets, offsets, None, 11, True), (samples, None, mask, 7, False)],
+        "statistics": [(frames, mask, 1), (frames, None, 0)],
+    }
+
+
+@pytest.mark.parametrize("name", list(calls()))
+def test_opcheck(name: str) -> None:
+    for arguments in calls()[name]:
+        torch.library.opcheck(getattr(operators, name).default, arguments)
+
+
+def test_other_numbers_of_rows_and_sets_are_not_compiled_anew() -> None:
+    """E2: forward and backward."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def both(rows: Tensor, offsets: Tensor) -> Tensor:
+        means = dmlpool.segment_pooling(rows, offsets)
+        return means * 2 + dmlpool.segment_pooling(rows, offsets, "max").clamp(min=-9)
+
+    compiled = torch.compile(both, dynamic=True, fullgraph=True, backend=counter)
+    for count, sets in ((20, 4), (33, 7), (50, 2)):
+        rows = torch.randn(count, 6, requires_grad=True)
+        offsets = torch.linspace(0, count, sets + 1).long()
+        for step in (compiled, both):
+            rows.grad = None
+            step(rows, offsets).sum().backward()
+            if step is compiled:
+                found = rows.grad
+        assert torch.equal(compiled(rows, offsets), both(rows, offsets))
+        assert torch.equal(found, rows.grad)
+    assert counter.frame_count == 1
+
+
+def test_export_with_dynamic_sizes() -> None:
+    class Pools(torch.nn.Module):
+        def forward(self, tokens: Tensor, mask: Tensor) -> Any:
+            frames = tokens.transpose(1, 2)
+            return dmlpool.token_pooling(tokens, mask), dmlpool.nn.StatisticsPool()(
+                frames, mask[:, None]
+            )
+
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    program = torch.export.export(
+        Pools(), (torch.randn(3, 8, 4), torch.rand(3, 8) < 0.7), dynamic_shapes=(sizes, sizes)
+    )
+    tokens, mask = torch.randn(5, 11, 4), torch.rand(5, 11) < 0.7
+    torch.testing.assert_close(program.module()(tokens, mask), Pools()(tokens, mask))
+
+
+@cases.OF_THE_LIBRARY
+def test_plain_operators_compute_the_same_gradients() -> None:
+    """The reference, which serves other devices, beside the kernels."""
+    from torch_dmlpool.backends import cpu, reference
+
+    for seed in range(40):
+        rows, offsets, mask = random_request(seed, torch.device("cpu"))
+        rows, offsets = rows.float().nan_to_num(), offsets.long()
+        for is_mean in (False, True):
+            request = offsets, mask, is_mean
+            sums = cpu.segment_sums(rows, *request)
+            torch.testing.assert_close(reference.segment_sums(rows, *request), sums)
+            request = offsets, mask, len(rows), is_mean
+            shares = cpu.segment_shares(sums, *request)
+            torch.testing.assert_close(reference.segment_shares(sums, *request), shares)
+            found = cpu.segment_maxima(rows, offsets, mask, is_mean)
+            for mine, theirs in zip(
+                found, reference.segment_maxima(rows, offsets, mask, is_mean), strict=True
+            ):
+                assert torch.equal(mine, theirs)
+            scatter = sums, offsets, None, len(rows), False, found[1]
+            assert torch.equal(cpu.segment_shares(*scatter), reference.segment_shares(*scatter))
