@@ -278,6 +278,8 @@ SAID = {
     "int8_inference.py": r"zero point 7: [1-9]\d*\n  torch_dmlpool: 0\n"
     r".*float32: 900 KiB\n.*: 225 KiB",
     "quantized_export.py": r"8 bits, pools of integers +9\d\.\d%|this example needs torchao",
+    "sentence_embeddings.py": r"\d\d sentences of \d+ to \d+ words\n"
+    r"the nearest sentence has the same topic for [1-9]\d+ of them",
     "large_volume.py": r"2097152 windows: 0 differ, their gradients add up to 2097152\n"
     r"torch.nn, gathered .* 67.1 MB .*\ntorch_dmlpool, in slabs .* 16.8 MB",
 }

@@ -502,13 +502,13 @@ struct StatisticsGradient {
             if (are_planes) {
                 VECTORIZE
                 for (int64_t i = 0; i < s.length; ++i)
-                    to[i] = narrow<T>(constant[row] + slope[row] * (widen(x[i]) - mean[row]));
+                    to[i] = narrow<T>(constant[row] + slope[row] * (widen(read<T>(x + i)) - mean[row]));
                 for (int64_t i = 0; i < s.length && piece.mask != nullptr; ++i)
                     to[i] = piece.mask[i] ? to[i] : T{};
             } else if (piece.keeps(row)) {
                 VECTORIZE
                 for (int64_t i = 0; i < piece.count; ++i)
-                    to[i] = narrow<T>(constant[i] + slope[i] * (widen(x[i]) - mean[i]));
+                    to[i] = narrow<T>(constant[i] + slope[i] * (widen(read<T>(x + i)) - mean[i]));
             } else
                 std::fill_n(to, piece.count, T{});
         }

@@ -1,5 +1,7 @@
 """Layers of sets of rows: tokens, ragged sets, and statistics of frames."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,10 @@ class TokenPool(torch.nn.Module):
         check_reduction(reduction)
         self.reduction: Reduction = reduction
 
+    if TYPE_CHECKING:
+
+        def __call__(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return token_pooling(tokens, mask, self.reduction)
 
@@ -56,6 +62,12 @@ class SegmentPool(torch.nn.Module):
         check_reduction(reduction)
         self.reduction: Reduction = reduction
 
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, input: Tensor, offsets: Tensor, mask: Tensor | None = None
+        ) -> Tensor: ...
+
     def forward(self, input: Tensor, offsets: Tensor, mask: Tensor | None = None) -> Tensor:
         return segment_pooling(input, offsets, self.reduction, mask=mask)
 
@@ -79,6 +91,10 @@ class StatisticsPool(torch.nn.Module):
     def __init__(self, correction: int = 1) -> None:
         super().__init__()
         self.correction = correction
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.cat(statistics_pooling(input, mask, correction=self.correction), 1)
