@@ -225,8 +225,9 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
     };
     if (!is_turned)
         return run(arriving, gradient, chosen);
-    turn_planes(p.planes, q.channels, element, p.output_plane(), p.plane(), arriving, gradient,
-                [&](const void *from, void *to) { run(from, to, WINDOWS); });
+    turn_planes(p.planes, q.channels, 1,
+                {{arriving, element, p.output_plane()}, {gradient, element, p.plane()}},
+                [&](int64_t, void *const *blocks) { run(blocks[0], blocks[1], WINDOWS); });
 }
 
 const RowOperations &row_sums(int64_t type) {

@@ -50,12 +50,16 @@ constexpr int64_t ZEROS_STRIDE = 8;
 constexpr int64_t ZEROS_WINDOW = 16;
 constexpr int64_t ZEROS_EXTENT = 256;
 
-// Planes are transposed if they have at most TURNED_MOST elements. Windows may
-// have TURNED_TAPS taps if rows have at most TURNED_NARROW elements, a quarter of that if rows have
-// at most TURNED_WIDTH elements.
-constexpr int64_t TURNED_MOST = 1024;
+// Planes are transposed if they have at most TURNED_MOST elements. Windows may have TURNED_TAPS
+// taps if rows have at most TURNED_NARROW elements, and a quarter of that in longer rows of at most
+// TURNED_WIDTH, TURNED_STRIDED or TURNED_LONG elements: see turned_width.
+constexpr int64_t TURNED_MOST = 1296;
+constexpr int64_t TURNED_STRIDED = 32;
+constexpr int64_t TURNED_LONG = 36;
 constexpr int64_t TURNED_NARROW = 12;
 constexpr int64_t TURNED_TAPS = 64;
+// Maxima of fewer planes are not turned.
+constexpr int64_t FEW_TURNED = 8;
 
 // Whether an axis has bins, or windows that reach so far past the input that no work may grow with
 // their extent.
@@ -103,33 +107,12 @@ Reason planes_cannot(const Request &r) {
                                             : nullptr;
 }
 
-Reason turned_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
-    return p.channels > 1 ? "several channels are vectors already"
-           : std::max(p.plane(), p.output_plane()) > TURNED_MOST ? "planes are large"
-                                                                 : nullptr;
-}
-Reason turned_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    if (r.windows.are_planes())
-        return "windows are whole planes";
-    const int64_t width = std::max(p.w().size, p.w().outputs);
-    const int64_t most = width <= TURNED_NARROW  ? TURNED_TAPS
-                         : width <= TURNED_WIDTH ? TURNED_TAPS / 4
-                                                 : 0;
-    // Windows of more rows would share columns, so that bits depended on the number of planes.
-    const Windows seen = r.operation == AVERAGE ? r.windows : adjoint_of(r.windows);
-    const int64_t rows = seen.most_taps(0) * seen.most_taps(1);
-    return rows >= SHARED_ROWS || rows * seen.most_taps(2) > most
-               ? "windows are large or rows are long"
-               : nullptr;
-}
-
 // The taps of a window along the axis, or about those of a bin.
 double taps_of(const Axis &axis) {
     return double(axis.window ? axis.window : std::min(axis.extent(), axis.size));
 }
-Reason compared_cannot(const Request &r) {
+// Whether integers as wide as elements hold the numbers of taps.
+Reason numbers_cannot(const Request &r) {
     const Problem &p = r.windows.p;
     double taps = 1;
     double last = 0;
@@ -137,10 +120,64 @@ Reason compared_cannot(const Request &r) {
         taps *= taps_of(p.axes[a]);
         last += (taps_of(p.axes[a]) - 1) * double(r.units[a]);
     }
-    return p.channels < BYTES / r.element_size ? "channels do not fill a vector"
-           : taps > 1 << 14 || last >= std::ldexp(1., int(8 * r.element_size - 1))
+    return taps > 1 << 14 || last >= std::ldexp(1., int(8 * r.element_size - 1))
                ? "integers as wide as an element do not hold the numbers of taps"
                : nullptr;
+}
+// Whether the numbers of taps have a byte each, as in vectors that gather gradients of maxima.
+Reason taps_cannot(const Request &r) {
+    for (const Axis &axis : r.windows.p.axes)
+        if (axis.window == 0)
+            return "bins have no taps";
+    return r.operation == WINNERS_GRADIENT && r.windows.p.bytes > 1 ? "taps have more than a byte"
+                                                                    : nullptr;
+}
+
+Reason turned_cannot(const Request &r) {
+    const Problem &p = r.windows.p;
+    return p.channels > 1 ? "several channels are vectors already"
+           : std::max(p.plane(), p.output_plane()) > TURNED_MOST ? "planes are large"
+           : r.operation == WINNERS                              ? numbers_cannot(r)
+           : r.operation == WINNERS_GRADIENT                     ? taps_cannot(r)
+                                                                 : nullptr;
+}
+// The longest rows of planes that are transposed. Strides leave vectors of rows half empty, and
+// make it cheaper to add to winners one by one. Averages of planes of one row may be joined.
+int64_t turned_width(const Request &r) {
+    const Problem &p = r.windows.p;
+    const bool is_strided = p.w().stride > 1;
+    if (r.operation == WINNERS_GRADIENT)
+        return is_strided ? TURNED_NARROW : TURNED_LONG;
+    if (r.operation != WINNERS && (!is_strided || p.h().outputs == p.h().size))
+        return TURNED_WIDTH;
+    return r.operation == WINNERS || r.operation == AVERAGE_GRADIENT ? TURNED_LONG : TURNED_STRIDED;
+}
+Reason turned_is_slower(const Request &r) {
+    const Problem &p = r.windows.p;
+    const bool sums = r.operation == AVERAGE || r.operation == AVERAGE_GRADIENT;
+    const bool is_gradient = r.operation == AVERAGE_GRADIENT || r.operation == WINNERS_GRADIENT;
+    if (r.windows.are_planes())
+        return "windows are whole planes";
+    if (r.operation == AVERAGE && joins_tiles(p))
+        return "windows tile all planes as one";
+    // The bits of sums must not depend on the number of planes.
+    if (!sums && p.planes < FEW_TURNED)
+        return "there are few planes";
+    const int64_t width = std::max(p.w().size, p.w().outputs);
+    const int64_t most = width <= TURNED_NARROW && r.operation != WINNERS_GRADIENT ? TURNED_TAPS
+                         : width <= turned_width(r)                                ? TURNED_TAPS / 4
+                                                                                   : 0;
+    // Windows of more rows would share columns, so that bits depended on the number of planes.
+    const Windows seen = is_gradient ? adjoint_of(r.windows) : r.windows;
+    const int64_t rows = seen.most_taps(0) * seen.most_taps(1);
+    return rows >= SHARED_ROWS || rows * seen.most_taps(2) > most
+               ? "windows are large or rows are long"
+               : nullptr;
+}
+
+Reason compared_cannot(const Request &r) {
+    return r.windows.p.channels < BYTES / r.element_size ? "channels do not fill a vector"
+                                                         : numbers_cannot(r);
 }
 Reason compared_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
@@ -161,15 +198,9 @@ Reason copied_cannot(const Request &r) {
 }
 
 Reason gathered_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
-    for (const Axis &axis : p.axes)
-        if (axis.window == 0)
-            return "bins have no taps";
-    if (r.operation == WINNERS_GRADIENT && p.bytes > 1)
-        return "taps have more than a byte";
-    return p.channels < (r.operation == WINNERS_GRADIENT ? BYTES / r.value_size : 2)
+    return r.windows.p.channels < (r.operation == WINNERS_GRADIENT ? BYTES / r.value_size : 2)
                ? "channels do not fill a vector"
-               : nullptr;
+               : taps_cannot(r);
 }
 Reason gathered_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
@@ -240,7 +271,8 @@ struct Implementation {
 constexpr Reason (*ALWAYS)(const Request &) = nullptr;
 constexpr Implementation IMPLEMENTATIONS[] = {
     {PLANES, "planes", POOL, planes_cannot, ALWAYS},
-    {TURNED, "turned", AVERAGE | AVERAGE_GRADIENT, turned_cannot, turned_is_slower},
+    {TURNED, "turned", AVERAGE | AVERAGE_GRADIENT | MAXIMA | WINNERS | WINNERS_GRADIENT,
+     turned_cannot, turned_is_slower},
     {COMPARED, "compared", WINNERS, compared_cannot, compared_is_slower},
     {COPIED, "copied", AVERAGE_GRADIENT, copied_cannot, ALWAYS},
     {GATHERED, "gathered", AVERAGE_GRADIENT | WINNERS_GRADIENT, gathered_cannot,

@@ -16,7 +16,7 @@ enum Strategy : int64_t {
     ROWS,       // rows of outputs: rows.cpp
     BOXES,      // blocks of the input, pooled along one axis after the other: boxes.cpp
     WINDOWS,    // each window by itself: windows.cpp
-    TURNED,     // averages by WINDOWS over small planes that are transposed first: turned.h
+    TURNED,     // channels of small planes that are transposed first: turned.h
     COMPARED,   // winners by WINDOWS that compare channels in vectors: maxima.cpp
     COPIED,     // gradients of averages whose windows share no element: disjoint.h
     GATHERED,   // gradients of channels, each element from its windows: gathered.h
@@ -28,8 +28,9 @@ enum Operation : int {
     POOL = 1,
     AVERAGE = 2,
     AVERAGE_GRADIENT = 4,
-    WINNERS = 8,
-    WINNERS_GRADIENT = 16,
+    MAXIMA = 8,
+    WINNERS = 16,
+    WINNERS_GRADIENT = 32,
 };
 
 // What the choice depends on. `windows` are those of the problem, of a gradient too.
@@ -49,6 +50,9 @@ struct Request {
 // own, as under a mask. Numbers of winners stay the same.
 Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners);
 Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes);
+// Whether windows tile planes, and averages of all planes are pooled as those of one. It follows
+// from the geometry of a plane, as bits must not depend on the number of planes.
+bool joins_tiles(const Problem &p);
 
 // The implementation that serves the request. AUTOMATIC where only those for POOL can serve it.
 Strategy choose(const Request &request);

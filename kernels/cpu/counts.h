@@ -109,9 +109,12 @@ inline void pool_sums(const RowOperations &sums, const Finish &finish, const Pro
                       const CountedWindows &g, const void *input, void *output) {
     if (g.p.channels == p.channels)
         return pool(sums, finish, input, output, g);
-    turn_planes(p.planes, g.p.channels, sums.element_size, p.plane(), p.output_plane(), input,
-                output,
-                [&](const void *from, void *to) { pool(sums, finish, from, to, g, WINDOWS); });
+    const int64_t bytes = sums.element_size;
+    turn_planes(p.planes, g.p.channels, 1,
+                {{input, bytes, p.plane()}, {output, bytes, p.output_plane()}},
+                [&](int64_t, void *const *blocks) {
+                    pool(sums, finish, blocks[0], blocks[1], g, WINDOWS);
+                });
 }
 
 // The gradient of averages as sums over the windows that read an element, all divided by `divisor`.

@@ -15,6 +15,7 @@
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
+#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -171,8 +172,19 @@ struct Scatter {
 template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
     const Windows windows(p);
-    if (choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)}) == GATHERED)
+    const Strategy strategy = choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)});
+    if (strategy == GATHERED)
         return GatheredMaxima<T>(p, arriving, taps, gradient).run();
+    if (strategy == TURNED) {
+        const Problem q = turned_problem(p, LANES<Wide<T>>);
+        return turn_planes(p.planes, q.channels, 2,
+                           {{arriving, sizeof(T), p.output_plane()},
+                            {taps, 1, p.output_plane()},
+                            {gradient, sizeof(T), p.plane()}},
+                           [&](int64_t, void *const *blocks) {
+                               GatheredMaxima<T>(q, blocks[0], blocks[1], blocks[2]).run();
+                           });
+    }
     Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}
         .run();

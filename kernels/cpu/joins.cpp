@@ -13,6 +13,9 @@ constexpr int64_t SMALL_PLANE = 8;
 // Longer planes of one row with several windows are joined only for maxima of tiling windows.
 constexpr int64_t ROW_MOST = 1024;
 
+// Averages of planes that windows tile are joined where rows are at least this long.
+constexpr int64_t JOINED_WIDTH = 12;
+
 // Whether windows lie one after the other, each inside the input, up to its end.
 bool is_tiled(const Axis &axis) {
     return axis.window > 0 && axis.window <= axis.stride &&
@@ -75,6 +78,8 @@ struct Joined {
         const Axis &w = axes[2];
         if (w.outputs == 1)
             return first == 2 && is_gradient;
+        if (!is_gradient && joins_tiles(p))
+            return true;
         if (first < 2 || w.size > ROW_MOST || w.window == 0 || w.window >= LONG_CONVERTED ||
             w.stride >= STRIDE_WITHOUT_VECTORS)
             return false;
@@ -115,6 +120,11 @@ struct Joined {
 };
 
 }  // namespace
+
+bool joins_tiles(const Problem &p) {
+    return p.d().size == 1 && p.d().outputs == 1 && is_tiled(p.h()) && is_tiled(p.w()) &&
+           p.w().outputs > 1 && p.w().size >= JOINED_WIDTH;
+}
 
 Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners) {
     Joined joined(p);

@@ -9,6 +9,7 @@
 #include "choose.h"
 #include "numbers.h"
 #include "operators.h"
+#include "turned.h"
 
 namespace dmlpool {
 namespace {
@@ -148,55 +149,75 @@ struct WinningTaps final : Finish {
     }
 };
 
-}  // namespace
-
-void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
-    const Problem p = joined_maxima(plain, false, winners != nullptr);
+// Pools a problem, or a block of turned planes, from plane `first` on.
+void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const void *input,
+                 void *output, void *winners) {
+    const Problem &p = windows.p;
     const DataType &data_type = type_of(p);
-    const int64_t outputs = p.planes * p.output_plane();
-    if (output != nullptr)
-        use_large_pages(output, outputs * data_type.bytes);
-    if (winners != nullptr)
-        use_large_pages(winners, outputs * p.bytes);
+    const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, Windows(p));
+        pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, windows, by);
     };
-    const Windows windows(p);
+    const auto pool_winners = [&](auto element_of_channels, auto element, auto wide) {
+        using S = decltype(element);
+        using P = decltype(wide);
+        const Numbers numbers(p, winners, first);
+        const Winner<S, P> op(data_type);
+        void *const to = output ? output : winners;  // nothing is written where it is winners
+        if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
+            const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
+                                                                               output != nullptr);
+            return pool_windows(channels, WinningTaps<S>(numbers), input, to, windows);
+        }
+        pool(Rows<Winner<S, P>>(op, numbers.units), Winners<S, P>(numbers, op, output != nullptr),
+             input, to, windows, by);
+    };
     if (winners != nullptr) {
-        const Numbers numbers(p, winners);
-        const auto pool_as = [&](auto element_of_channels, auto element, auto wide) {
-            using S = decltype(element);
-            using P = decltype(wide);
-            const Winner<S, P> op(data_type);
-            void *const to = output ? output : winners;  // nothing is written where it is winners
-            const Request request = {WINNERS, windows, sizeof(S), sizeof(S),
-                                     true,    true,    false,     numbers.units};
-            if (choose(request) == COMPARED) {
-                const ChannelWinners<decltype(element_of_channels), S, P> channels(
-                    numbers, op, output != nullptr);
-                return pool_windows(channels, WinningTaps<S>(numbers), input, to, windows);
-            }
-            pool(Rows<Winner<S, P>>(op, numbers.units),
-                 Winners<S, P>(numbers, op, output != nullptr), input, to, windows);
-        };
         if (p.type == 0)
-            pool_as(float(), int32_t(), int64_t());
+            pool_winners(float(), int32_t(), int64_t());
         else if (data_type.bytes == 1)
-            pool_as(int8_t(), int8_t(), int32_t());
+            pool_winners(int8_t(), int8_t(), int32_t());
         else if (data_type.bytes == 2)
-            pool_as(int16_t(), int16_t(), int32_t());
+            pool_winners(int16_t(), int16_t(), int32_t());
         else if (data_type.bytes == 4)
-            pool_as(int32_t(), int32_t(), int64_t());
+            pool_winners(int32_t(), int32_t(), int64_t());
         else
-            pool_as(int64_t(), int64_t(), __int128());
+            pool_winners(int64_t(), int64_t(), __int128());
     } else if (p.type == 0)
         pool_values(float());
     else if (p.type == 1)
         pool_values(double());
     else
         with_integers(data_type.bytes, pool_values);
+}
+
+}  // namespace
+
+void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
+    const Problem p = joined_maxima(plain, false, winners != nullptr);
+    const int64_t bytes = type_of(p).bytes;
+    const int64_t outputs = p.planes * p.output_plane();
+    if (output != nullptr)
+        use_large_pages(output, outputs * bytes);
+    if (winners != nullptr)
+        use_large_pages(winners, outputs * p.bytes);
+    const Windows windows(p);
+    const Numbers numbers(p, winners);
+    const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
+                                      winners != nullptr, false, numbers.units});
+    if (strategy != TURNED)
+        return pool_maxima(windows, strategy, 0, input, output, winners);
+    const Windows turned(turned_problem(p));
+    turn_planes(p.planes, turned.p.channels, 1,
+                {{input, bytes, p.plane()},
+                 {output, bytes, output ? p.output_plane() : 0},
+                 {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
+                [&](int64_t first, void *const *blocks) {
+                    pool_maxima(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
+                                winners ? blocks[2] : nullptr);
+                });
 }
 
 }  // namespace dmlpool

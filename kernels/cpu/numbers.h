@@ -28,9 +28,13 @@ struct Numbers {
     void *numbers;
     int64_t units[3] = {1, 1, 1};  // what a step of one tap along each axis adds to a number
     int64_t plane_size;            // positions in a plane for INDICES, else 0
+    int64_t first_plane;           // of the tensor's planes, where p has only some of them
 
-    Numbers(const Problem &p, void *numbers)
-        : p(p), numbers(numbers), plane_size(p.numbering == INDICES ? p.plane() / p.channels : 0) {
+    Numbers(const Problem &p, void *numbers, int64_t first_plane = 0)
+        : p(p),
+          numbers(numbers),
+          plane_size(p.numbering == INDICES ? p.plane() / p.channels : 0),
+          first_plane(first_plane) {
         if (p.numbering == TAPS) {
             units[1] = p.w().window;
             units[0] = p.h().window * units[1];
@@ -63,7 +67,7 @@ struct Numbers {
         const int64_t row =
             plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
-                               plane * p.channels * plane_size;
+                               (plane * p.channels + first_plane) * plane_size;
         if (p.numbering == TAPS)
             return write_numbers(which, count, numbers, int(p.bytes), row);
         with_integers(int(p.bytes), [=](auto position) {

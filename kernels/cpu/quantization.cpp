@@ -220,7 +220,7 @@ struct Requantize final : Finish {
 
 void quantized_average_pooling(const Problem &plain, const void *input, void *output,
                                const Quantization &q) {
-    const Problem p = joined_averages(plain, false, false);
+    const Problem p = joined_averages(plain, false, q.is_uniform());
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);
     const bool is_signed = p.type == 4;

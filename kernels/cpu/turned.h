@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "memory.h"
 #include "parallel.h"
@@ -54,79 +55,110 @@ struct Turned {
     // elements.
     template <bool is_back>
     void turn(const E *from, E *to) const {
-        const E *const end = (is_back ? to : from) + planes * size;
         for (int64_t k = 0; k < planes; k += n)
             for (int64_t x = 0; x < size; x += n) {
                 const int64_t at = std::min(x, std::max<int64_t>(size - n, 0));
-                const int64_t count = is_back ? std::min(n, planes - k) : n;
-                const auto in_planes = [=](int64_t j) {
-                    return std::min(k + j, planes - 1) * size + at;
-                };
-                const auto in_turned = [=](int64_t j) { return (at + j) * channels + k; };
-                Vector<E, n> rows[n];
-#pragma GCC unroll 16
-                for (int64_t j = 0; j < n; ++j) {
-                    const E *const row = from + (is_back ? in_turned(j) : in_planes(j));
-                    rows[j] = Vector<E, n>{};
-                    copy_row(row, is_back ? n : end - row, &rows[j]);
-                }
-                turn_square<E, n>(rows);
-#pragma GCC unroll 16
-                for (int64_t j = 0; j < count; ++j) {
-                    E *const row = to + (is_back ? in_planes(j) : in_turned(j));
-                    copy_row(&rows[j], is_back ? end - row : n, row);
-                }
+                const bool is_whole = k + n <= planes && (planes - k - n + 1) * size - at >= n;
+                is_whole ? turn_part<is_back, true>(k, at, from, to)
+                         : turn_part<is_back, false>(k, at, from, to);
             }
     }
-    // Copies the n elements of a row of a square, or only those for which there is room.
-    static void copy_row(const void *from, int64_t room, void *to) {
-        room < n ? std::memcpy(to, from, room * sizeof(E)) : std::memcpy(to, from, n * sizeof(E));
+    // Turns positions from `at` on of planes from k on. If the square `is_whole`, all its planes
+    // are there, and each has room for a vector: a loop without conditions.
+    template <bool is_back, bool is_whole>
+    void turn_part(int64_t k, int64_t at, const E *from, E *to) const {
+        const auto in_planes = [=](int64_t j) {
+            return (is_whole ? k + j : std::min(k + j, planes - 1)) * size + at;
+        };
+        const auto in_turned = [=](int64_t j) { return (at + j) * channels + k; };
+        const auto bytes_at = [=](int64_t place) {
+            return is_whole ? sizeof(Vector<E, n>) : std::min(n, planes * size - place) * sizeof(E);
+        };
+        const int64_t count = is_back && !is_whole ? std::min(n, planes - k) : n;
+        Vector<E, n> rows[n] = {};
+#pragma GCC unroll 16
+        for (int64_t j = 0; j < n; ++j) {
+            const int64_t row = is_back ? in_turned(j) : in_planes(j);
+            std::memcpy(&rows[j], from + row, is_back ? sizeof(rows[j]) : bytes_at(row));
+        }
+        turn_square<E, n>(rows);
+#pragma GCC unroll 16
+        for (int64_t j = 0; j < count; ++j) {
+            const int64_t row = is_back ? in_planes(j) : in_turned(j);
+            std::memcpy(to + row, &rows[j], is_back ? bytes_at(row) : sizeof(rows[j]));
+        }
     }
 };
 
-// The elements of a block of planes. A block stays in the first-level cache, and has many planes,
-// which share the cost of finding what windows read.
+// A block of planes has about TURNED_ELEMENTS elements, for the first-level cache, but at least
+// LEAST_VECTORS vectors of planes, which share the cost of finding what windows read.
 constexpr int64_t TURNED_ELEMENTS = 8192;
+constexpr int64_t LEAST_VECTORS = 5;
 
-// The problem of a block of planes: one plane whose channels are the planes of the block.
-inline Problem turned_problem(const Problem &p) {
+// The problem of a block of planes: one plane whose channels are the planes of the block, at least
+// `least` of them.
+inline Problem turned_problem(const Problem &p, int64_t least = 16) {
     const int64_t size = std::max(p.plane(), p.output_plane());
-    const int64_t vectors = std::clamp<int64_t>(TURNED_ELEMENTS / size / 16, 1, 32);
+    const int64_t vectors = std::clamp<int64_t>(TURNED_ELEMENTS / size / 16, LEAST_VECTORS, 32);
     Problem result = p;
     result.planes = 1;
     // Rows have an odd number of cache lines, so that a column of them uses all sets of a cache.
-    result.channels = std::min(vectors | 1, parts_of(p.planes, 16)) * 16;
+    result.channels = std::max(least, std::min(vectors | 1, parts_of(p.planes, 16)) * 16);
     return result;
 }
 
-// Calls work(from, to) for each block of `channels` planes. `from` has the turned planes, of `size`
-// elements of `bytes` bytes. `work` writes turned planes of `results` elements to `to`, and these
-// are turned back.
+// A tensor whose planes are turned, or into which turned planes are turned back.
+struct PlaneTensor {
+    const void *elements;
+    int64_t bytes;  // of an element
+    int64_t size;   // elements of a plane
+
+    // The bytes of the block of `channels` turned planes. Blocks begin with cache lines, and each
+    // has another place in a page: else loads may wait for earlier stores.
+    int64_t block_bytes(int64_t channels) const {
+        return (std::max<int64_t>(size, 16) * channels * bytes + 63) / 64 * 64 + 1024;
+    }
+    // Turns `count` planes from `first` on into a block, or with `is_back` a block back into them.
+    void turn(bool is_back, int64_t first, int64_t count, int64_t channels, void *block) const {
+        with_integers(int(bytes), [&](auto bits) {
+            using E = decltype(bits);
+            E *const planes = const_cast<E *>(static_cast<const E *>(elements)) + first * size;
+            E *const turned = static_cast<E *>(block);
+            const Turned<E> planes_of_block{count, size, channels};
+            is_back ? planes_of_block.template turn<true>(turned, planes)
+                    : planes_of_block.template turn<false>(planes, turned);
+        });
+    }
+};
+
+// Calls work(first, blocks) for each block of `channels` planes, from plane `first` on. blocks[k]
+// has the turned planes of tensor k. `work` reads those of the first `inputs` tensors and writes
+// those of the others, which are turned back.
 template <class Work>
-void turn_planes(int64_t planes, int64_t channels, int64_t bytes, int64_t size, int64_t results,
-                 const void *input, void *output, const Work &work) {
-    with_integers(int(bytes), [&](auto bits) {
-        using E = decltype(bits);
-        constexpr int64_t n = Turned<E>::n;
-        // `from` and `to` differ in their place in a page: else loads may wait for earlier stores.
-        const int64_t turned = std::max(size, n) * channels + 1024 / int64_t(sizeof(E));
-        const int64_t produced = std::max(results, n) * channels;
-        const E *const elements = static_cast<const E *>(input);
-        const auto pool_block = [&](int64_t block, int64_t, void *memory) {
-            // Rows begin with cache lines.
-            E *const from =
-                reinterpret_cast<E *>((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64);
-            E *const to = from + turned;
-            const int64_t first = block * channels;
-            const int64_t count = std::min(channels, planes - first);
-            Turned<E>{count, size, channels}.template turn<false>(elements + first * size, from);
-            work(from, to);
-            Turned<E>{count, results, channels}.template turn<true>(
-                to, static_cast<E *>(output) + first * results);
+void turn_planes(int64_t planes, int64_t channels, int inputs,
+                 std::initializer_list<PlaneTensor> tensors, const Work &work) {
+    int64_t size = 0;
+    int64_t bytes = 64;
+    for (const PlaneTensor &tensor : tensors) {
+        size += tensor.size;
+        bytes += tensor.block_bytes(channels);
+    }
+    const auto pool_block = [&](int64_t block, int64_t, char *memory) {
+        const int64_t first = block * channels;
+        const int64_t count = std::min(channels, planes - first);
+        void *blocks[3];
+        memory += -reinterpret_cast<uintptr_t>(memory) % 64;
+        for (size_t k = 0; k < tensors.size(); memory += tensors.begin()[k++].block_bytes(channels))
+            blocks[k] = memory;
+        const auto turn_all = [&](bool is_back, int begin, int end) {
+            for (int k = begin; k < end; ++k)
+                tensors.begin()[k].turn(is_back, first, count, channels, blocks[k]);
         };
-        for_parts(parts_of(planes, channels), 1, 2. * double(channels * (size + results)),
-                  (turned + produced) * bytes + 64, pool_block);
-    });
+        turn_all(false, 0, inputs);
+        work(first, blocks);
+        turn_all(true, inputs, int(tensors.size()));
+    };
+    for_parts(parts_of(planes, channels), 1, 2. * double(channels * size), bytes, pool_block);
 }
 
 }  // namespace

@@ -47,7 +47,8 @@ def test_verbose_says_what_ran_and_why_not_others(python: Callable[..., Any]) ->
     run = python("-c", call, environment={**os.environ, "DMLPOOL_VERBOSE": "1"})
     assert run.stderr == (
         "dmlpool: maxima of float32, 3 planes of 1 channels, 1 by 1/1, 9 by 2/2, 9 by 2/2: rows; "
-        "not planes: windows are not whole planes; not boxes: windows are small or share little\n"
+        "not turned: there are few planes; not planes: windows are not whole planes; "
+        "not boxes: windows are small or share little\n"
     )
 
 
@@ -159,6 +160,11 @@ def check_alone(
         ((20,), 6, 5, 2),
         ((50,), 8, 8, 0),
         ((1, 64), (1, 3), (1, 2), 1),
+        ((30,), 3, 2, 1),
+        ((1, 20), (1, 5), (1, 3), 1),
+        ((12, 14), 2, 2, 0),
+        ((21, 28), 3, 2, 1),
+        ((35, 36), 3, 2, 0),
         # Whole planes.
         *((sizes, sizes, 1, 0) for sizes in [(1, 1), (1, 2), (3, 5), (7, 7), (8, 9), (40, 33)]),
     ],
@@ -166,8 +172,8 @@ def check_alone(
 def test_small_planes_by_themselves(
     sizes: tuple[int, ...], window: Any, stride: Any, padding: int, dtype: torch.dtype
 ) -> None:
-    """Maxima, averages and gradients of planes are the bits of each plane's own, and read nothing
-    else."""
+    """Maxima, winners, averages and gradients of planes are the bits of each plane's own, and read
+    nothing else."""
     made = Window.directml(len(sizes), window, stride, padding, padding)
     outputs = made.output_sizes(sizes)
     for planes in (1, 16, 37):
@@ -175,11 +181,29 @@ def test_small_planes_by_themselves(
         image = samples.fenced((samples.normal(1, planes, *sizes).double() / 3).to(dtype))
         arriving = samples.fenced((samples.normal(1, planes, *outputs).double() / 3).to(dtype))
         check_alone(lambda x: cpu.max_pooling(x, made), image, 1, range(planes))
+        check_alone(lambda x: cpu.max_pooling_with_taps(x, made), image, 1, range(planes))
         for counted in ((False, None), (True, None), (False, -3)):
             averages = lambda x, how=counted: cpu.average_pooling(x, made, *how)  # noqa: E731
             check_alone(averages, image, 1, range(planes))
             gradients = lambda x, how=counted: cpu.average_pooling_grad(x, sizes, made, *how)  # noqa: E731
             check_alone(gradients, arriving, 1, range(planes))
+        taps = samples.fenced(cpu.max_pooling_with_taps(image, made)[1])
+        of_maxima = cpu.max_pooling_grad_from_taps(arriving, taps, sizes, made, False)
+        for plane in range(planes):
+            alone = arriving[:, plane : plane + 1].clone(), taps[:, plane : plane + 1].clone()
+            expected = cpu.max_pooling_grad_from_taps(*alone, sizes, made, False)
+            assert torch.equal(of_maxima[:, plane : plane + 1], expected)
+
+
+def test_small_planes_of_bools() -> None:
+    """Every byte but 0 is True, in planes that vectors hold side by side, too."""
+    bools = samples.any_bytes(samples.integers(1, 70, 6, 6, dtype=torch.int8) > 50)
+    made = Window.pytorch(2, 3, 1, 1)
+    values, taps = cpu.max_pooling_with_taps(bools, made)
+    expected, winners = cpu.max_pooling_with_taps(bools.to(torch.uint8).ne(0), made)
+    for found in (values, cpu.max_pooling(bools, made)):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(taps, winners)
 
 
 Request = tuple[tuple[int, ...], Any, Any, Any, Any]

@@ -57,6 +57,32 @@ def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: tor
             samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
 
 
+@pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
+@pytest.mark.parametrize(
+    ("sizes", "pooling"),
+    [
+        ((7, 6), ((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))),
+        ((9, 4), ((3, 2), (2, 3), (0, 1), (1, 1), (1, 2))),
+        ((2, 5, 3), ((2, 3, 2), (1, 2, 1), (1, 0, 1), (1, 2, 1), (1, 1, 1))),
+        ((16, 15), ((2, 2), (3, 2), (1, 0), (0, 1), (5, 1))),
+    ],
+    ids=str,
+)
+def test_small_planes_side_by_side(
+    sizes: tuple[int, ...], pooling: tuple, dtype: torch.dtype, device: torch.device
+) -> None:
+    """M1, M2 and M4 to M6 of many small planes, whose numbers vectors hold side by side."""
+    for planes in (9, 37, 200):
+        input = samples.ties(2, planes, *sizes, dtype=dtype)
+        if dtype.is_floating_point:
+            input[:, 1::3, 1:4, 2] = math.nan
+            input[:, ::4, :, :3] = -math.inf
+        made = oracle.Pooling(*pooling)
+        samples.check_maximum(input := input.to(device), made)
+        if dtype.is_floating_point:
+            samples.check_maximum_gradient(input, samples.whole_gradient(input, made), made)
+
+
 @pytest.mark.parametrize("layout", list(samples.LAYOUTS))
 def test_windows_far_apart_and_long_ones(layout: str, device: torch.device) -> None:
     """G4: strides of many windows along any axis, and long windows that overlap, in every
