@@ -393,6 +393,30 @@ def complaint(form: Form, results: Sequence[np.ndarray], wanted: Sequence[Tensor
     return ""
 
 
+def with_ceil_mode(is_read_alike: bool = True) -> list[Form]:
+    """Windows with ``ceil_mode`` that become one node without a table; and others, which need known
+    sizes.
+    """
+    pools, nn = {}, dmlpool.nn
+    if is_read_alike:
+        pools = {
+            "GoogLeNet and SqueezeNet": nn.MaxPool2d(3, 2, ceil_mode=True),
+            "maxima, padded": nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+            "ResNet-D": nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False),
+            "nothing to count": nn.AvgPool2d(3, 2, ceil_mode=True),
+            "padding not counted": nn.AvgPool2d(3, 2, 1, True, count_include_pad=False),
+        }
+    else:
+        pools = {
+            "a window that starts past the input": nn.MaxPool2d(2, 2, 1, ceil_mode=True),
+            "another one": nn.MaxPool2d((3, 1), (2, 3), ceil_mode=True),
+            "padding counted": nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+            "unlike paddings counted": nn.AvgPool2d((3, 1), 1, (1, 0)),
+        }
+    inputs = samples.ties(2, 3, 14, 13), samples.ties(3, 3, 16, 19)
+    return [Form(name, layer, *inputs, "close") for name, layer in pools.items()]
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """The exporter says that it converts to older opsets."""

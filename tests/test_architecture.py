@@ -15,7 +15,7 @@ ROOMS = ["bench", "distributed", "integrations", "decompositions", "nn", "quanti
 ROOMS += ["functional", "ops", "inductor", "onnx", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands", "elements", "keywords", "overloads"}
-LEAVES |= {"observers", "timing", "_private"}
+LEAVES |= {"counterparts", "observers", "timing", "_private"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},
     "decompositions": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},

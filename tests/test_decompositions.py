@@ -179,6 +179,24 @@ def test_a_program_taken_apart(
             )
 
 
+@pytest.mark.parametrize("dynamic", [(), (2, 3, 4)], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("window", "sizes"),
+    [(((2, 6, 2), 1, (1, 3, 1)), (4, 5, 3)), ((3, 1, 1), (5, 2, 4))],
+)
+def test_averages_of_volumes_smaller_than_their_window(
+    window: Any, sizes: tuple[int, ...], dynamic: tuple[int, ...]
+) -> None:
+    """ATen's avg_pool3d refuses them, padded or not: a program may meet one where sizes are
+    dynamic."""
+    layer = dmlpool.nn.AvgPool3d(*window)
+    apart = taken_apart(layer, samples.normal(2, 3, *sizes), dynamic=dynamic)
+    inputs = [sizes, (2, 2, 2), (7, 8, 9)] if dynamic else [sizes]
+    for each in inputs:
+        image = samples.normal(2, 3, *each)
+        torch.testing.assert_close(apart(image), layer(image))
+
+
 def test_a_window_of_dynamic_size_is_refused() -> None:
     half = Program(lambda input: dmlpool.max_pooling(input, (input.shape[2] // 2, 2)))
     shapes = (({2: torch.export.Dim.AUTO},),)

@@ -204,13 +204,46 @@ def test_without_a_table(dynamic: bool) -> None:
     assert len(pools) == 4 + (not dynamic)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_ceil_mode_is_one_node(dynamic: bool) -> None:
+    """As from torch.nn's layers, without a table and with any image size."""
+    program = exported(onnx_forms.with_ceil_mode(), dynamic=dynamic, has_table=False)
+    assert kinds(program) == ["MaxPool"] * 2 + ["AveragePool"] * 3
+
+
+def test_each_export_knows_its_own_table() -> None:
+    """A table that was given before, that failed, that is kept or that was made a part of another
+    says nothing of an export without one."""
+    layer, image = dmlpool.nn.MaxPool2d(3, 2), samples.normal(1, 2, 9, 9)
+    table = translations()
+    merged = {**table, torch.ops.aten.relu.default: lambda x: x}
+
+    def found(model: torch.nn.Module, input: Tensor, **options: Any) -> list[str]:
+        with onnx_forms.quiet():
+            program = torch.onnx.export(
+                model.eval(), (input,), dynamo=True, verbose=False, **options
+            )
+        return kinds(program)
+
+    indices = dmlpool.nn.MaxPool2d(2, return_indices=True)
+    for given in (table, merged):
+        assert "MaxPool" in found(indices, image, custom_translation_table=given)
+        with pytest.raises(torch.onnx.OnnxExporterError):
+            found(layer, image.to(torch.int64), custom_translation_table=given)
+        del given
+    del merged
+    assert found(layer, image) == ["MaxPool"]
+    with pytest.raises(torch.onnx.OnnxExporterError):
+        found(indices, image)
+
+
 @pytest.mark.parametrize("name", ["same", "indices"])
 def test_the_cause_of_a_failed_export_names_the_table(name: str) -> None:
     function = OF_KNOWN_SIZES.get(name, dmlpool.nn.MaxPool2d(2, return_indices=True))
     with pytest.raises(torch.onnx.OnnxExporterError) as failed:
         exported(on({name: function}), dynamic=name == "same", has_table=False)
     table = "custom_translation_table=torch_dmlpool.onnx.translations()"
-    assert str(failed.value.__cause__).startswith(f"torch.onnx.export needs dynamo=True, {table}")
+    assert str(failed.value.__cause__).startswith(f"torch.onnx.export needs {table} for max_pool")
 
 
 def older(layer: torch.nn.Module, input: Tensor) -> bytes:

@@ -240,6 +240,38 @@ def test_every_opset(rank: int, exact: bool, half: str, dynamic: bool, tmp_path:
     assert ran == {path.name for path in tmp_path.glob("*.onnx")}
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_ceil_mode_without_a_table(dynamic: bool, tmp_path: Path) -> None:
+    """W5: PyTorch's own nodes, where all versions read them alike; in the cases of the reports
+    slices."""
+    forms = onnx_forms.with_ceil_mode()
+    forms += [] if dynamic else onnx_forms.with_ceil_mode(False)
+    model = Shared(forms).eval()
+    given = [model.inputs, model.larger] if dynamic else [model.inputs]
+    for number, inputs in enumerate(given):
+        save(tmp_path, "pools", number, named(inputs))
+    for opset in (13, 18, 19, 20, 22):
+        program = onnx_forms.export(
+            model,
+            model.inputs,
+            table=None,
+            dynamic_shapes=model.dynamic_shapes(dynamic),
+            opset_version=opset,
+            input_names=list(named(model.inputs)),
+        )
+        onnx.save(program.model_proto, tmp_path / f"pools.{opset}.onnx")
+    wrong: collections.Counter[str] = collections.Counter()
+    for version, models in run_everywhere(tmp_path).items():
+        for (file, _), outcome in models.items():
+            if is_too_new(outcome):
+                continue
+            for inputs, results in zip(given, outcome.values(), strict=True):
+                for form, result, expected in zip(forms, results, model(*inputs), strict=True):
+                    text = onnx_forms.complaint(form, [result], expected)
+                    wrong[f"{version}, {file}: {form.name}: {text}"] += bool(text)
+    check(+wrong)
+
+
 def converted(model: Any, optimized: Collection[int] = ()) -> dict[int, Any]:
     """By the opset that is reached, what becomes of a model of opset 18 when 13 to 18 are asked
     for.

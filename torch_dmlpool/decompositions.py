@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torch_dmlpool import elements, operands
+from torch_dmlpool import counterparts, elements, operands
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
@@ -98,10 +98,10 @@ def _decomposed(
     if before is not None:
         window = Window.directml(input.dim() - 2, *arguments[before : before + 6])
         arguments = (*arguments[:before], window, *arguments[before + 6 :])
-    # ATen rejects empty planes, and integers in most of its pools.
-    known = [size for size in input.shape[1:] if type(size) is int]
-    if atens is not None and input.is_floating_point() and 0 not in known:
-        results = atens(*arguments)
+    # ATen rejects integers in most of its pools.
+    if atens is not None and input.is_floating_point():
+        rank = input.dim() - 2
+        results = atens(*arguments) if counterparts.takes("max_pool", rank, input) else None
         if results is not None:
             return results
     if operator.name not in dynamic and not are_ints(*sizes):
@@ -130,14 +130,22 @@ def for_onnx(operator: registration.Operator, *arguments: Any) -> Any:
     """
     if operator.name == "lp_pooling":
         return operator.composed(*arguments)
-    if operator.name not in ("max_pooling", "average_pooling", "adaptive_average_pooling"):
+    if operator.name not in _IN_ONNX:
         return NotImplemented
-    is_plain = operator.name == "max_pooling" or (
-        operator.name == "average_pooling" and arguments[-1] is None
-    )
-    has_ceil_mode = operator.window_at is not None and arguments[operator.window_at + 5]
-    atens = _ATENS[operator.name] if is_plain and not has_ceil_mode else None
-    return _decomposed(operator, atens, (), *arguments)
+    return _decomposed(operator, _IN_ONNX[operator.name], (), *arguments)
+
+
+def _averages_in_onnx(
+    input: Tensor, window: Window, include_padding: bool, divisor: int | None
+) -> Tensor | None:
+    same = counterparts.for_onnx(window, input.shape[2:], include_padding)
+    is_same = same is not None and divisor is None
+    return _averages(input, same[0], same[1], None) if is_same else None
+
+
+def _maxima_in_onnx(input: Tensor, window: Window) -> Tensor | None:
+    same = counterparts.for_onnx(window, input.shape[2:])
+    return None if same is None else _maxima(input, same[0])
 
 
 def _averages(
@@ -148,28 +156,21 @@ def _averages(
     if divisor is None and all(covers(axis, size) for axis, size in pairs):
         mean = _ATEN.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
         return operands.laid_out_like(mean, input)
-    arguments = aten.arguments_of(window)
-    # ATen has no averages of volumes in half precision on a CPU.
-    if arguments is None or (rank == 3 and input.dtype.itemsize == 2):
+    arguments = aten.arguments_of("avg_pool", window, input.shape[2:])
+    if arguments is None or not counterparts.takes("avg_pool", rank, input):
         return None
-    *arguments, dilations, ceil_mode = arguments
-    if any(dilation != 1 for dilation in dilations):
-        return None
+    *arguments, _, ceil_mode = arguments
     pools = _ATEN.avg_pool2d.default, _ATEN.avg_pool3d.default
     return aten.called(pools, input, *arguments, ceil_mode, include_padding, divisor)
 
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
-    found = aten.max_pooled(input, window)
+    found = aten.max_pooled(input, window, input.shape[2:])
     return None if found is None else found[0]
 
 
 def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
-    for axis, size in zip(window.axes, input.shape[2:], strict=True):
-        may_be_empty = axis.dilation != 1 and axis.start_padding > 0
-        if may_be_empty and (type(size) is not int or axis.empty_windows(size)):
-            return None
-    found = aten.max_pooled(input, window)
+    found = aten.max_pooled(input, window, input.shape[2:])
     if found is None:
         return None
     return found[0], elements.numbered(found[1], input.shape, *numbering)
@@ -200,3 +201,10 @@ _ATENS: dict[str, Callable[..., Any]] = {
     "adaptive_max_pooling": _bin_maxima,
 }
 """By the operator's name what makes ATen's pool of it, or returns None."""
+_IN_ONNX = {
+    "average_pooling": _averages_in_onnx,
+    "max_pooling": _maxima_in_onnx,
+    "adaptive_average_pooling": None,
+}
+"""The same where PyTorch's translations for ONNX write that; None for an operator that is taken
+apart."""

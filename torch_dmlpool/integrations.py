@@ -49,7 +49,8 @@ def require_translations(operator: registration.Operator) -> None:
     if lacks_translation(operator):
         table = "custom_translation_table=torch_dmlpool.onnx.translations()"
         raise TypeError(
-            f"torch.onnx.export needs dynamo=True, {table} to know torch_dmlpool's operators"
+            f"torch.onnx.export needs {table} for {operator.name}: PyTorch's own translations "
+            "write no such pool"
         )
 
 

@@ -285,23 +285,6 @@ class Window:
             0
         ].ceil_mode
 
-    def as_pytorch(self) -> tuple[list[int], list[int], list[int], list[int], bool] | None:
-        """The kernel size, stride, padding, dilation and ``ceil_mode`` that describe this window to
-        PyTorch's own pools; None if they have no such window.
-
-        They pad both ends of a dimension by the same number, up to half the kernel size. Their
-        averages have no dilation. Windows without an element, which only a dilated one can be,
-        differ.
-        """
-        for axis in self.axes:
-            numbers = axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation
-            if not _INTS.issuperset(map(type, numbers)):
-                return None
-            if axis.start_padding != axis.end_padding or 2 * axis.start_padding > axis.window:
-                return None
-        window, strides, padding, _, dilations, ceil_mode = self.arguments
-        return window, strides, padding, dilations, ceil_mode
-
     def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
         does not fit into them (rule G5).

@@ -32,13 +32,12 @@ PYTORCHS: dict[str, tuple[Any, ...]] = {
     "LPPool": ((2, 3),),
     "AdaptiveAvgPool": ((3,),),
     "AdaptiveMaxPool": ((4,), (2, True)),
-    "MaxUnpool": ((2,),),
 }
 OURS: dict[str, tuple[Any, ...]] = {
     "MaxPool": ((2, 1, 2), (3, 2, "same")),
     "AvgPool": ((3, 1, 2),),
     "LPPool": ((3, 3), (2, 3, 2, True)),
-    "MaxUnpool": ((3, 2),),
+    "MaxUnpool": ((2,), (3, 2)),
     "MinPool": ((2,),),
     "AdaptiveMinPool": ((2,),),
 }
@@ -136,7 +135,10 @@ def test_device_contexts_and_rerouted_stay_on_our_kernels(enter: Callable[[], An
     same(output, nn.MaxPool2d(2)(image))
 
 
-@pytest.mark.parametrize("name", [name for name in pooling.__all__ if hasattr(functional, name)])
+REPLACED = [name for name in pooling.__all__ if hasattr(functional, name) and "un" not in name]
+
+
+@pytest.mark.parametrize("name", REPLACED)
 def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As profilers replace them; ours is called again when PyTorch's is put back."""
     rank, calls = int(name.partition("d_w")[0].rstrip("d")[-1]), []
@@ -144,9 +146,6 @@ def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatc
     image, arguments = samples.normal(*SIZES[rank]), (2,)
     if name.startswith("lp"):
         arguments = 2.0, 2  # type: ignore[assignment]
-    if "unpool" in name:
-        image, indices = request_of(f"MaxUnpool{rank}d", (2,))[1]
-        arguments = indices, 2  # type: ignore[assignment]
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         calls.append(args)
@@ -165,6 +164,69 @@ def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatc
     calls.clear()
     same(getattr(pooling, name)(image, *arguments), expected)
     assert not calls
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("indices", [[-1, 2], [1, 1]], ids=["no element", "one element twice"])
+def test_unpooling_is_never_pytorchs(
+    indices: list[int], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it means the same lies in the indices: of -1 PyTorch makes an error, and it sends the
+    gradient to all elements of one index. Nor is a function called that replaces PyTorch's."""
+    unpool = getattr(pooling, f"max_unpool{rank}d")
+    sizes = (1, 1, *[1] * (rank - 1), 2)
+    places = torch.tensor(indices).view(sizes)
+
+    def results() -> list[Tensor]:
+        values = torch.tensor([3.0, 4.0]).view(sizes).requires_grad_()
+        output = unpool(values, places, 2)
+        return [output, *torch.autograd.grad(output.square().sum(), values)]
+
+    expected = results()
+    with Watch() as watch:
+        found = results()
+    same(found, expected)
+    assert f"torch_dmlpool.nn.functional.max_unpool{rank}d" in watch.calls
+    assert f"torch.nn.functional.max_unpool{rank}d" not in watch.calls
+    monkeypatch.setattr(functional, f"max_unpool{rank}d", None)
+    same(results(), expected)
+
+
+def test_masked_maxima_are_unpooled_in_a_mode() -> None:
+    """A window that keeps no element has index -1."""
+    pool, unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+    image, mask = samples.normal(1, 1, 4, 4), torch.ones(4, 4, dtype=torch.bool)
+    mask[:2, :2] = False
+    expected = unpool(*pool(image, mask=mask)).clamp(min=0)
+    with Watch():
+        same(unpool(*pool(image, mask=mask)).clamp(min=0), expected)
+
+
+@pytest.mark.parametrize("name", [f"{name}{rank}d" for name in PYTORCHS for rank in (1, 2, 3)])
+def test_a_pool_of_no_channels_stays_ours(name: str) -> None:
+    """N = 0 and C = 0 are legal here, and PyTorch refuses some of them."""
+    rank = int(name[-2])
+    layer = getattr(nn, name)(*PYTORCHS[name[:-2]][0])
+    for sizes in ((2, 0), (0, 0)):
+        image = torch.zeros(*sizes, *SIZES[rank][2:])
+        expected = layer(image)
+        with Watch() as watch:
+            found = layer(image)
+        same(found, expected)
+        assert watch.calls[0].startswith("torch_dmlpool.nn.functional.")
+
+
+@pytest.mark.parametrize("sizes", [(4, 5, 1), (6, 6, 6)])
+def test_volumes_smaller_than_their_window_stay_ours(sizes: tuple[int, ...]) -> None:
+    """PyTorch's averages refuse them, padded or not; and nothing that is asked for is changed."""
+    layer, image = nn.AvgPool3d((2, 6, 2), 1, (1, 3, 1)), samples.normal(1, 2, *sizes)
+    expected, before = layer(image), dict(vars(layer))
+    with Watch() as watch:
+        found = layer(image)
+    same(found, expected)
+    (name,) = watch.calls
+    assert name.startswith("torch_dmlpool.") is (min(sizes) < 2)
+    assert vars(layer) == before
 
 
 class Duck:
@@ -205,15 +267,11 @@ def test_objects_and_subclasses_are_asked(name: str, arguments: Any) -> None:
     same([each.as_subclass(Tensor) for each in pooled], expected)
 
 
-TRACED = [each for each in cases_of(PYTORCHS) if "Unpool" not in each[0]]
-"""PyTorch 2.13 does not trace its unpooling."""
-
-
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory, python: Callable[..., Any]) -> dict[str, str]:
     """What a process without this package says of traces, each with an input and its result."""
     folder = tmp_path_factory.mktemp("traces")
-    named = {f"{name} {each}": (name, each) for name, each in TRACED}
+    named = {f"{name} {each}": (name, each) for name, each in cases_of(PYTORCHS)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for at, (name, each) in enumerate(named.values()):
@@ -234,7 +292,7 @@ assert not any(name.startswith("torch_dmlpool") for name in sys.modules)
     return dict(zip(named, ran.stdout.split(), strict=True))
 
 
-@pytest.mark.parametrize(("name", "arguments"), TRACED)
+@pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS))
 def test_a_trace_runs_without_this_package(
     name: str, arguments: Any, loaded: dict[str, str]
 ) -> None:

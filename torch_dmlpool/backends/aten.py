@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import counterparts, operands
 from torch_dmlpool._private import OpOverload, _len_torch_dispatch_stack
 from torch_dmlpool.window import Window
 
@@ -34,7 +34,7 @@ def is_plain_cpu(tensor: Tensor) -> bool:
 
 
 def _is_served(input: Tensor, window: Window) -> bool:
-    """Whether the values are floats that can be read, and no window is dilated: it may be empty."""
+    """Whether the values are floats that can be read, and no window is dilated."""
     is_served = is_plain_cpu(input) and input.is_floating_point() and 0 not in input.shape
     return is_served and all(axis.dilation == 1 for axis in window.axes)
 
@@ -82,22 +82,20 @@ def scattered(input: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor 
     return result if len(sizes) == 2 else result.view_as(like)
 
 
-def max_pooled(input: Tensor, window: Window) -> Any:
-    """ATen's maxima and their positions, or None where it has no such window. In a window without
-    an element these are -inf and any position.
-    """
-    arguments = arguments_of(window)
+def max_pooled(input: Tensor, window: Window, sizes: Sequence[Any] = ()) -> Any:
+    """ATen's maxima and their positions, or None where it has no such window."""
+    arguments = arguments_of("max_pool", window, sizes)
     if arguments is None:
         return None
     pools = _ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.default
     return called(pools, input, *arguments)
 
 
-def arguments_of(window: Window) -> Any:
-    """The window as the arguments of ATen's max pooling, or None where ATen has none like it. Rows
-    are pooled as images of height 1.
+def arguments_of(family: str, window: Window, sizes: Sequence[Any] = ()) -> Any:
+    """The window as the arguments of ATen's pools of a ``family``, or None where it has none like
+    it. Rows are pooled as images of height 1.
     """
-    arguments = window.as_pytorch()
+    arguments = counterparts.arguments_of(family, window, sizes)
     if arguments is None or window.rank > 1:
         return arguments
     sizes, strides, padding, dilations, *flags = arguments

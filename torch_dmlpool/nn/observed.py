@@ -4,19 +4,19 @@ Where torch.nn.functional has the same pool, the call is PyTorch's: observers kn
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import observers, operands
+from torch_dmlpool import counterparts, observers, operands
 from torch_dmlpool._private import (
     DisableTorchFunction,
     _are_functorch_transforms_active,
     _is_tracing,
 )
-from torch_dmlpool.window import Axis, Window, shared
+from torch_dmlpool.window import Window, shared
 
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
@@ -51,7 +51,9 @@ def answer(
             kwargs = {name: value for name, value in optional.items() if value is not None}
             return tracers[0].create_proxy("call_module", path, args, kwargs)
     else:
-        same = None if mask is not None else agreed(pool.family, rank, input, named)
+        # Whether unpooling means the same lies in the indices: in -1 and in equal ones.
+        has_same = mask is None and pool.family != "max_unpool"
+        same = agreed(pool.family, rank, input, named) if has_same else None
         if same is not None:
             return _theirs(pool.names[rank], input, same)
         if not is_seen:
@@ -117,107 +119,91 @@ def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[st
     """The arguments by which PyTorch's function gives what ours gives for ``named``, by name and in
     the order in which it takes them; None if it gives something else.
     """
-    named = dict(named)
+    if family not in _AGREED:
+        return None
     sizes: tuple[Any, ...] = ()
     with DisableTorchFunction():  # so that nobody sees what is asked here
         if issubclass(type(input), Tensor):  # some proxies say of themselves that they are tensors
-            if not _takes(family, rank, input, named):
+            if not counterparts.takes(family, rank, input, bool(named.get("return_indices"))):
                 return None
-            sizes = tuple(input.shape)[-rank - 1 :]
-            if any(type(size) is int and size == 0 for size in sizes):
-                return None
+            sizes = tuple(input.shape)[-rank:]
             # In a trace of torch.jit sizes are tensors.
-            sizes = sizes[1:] if all(type(size) is int for size in sizes) else ()
+            sizes = sizes if all(type(size) is int for size in sizes) else ()
         try:
-            agrees = _agrees(family, rank, sizes, named)
+            return _AGREED[family](rank, sizes, named)
         except (TypeError, ValueError):  # our operator says what is wrong
             return None
-    return named if agrees else None
 
 
-def _takes(family: str, rank: int, input: Tensor, named: dict[str, Any]) -> bool:
-    """Whether PyTorch's function takes such a tensor."""
-    dtype, has_indices = input.dtype, bool(named.get("return_indices"))
-    if input.is_nested or input.dim() not in (rank + 1, rank + 2):
-        return False
-    if input.layout is not torch.strided:
-        return input.is_mkldnn
-    if input.is_quantized:
-        is_taken = family in ("max_pool", "avg_pool", "adaptive_avg_pool") and not has_indices
-        return is_taken and input.qscheme() is torch.per_tensor_affine
-    if dtype in operands.FLOAT_TYPES:
-        # It has no averages of volumes in half precision on the CPU.
-        is_narrow = rank == 3 and dtype.itemsize == 2 and input.is_cpu
-        return not (is_narrow and family in ("avg_pool", "lp_pool"))
-    is_whole = dtype in operands.INTEGER_TYPES[:5] and input.is_cpu
-    return is_whole and family == "max_pool" and (rank > 1 or has_indices)
-
-
-def _agrees(family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]) -> bool:
-    """Whether PyTorch's function means the same by our arguments, which become those that it takes.
-    ``sizes`` are the input's where they are known. A wrong argument is an error.
+def _with_window(
+    family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any], *left_out: str
+) -> dict[str, Any] | None:
+    """``named`` with the stride and the padding as PyTorch's pools take them, without the arguments
+    that they lack; None if they have no such window. A wrong argument is an error.
     """
-    for name in ("return_indices", "count_include_pad"):
-        if name in named:
-            operands.check_flag(name, named[name])
-    if not family.startswith("adaptive_"):
-        return _windows_agree(family, rank, sizes, named)
-    asked = shared(named["output_size"])
-    operands.checked_output_size(asked, sizes or (1,) * rank)
-    named["output_size"] = (None,) * rank if asked is None else asked
-    return "min" not in family and (rank > 1 or isinstance(asked, int))
-
-
-def _windows_agree(family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]) -> bool:
-    """The same of pools with a window."""
     size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
-    dilation, ceil_mode = named.get("dilation", 1), named.get("ceil_mode", False)
     if isinstance(padding, str) and stride != 1 and not sizes:
-        return False  # the padding follows from the size
-    window = Window.pytorch(rank, size, stride, padding, dilation, ceil_mode, sizes or None)
-    pads = tuple(axis.start_padding for axis in window.axes)
-    named["stride"] = size if stride is None else stride
-    named["padding"] = pads[0] if len(set(pads)) == 1 else pads
-    if pads != tuple(axis.end_padding for axis in window.axes):
-        return False
-    if family == "max_unpool":
-        return _agrees_to_unpool(window, **named)
+        return None  # the padding follows from the size
+    request = size, stride, padding, named["dilation"], named["ceil_mode"]
+    window = Window.pytorch(rank, *request, sizes or None)
     if sizes:
         window.output_sizes(sizes)
-    if any(map(_may_lie_outside, window.axes, sizes or (0,) * rank)):
-        return False
-    return family == "max_pool" or _agrees_undilated(family, rank, window, named)
+    if counterparts.arguments_of(family, window, sizes) is None:
+        return None
+    pads = window.arguments[2]
+    stride = size if stride is None else stride
+    same = {**named, "stride": stride, "padding": pads[0] if len(set(pads)) == 1 else tuple(pads)}
+    return {name: value for name, value in same.items() if name not in left_out}
 
 
-def _agrees_undilated(family: str, rank: int, window: Window, named: dict[str, Any]) -> bool:
-    """The same of averages and norms."""
-    del named["dilation"]
-    is_plain = all(axis.dilation == 1 for axis in window.axes)
-    if family == "avg_pool":
-        operands.check_divisor(named["divisor_override"])
-        return is_plain and (rank > 1 or named.pop("divisor_override") is None)
-    if family == "lp_pool":
-        norm = named["norm_type"]
-        operands.check_norm("norm_type", norm)
-        named["norm_type"], named["kernel_size"] = float(norm), shared(named["kernel_size"])
-        agrees = is_plain and norms_agree(norm, named["ceil_mode"])
-        return agrees and not named.pop("padding")
-    return False
+def _max_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    operands.check_flag("return_indices", named["return_indices"])
+    return _with_window("max_pool", rank, sizes, named)
 
 
-def _agrees_to_unpool(window: Window, indices: Any, output_size: Any, **_: Any) -> bool:
-    """The same of unpooling, which PyTorch 2.13 does not trace."""
-    is_read = output_size is None or isinstance(output_size, Sequence)
-    is_indexed = getattr(indices, "dtype", torch.int64) is torch.int64
-    return is_read and is_indexed and not _is_tracing() and not overlaps(window)
+def _avg_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    divisor = named["divisor_override"]
+    operands.check_flag("count_include_pad", named["count_include_pad"])
+    operands.check_divisor(divisor)
+    if rank > 1:
+        return _with_window("avg_pool", rank, sizes, named, "dilation")
+    same = _with_window("avg_pool", rank, sizes, named, "dilation", "divisor_override")
+    return same if divisor is None else None
 
 
-def _may_lie_outside(axis: Axis, size: int) -> bool:
-    """Whether PyTorch refuses the padding, or a window may step over the whole input."""
-    pad = axis.start_padding
-    least = axis.extent - 2 * pad - (axis.stride - 1 if axis.ceil_mode else 0)
-    is_stepped_over = pad > 0 and axis.dilation > 1 and max(least, size) < axis.dilation
-    return 2 * pad > axis.window or is_stepped_over
+def _lp_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    norm, size = named["norm_type"], shared(named["kernel_size"])
+    operands.check_norm("norm_type", norm)
+    padded = _with_window("lp_pool", rank, sizes, named, "dilation")
+    if padded is None or padded.pop("padding") or not norms_agree(norm, named["ceil_mode"]):
+        return None
+    return {**padded, "norm_type": float(norm), "kernel_size": size}
+
+
+def _adaptive_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    asked = shared(named["output_size"])
+    operands.check_flag("return_indices", named.get("return_indices", False))
+    operands.checked_output_size(asked, sizes or (1,) * rank)
+    if rank == 1 and not isinstance(asked, int):
+        return None
+    return {**named, "output_size": (None,) * rank if asked is None else asked}
+
+
+def _max_unpool(rank: int, _: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    """For ``nn.reverted``, which exchanges layers: what is in the indices is not known."""
+    request = (named[name] for name in ("kernel_size", "stride", "padding"))
+    return None if overlaps(Window.pytorch(rank, *request)) else named
+
+
+_AGREED: dict[str, Callable[..., dict[str, Any] | None]] = {
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "lp_pool": _lp_pool,
+    "adaptive_avg_pool": _adaptive_pool,
+    "adaptive_max_pool": _adaptive_pool,
+    "max_unpool": _max_unpool,
+}
+"""By family the function from our arguments to PyTorch's, or None where it means something else."""
 
 
 def norms_agree(norm_type: float, ceil_mode: bool) -> bool:

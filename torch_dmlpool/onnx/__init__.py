@@ -6,14 +6,16 @@ becomes a Pad node. Divisors and empty windows that ONNX cannot express become c
 computed in the graph if sizes are dynamic.
 """
 
+import gc
 import importlib.util
-import inspect
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 
+from torch_dmlpool._private import TracingContext
 from torch_dmlpool.onnx import operators
 from torch_dmlpool.onnx.lowering import Emitter
 
@@ -71,21 +73,40 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
             "translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]"
         )
 
-    def translation(function: Callable[..., Any]) -> Callable[..., Any]:
+    return cast(dict[Callable[..., Any], Callable[..., Any]], _Table(exact))
+
+
+class _Table(Mapping[Any, Callable[..., Any]]):
+    """The translations. Each look-up makes a function, which lives as long as the export that has
+    looked it up, or as a table that was made of this one: by that :func:`is_translated` knows.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        ours = torch.ops.dmlpool
+        self.exact = exact
+        self.functions = {getattr(ours, name).default: each for name, each in OPERATORS.items()}
+        self.functions |= {
+            torch.ops.aten.where.self: operators.where,
+            operator.floordiv: _floor_division,
+        }
+
+    def __getitem__(self, target: Any) -> Callable[..., Any]:
+        function, exact = self.functions[target], self.exact
+
         # The exporter takes annotated arguments for attributes, and wants a function that has a
         # name.
         def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
             return function(Emitter(exact), *arguments, **rest)
 
         translate.__name__ = function.__name__
+        _looked_up.add(translate)
         return translate
 
-    table = {
-        getattr(torch.ops.dmlpool, name).default: translation(function)
-        for name, function in OPERATORS.items()
-    }
-    table[torch.ops.aten.where.self] = translation(operators.where)
-    return {**table, operator.floordiv: translation(_floor_division)}
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.functions)
+
+    def __len__(self) -> int:
+        return len(self.functions)
 
 
 def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
@@ -93,17 +114,20 @@ def _floor_division(emit: Emitter, dividend: Any, divisor: Any) -> Any:
     return emit.op.Div(dividend - emit.op.Mod(dividend, divisor), divisor)
 
 
-def is_translated(overload: Any) -> bool:
-    """Whether the export that is running knows an operator, as far as that can be told. What an
-    operator is made of inside needs no translation.
+_looked_up: WeakSet[Any] = WeakSet()
+"""The functions that tables have made."""
+_contexts: WeakSet[Any] = WeakSet()
+"""The programs in whose capture it was asked whether an operator is translated."""
 
-    PyTorch has no public way to ask, but its function that exports keeps the table in a variable.
+
+def is_translated(overload: Any) -> bool:
+    """Whether the export that is running has the translation of an operator. What an operator is
+    made of inside needs none.
     """
-    frame = inspect.currentframe() if overload._opname in OPERATORS else None
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.onnx._internal.exporter._core":
-            registry: Any = frame.f_locals.get("registry")
-            if hasattr(registry, "is_registered"):
-                return bool(registry.is_registered(overload))
-        frame = frame.f_back
-    return True
+    if overload._opname not in OPERATORS:
+        return True
+    context = TracingContext.try_get()
+    if context is not None and context not in _contexts:
+        _contexts.add(context)
+        gc.collect()  # PyTorch leaves what an export has looked up in circles of references
+    return any(function.__name__ == overload._opname for function in _looked_up)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from torch_dmlpool import counterparts
 from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 
 
@@ -128,7 +129,7 @@ class Pool:
         self.cut = [
             size is None
             and ceil_mode
-            and (not isinstance(end, int) or end + axis.stride > axis.extent)
+            and (not isinstance(end, int) or counterparts.starts_past(axis, size))
             for (axis, size), end in zip(axes, self.after, strict=True)
         ]
         pads = zip(windows * 2, [*self.start, *self.end], strict=True)
@@ -158,19 +159,6 @@ class Pool:
             not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after)
         )
 
-    @property
-    def is_miscounted(self) -> bool:
-        """Whether a runtime counts less of the padding at a dimension's end than there is.
-
-        ONNX Runtime 1.21 to 1.24 bound the windows along dimension i by entry 2i + 1 of ``pads``,
-        from opset 19 on. That is the end of the last dimension alone.
-        """
-        pads = [*self.start, *self.end]
-        bounds = pads[1::2]
-        return self.emit.op.version >= 19 and any(
-            bound < end for bound, end in zip(bounds, self.end, strict=True)
-        )
-
     def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
         """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what
         padding holds.
@@ -179,10 +167,12 @@ class Pool:
         attributes |= self.attributes
         if self.is_dilated and operator == "AveragePool" and op.version < 19:
             raise ValueError(f"dilations of averages need opset 19, got opset_version={op.version}")
-        if self.is_padded or ("count_include_pad" in attributes and self.is_miscounted):
+        pads = [*self.start, *self.end]
+        may_be_miscounted = "count_include_pad" in attributes and op.version >= 19
+        if self.is_padded or (may_be_miscounted and counterparts.is_miscounted(pads, self.end)):
             tensor = self.pad(tensor, self.start, self.end, fill, dtype)
-        elif any(self.start) or any(self.end):
-            attributes["pads"] = [*self.start, *self.end]
+        elif any(pads):
+            attributes["pads"] = pads
         return self.sliced(getattr(op, operator)(tensor, **attributes))
 
     def pad(
