@@ -2,7 +2,8 @@
 
 A copy of the package in build/sanitized gets a library with AddressSanitizer and
 UndefinedBehaviorSanitizer, and every fourth everyday test of what the library computes is run with
-it; operands that lie at odd addresses are among them. Then it gets one with ThreadSanitizer, and tools/threads.py is run.
+it; operands at odd addresses are among them. Then it gets one with ThreadSanitizer, and
+tools/threads.py is run.
 """
 
 import os

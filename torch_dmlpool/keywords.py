@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function
 
 from torch_dmlpool import observers
+from torch_dmlpool.window import plain
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 DIRECTMLS_FOR_PYTORCHS = {
@@ -61,8 +62,15 @@ def pytorchs(function: _F) -> _F:
 
 
 def layer(constructor: _F) -> _F:
-    """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's."""
-    return _with_suggestions(constructor, None, PYTORCHS_FOR_DIRECTMLS)
+    """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's. It
+    gets numpy's ints as Python's.
+    """
+
+    @functools.wraps(constructor)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        constructor(self, *map(plain, args), **{name: plain(kwargs[name]) for name in kwargs})
+
+    return cast(_F, _with_suggestions(init, None, PYTORCHS_FOR_DIRECTMLS))
 
 
 def _with_suggestions(

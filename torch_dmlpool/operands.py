@@ -24,9 +24,12 @@ from torch_dmlpool.window import (
     Window,
     check_spatial_sizes,
     entries,
+    index_of,
     integer,
     is_sure,
+    listed,
     remembering,
+    shown,
     wrong_type,
 )
 from torch_dmlpool.window import check_flag as check_flag
@@ -158,27 +161,30 @@ def checked_mask(mask: Tensor | None, input: Tensor, leading: int = 2) -> Tensor
     return mask[(None,) * added] if added else mask
 
 
-def check_divisor(divisor_override: int | None) -> None:
-    """Reject a divisor that is 0 or no int of 64 bits (rule A5)."""
+def checked_divisor(divisor_override: Any) -> int | None:
+    """A divisor as an int, rejected if it is 0 or no int of 64 bits (rules A5 and G6)."""
     if divisor_override is None:
-        return
-    if isinstance(divisor_override, bool) or not isinstance(divisor_override, (int, torch.SymInt)):
+        return None
+    divisor = index_of(divisor_override)
+    if divisor is None:
         raise wrong_type("divisor_override", "an int or None", divisor_override)
-    if divisor_override == 0:
+    if divisor == 0:
         raise ArgumentError("divisor_override must not be 0")
-    if isinstance(divisor_override, int) and not -(2**63) <= divisor_override < 2**63:
-        raise ArgumentError(f"divisor_override must be an int of 64 bits, got {divisor_override}")
+    if isinstance(divisor, int) and not -(2**63) <= divisor < 2**63:
+        raise ArgumentError(f"divisor_override must be an int of 64 bits, got {shown(divisor)}")
+    return divisor
 
 
 def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
     """``full_size`` as ints, rejected unless it has one int for each dimension of ``tensor``."""
-    if isinstance(full_size, Tensor) or not isinstance(full_size, Sequence):
+    several = listed(full_size)
+    if several is None:
         raise wrong_type(name, "a sequence of ints (N, C, *spatial)", full_size)
-    sizes = tuple(integer(name, size, full_size) for size in full_size)
+    sizes = tuple(integer(name, size, full_size) for size in several)
     if len(sizes) != tensor.dim():
         raise ArgumentError(
             f"{name} must be the full size (N, C, *spatial) with {tensor.dim()} entries, got "
-            f"{sizes}"
+            f"{shown(sizes)}"
         )
     return sizes
 
@@ -199,25 +205,48 @@ def checked_output_size(
         check_spatial_sizes("the input", sizes, len(sizes))
     if output_size is None:
         return sizes
-    is_list = isinstance(output_size, Sequence) and not isinstance(output_size, str)
-    if not is_list or len(output_size) != len(sizes):  # type: ignore[arg-type]
+    asked = None if type(output_size) is int else listed(output_size)
+    if asked is None or len(asked) != len(sizes):
         return entries("output_size", output_size, len(sizes), 0)
-    asked: Any = output_size
     checked = entries("output_size", [0 if each is None else each for each in asked], len(sizes), 0)
     triples = zip(asked, checked, sizes, strict=True)
     return tuple(own if each is None else one for each, one, own in triples)
 
 
-def check_norm(name: str, p: float) -> None:
-    """Reject a ``p`` that is no number, below 1, or finite but too large for a float."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)):
+def checked_norm(name: str, p: Any) -> float:
+    """A ``p`` of any real type as a number, rejected if it is below 1, or finite but too large for
+    a float.
+    """
+    number = p if isinstance(p, float) else index_of(p)
+    if number is None and _is_real(p):
+        number = _as_float(p)
+    if number is None:
         raise wrong_type(name, "a number", p)
-    if not p >= 1:
-        raise ArgumentError(f"{name} must be at least 1, got {p}")
+    if not number >= 1:
+        raise ArgumentError(f"{name} must be at least 1, got {shown(p)}")
     # A compiler's trace has no ints above the range of floats, and there the comparison would
     # specialize the graph on one p.
-    if not torch.compiler.is_compiling() and sys.float_info.max < p < math.inf:
-        raise ArgumentError(f"{name} must be at most {sys.float_info.max}, or infinite, got {p}")
+    if not torch.compiler.is_compiling() and sys.float_info.max < number and p != math.inf:
+        most = sys.float_info.max
+        raise ArgumentError(f"{name} must be at most {most}, or infinite, got {shown(p)}")
+    return number
+
+
+def _is_real(value: Any) -> bool:
+    """Whether ``value`` is a real number; ints have an index, and numpy's bools and times do not
+    count.
+    """
+    if isinstance(value, numbers.Integral) or not isinstance(value, numbers.Number):
+        return False
+    return isinstance(value, numbers.Real) or not isinstance(value, numbers.Complex)
+
+
+def _as_float(number: Any) -> float:
+    """A real number as a float, infinite if none can hold it."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def check_index_type(
@@ -226,7 +255,7 @@ def check_index_type(
     """Reject an index type other than DirectML's and PyTorch's, or too small for a tensor of
     ``sizes`` (rule M4).
     """
-    if index_dtype not in INDEX_TYPES:
+    if not _is_one_of(index_dtype, INDEX_TYPES):
         raise TypeError(
             f"index_dtype must be one of {names_of(INDEX_TYPES)}, got {name_of(index_dtype)}"
         )
@@ -240,6 +269,11 @@ def check_index_type(
             f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, got "
             f"{elements}"
         )
+
+
+def _is_one_of(dtype: object, types: tuple[torch.dtype, ...]) -> bool:
+    """Whether ``dtype`` is one of ``types``; an array would compare its elements with them."""
+    return isinstance(dtype, torch.dtype) and dtype in types
 
 
 def check_taps(taps: int, name: str = "window_size") -> None:
@@ -302,14 +336,11 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         return parameter
     if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
         raise wrong_type(name, "a number or a tensor", parameter)
-    try:
-        scale = float(parameter)
-    except OverflowError:  # an int that not even float64 can hold
-        scale = math.inf
+    scale = _as_float(parameter)
     # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
     # infinity.
     if not 2.0**-150 < scale < (2 - 2.0**-24) * 2.0**127:
-        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {parameter}")
+        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {shown(parameter)}")
     # Dynamo's trace knows no ctypes. The operator that it records rounds the scale.
     return scale if torch.compiler.is_dynamo_compiling() else ctypes.c_float(scale).value
 
@@ -320,7 +351,7 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
     if not bounds.min <= number <= bounds.max:
         raise ArgumentError(
             f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got "
-            f"{number}"
+            f"{shown(number)}"
         )
 
 
@@ -328,7 +359,7 @@ def check_output_type(
     output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES
 ) -> None:
     """Reject a data type that a quantized average cannot have (rule Q3)."""
-    if output_dtype is not None and output_dtype not in types:
+    if output_dtype is not None and not _is_one_of(output_dtype, types):
         raise TypeError(
             f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}"
         )
@@ -481,10 +512,13 @@ def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
 
 
 def name_of(value: object) -> str:
-    """A data type (or another constant of PyTorch's) without ``torch.``; of anything else its
-    repr.
+    """A data type (or another constant of PyTorch's) without ``torch.``; anything else as
+    :func:`shown` shows it.
     """
-    return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else repr(value)
+    return str(value).removeprefix("torch.") if type(value) in _NAMED else shown(value)
+
+
+_NAMED = (torch.dtype, torch.layout, torch.qscheme, torch.device, torch.memory_format)
 
 
 def names_of(types: tuple[torch.dtype, ...]) -> str:

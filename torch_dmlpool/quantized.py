@@ -108,8 +108,9 @@ def average(
     operands.check_flag("include_padding", include_padding)
     output_type = input.dtype
     if output_dtype is not None:
-        plain = {kind: quantized for quantized, kind in plain_types.items()}
-        output_type = plain.get(output_dtype, output_dtype)
+        output_type = output_dtype
+        for quantized, plain in plain_types.items():
+            output_type = quantized if output_dtype is plain else output_type
         operands.check_output_type(output_type, tuple(plain_types))
     own = _parameters(input)
     wanted = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point

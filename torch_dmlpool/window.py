@@ -369,15 +369,35 @@ def integer(name: str, entry: Any, value: Any) -> int:
     """``entry`` of the argument ``value`` as an int, symbolic ones included; bools and floats are
     rejected (rule G6).
     """
-    if isinstance(entry, (int, torch.SymInt)) and not isinstance(entry, bool):
-        return cast(int, entry)
-    is_tensor = isinstance(entry, torch.Tensor)
-    if not (isinstance(entry, bool) or (is_tensor and entry.dtype is torch.bool)):
-        with contextlib.suppress(TypeError):
-            return operator.index(entry)
-    if is_tensor:
+    number = index_of(entry)
+    if number is not None:
+        return number
+    if isinstance(entry, torch.Tensor):
         raise TypeError(f"{wrong_type(name, 'ints', entry)}: a layer is built before it is called")
     raise TypeError(f"{wrong_type(name, 'ints', entry)} ({name}={shown(value)})")
+
+
+def index_of(value: Any) -> int | None:
+    """``value`` as an int, symbolic ones included; None for a bool and what has no index."""
+    if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
+        return None
+    if isinstance(value, (int, torch.SymInt)):
+        return cast(int, value)
+    with contextlib.suppress(TypeError):
+        return operator.index(value)
+    return None
+
+
+def plain(value: Any) -> Any:
+    """An argument as layers keep it: numpy's ints and arrays as Python's, so that compilers take
+    them for constants. What is no int stays as it is.
+    """
+    if _is_plain(value) or isinstance(value, torch.Tensor):
+        return value
+    number, several = index_of(value), listed(value)
+    if number is not None:
+        return number
+    return value if several is None else tuple(map(plain, several))
 
 
 def is_sure(condition: bool) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import samples
 import torch
@@ -166,7 +167,7 @@ LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         lambda: OwnForward(2),
         "OwnForward is a subclass of MaxPool2d with a forward of its own",
     ),
-    "a subclass": (OwnName, "OwnName is a subclass of AvgPool2d"),
+    "a subclass": (OwnName, "OwnName is a subclass of AvgPool2d: subclasses=True replaces it"),
     "an overridden forward": (
         lambda: with_attribute(torch.nn.MaxPool2d(2), "forward", torch.nn.Identity().forward),
         "its forward was overridden",
@@ -197,6 +198,75 @@ LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         "stride must be at least 1, got 0 in spatial dimension D (stride=0)",
     ),
 }
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool"])
+def test_sizes_of_numpy_convert(kind: str, rank: int, device: torch.device) -> None:
+    """In tuples and arrays. The converted layer holds Python's ints, and gives its own back."""
+    for sizes in (tuple(np.full(rank, 2, np.int16)), np.full(rank, 2)):
+        if kind == "AdaptiveMaxPool" and isinstance(sizes, np.ndarray):
+            continue  # PyTorch takes no array there
+        layer = getattr(torch.nn, f"{kind}{rank}d")(sizes)
+        input = samples.normal(1, 2, *[6] * rank, dtype=torch.float64).to(device)
+        name = "output_size" if "Adaptive" in kind else "kernel_size"
+        before = vars(layer)[name]
+        report = convert(torch.nn.Sequential(layer))
+        assert report.replaced == {"0": f"{kind}{rank}d"}
+        torch._dynamo.reset()
+        compiled = torch.compile(report.model, backend="eager", fullgraph=True)
+        wanted = getattr(torch.nn, f"{kind}{rank}d")(2)(input)
+        torch.testing.assert_close(report.model(input), wanted)
+        torch.testing.assert_close(compiled(input), wanted)
+        report.revert()
+        assert vars(layer)[name] is before
+
+
+class Named(torch.nn.MaxPool2d):
+    """Adds nothing."""
+
+
+class Slotted(torch.nn.AvgPool2d):
+    __slots__ = ("own",)
+
+
+def test_subclasses_without_a_forward_convert_if_asked_for() -> None:
+    model = torch.nn.Sequential(Named(2), OwnName(), OwnForward(2), OwnBase(2), Slotted(2))
+    assert not convert(model, inplace=False).replaced
+    input = samples.normal(1, 2, 9, 9)
+    expected, before = model[:2](input), [type(layer) for layer in model]
+    report = convert(model, subclasses=True)
+    assert report.replaced == {"0": "Named", "1": "OwnName"}
+    assert [type(layer).__module__ for layer in model[:2]] == ["torch_dmlpool.nn"] * 2
+    torch.testing.assert_close(model[:2](input), expected)
+    report.revert()
+    assert [type(layer) for layer in model] == before
+
+
+def test_a_conversion_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All effects are worked out before the first class changes."""
+    model = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2))
+    described = iter(["first"])
+    monkeypatch.setattr(conversion, "_effect", lambda _: next(described))
+    with pytest.raises(StopIteration):
+        convert(model)
+    assert [type(layer) for layer in model] == [torch.nn.MaxPool2d, torch.nn.AvgPool2d]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 3])
+def test_timms_maxima_with_ceil_mode_stay_tensors(size: int, stride: int) -> None:
+    """Their constructor takes ceil_mode for return_indices, which their forward does not read."""
+    forward = torch.nn.Module.forward
+    attributes = {"__module__": "timm.layers.pool2d_same", "forward": forward}
+    same = type("MaxPool2dSame", (torch.nn.MaxPool2d,), attributes)
+    layer = same(size, stride, 0, 1, True)
+    assert layer.return_indices
+    input = samples.normal(2, 3, 13, 10)
+    found = convert(torch.nn.Sequential(layer)).model(input)
+    expected = dmlpool.nn.MaxPool2d(size, stride, padding="same")(input)
+    assert isinstance(found, Tensor)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import cases
+import numpy as np
 import pytest
 import samples
 import torch
@@ -145,6 +146,36 @@ def test_our_refusals_are_what_the_caller_sees(device: torch.device) -> None:
         with pytest.raises(ValueError, match=text):
             F.max_pool2d(image(2, device), 2, 0)
         assert F.max_pool2d(image(2, device), 2, 1, 2).shape == (2, 3, 10, 11)
+
+
+LEFT: dict[str, Callable[[Tensor], object]] = {
+    "no answer for indices": lambda x: F.max_pool2d(x, 2, return_indices=None),
+    "no answer for ceil_mode": lambda x: F.max_pool2d(x, 2, ceil_mode=0),
+    "a tensor of sizes": lambda x: F.adaptive_avg_pool2d(x, torch.tensor([2, 3])),
+    "a tensor of sizes of maxima": lambda x: F.adaptive_max_pool2d(x, torch.tensor([2, 3])),
+    "numpy's divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=np.int64(3)),
+    "a divisor in a tensor": lambda x: F.avg_pool2d(x, 2, divisor_override=torch.tensor(3)),
+    "a flag of numpy": lambda x: F.avg_pool2d(x, 2, count_include_pad=np.bool_(True)),
+    "a float": lambda x: F.max_pool2d(x, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_types_that_we_refuse_are_left_to_pytorch(name: str, device: torch.device) -> None:
+    """Its result, or its error."""
+
+    def answer() -> object:
+        try:
+            return LEFT[name](image(2, device))
+        except (TypeError, RuntimeError) as error:
+            return str(error)
+
+    expected = answer()
+    with rerouted():
+        actual = answer()
+    torch.testing.assert_close(actual, expected) if isinstance(expected, Tensor) else None
+    assert type(actual) is type(expected)
+    assert isinstance(expected, Tensor) or actual == expected
 
 
 def captured(

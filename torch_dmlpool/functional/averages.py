@@ -71,7 +71,7 @@ def average_pooling(
     """
     operands.check_pooled("input", input, operands.AVERAGED_TYPES)
     operands.check_flag("include_padding", include_padding)
-    operands.check_divisor(divisor_override)
+    divisor_override = operands.checked_divisor(divisor_override)
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
@@ -130,7 +130,7 @@ def average_pooling_grad(
     """
     operands.check_pooled("input_gradient", input_gradient, operands.AVERAGED_TYPES)
     operands.check_flag("include_padding", include_padding)
-    operands.check_divisor(divisor_override)
+    divisor_override = operands.checked_divisor(divisor_override)
     numbers = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     window = Window.directml(input_gradient.dim() - 2, *numbers)
     sizes = operands.checked_full_size("input_size", input_size, input_gradient)
@@ -241,6 +241,6 @@ def lp_pooling(
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
-    operands.check_norm("p", p)
+    p = operands.checked_norm("p", p)
     mask = operands.checked_mask(mask, input)
     return _masked.norms(input, mask, window, float(p))

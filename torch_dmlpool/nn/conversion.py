@@ -19,7 +19,7 @@ from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.ops import missing_kernels
-from torch_dmlpool.window import ArgumentError, Window
+from torch_dmlpool.window import ArgumentError, Window, listed, plain
 
 __all__ = ["Conversion", "convert", "reverted"]
 
@@ -31,7 +31,11 @@ _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
         layers.AvgPool2d,
         {"padding": "same", "count_include_pad": True},
     ),
-    ("timm.layers.pool2d_same", "MaxPool2dSame"): (layers.MaxPool2d, {"padding": "same"}),
+    # Its constructor keeps ceil_mode as return_indices, which its forward never reads.
+    ("timm.layers.pool2d_same", "MaxPool2dSame"): (
+        layers.MaxPool2d,
+        {"padding": "same", "return_indices": False},
+    ),
 }
 """What replaces a class, which is known by its module and name as it need not be imported: our
 class, and the attributes that make it behave in the same way."""
@@ -120,6 +124,7 @@ def convert(
     inplace: bool = True,
     example_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
     training: bool = False,
+    subclasses: bool = False,
 ) -> Conversion:
     """Replace the pooling layers of ``model``, and ``model`` itself if it is one, by this
     package's.
@@ -136,12 +141,14 @@ def convert(
             that would be more than 2 % slower stay torch.nn's. The report shows both times. Meta
             and fake tensors have no values to measure: the report says so.
         training: Whether to measure forward and backward passes, not forward passes alone.
+        subclasses: Whether to replace subclasses of torch.nn's layers too that have no ``forward``
+            of their own. What else they define is lost.
 
     Returns:
         A :class:`Conversion`: the model, what was replaced, and what was left and why. Left are
-        subclasses of torch.nn's layers (except timm's "same" ones), layers whose ``forward`` was
-        overridden, arguments that this package rejects or understands differently, and kinds of
-        pooling that it lacks. Its ``revert()`` puts everything back.
+        subclasses of torch.nn's layers (except timm's "same" ones) unless ``subclasses`` is True,
+        layers whose ``forward`` was overridden, arguments that this package rejects or understands
+        differently, and kinds of pooling that it lacks. Its ``revert()`` puts everything back.
 
     Raises:
         TypeError: ``model`` is no ``torch.nn.Module``, ``example_inputs`` neither tuple nor dict,
@@ -164,22 +171,23 @@ def convert(
     _check_model(model)
     operands.check_flag("inplace", inplace)
     operands.check_flag("training", training)
+    operands.check_flag("subclasses", subclasses)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
     named = _named(model)
-    left = _hidden_pools(named)
-    chosen = _chosen(named, left)
+    left = _hidden_pools(named, subclasses)
+    chosen = _chosen(named, left, subclasses)
     times: dict[Module, LayerTimes] = {}
     busy = unmeasured = None
     if example_inputs is not None:
         busy = timing.load()
         times, unmeasured = measuring.measured(
-            model, chosen, _counterpart_of, example_inputs, training
+            model, [*chosen], lambda layer: chosen[layer].of(layer), example_inputs, training
         )
         busy = busy if unmeasured is None else None
     found = _functions_called(named), _missing(model), busy, unmeasured
     report = Conversion(model, {}, left, {}, {}, *found)
-    for module in chosen:
+    for module, counterpart in chosen.items():
         names = named[module]
         if module in times:
             report.times.update(dict.fromkeys(names, times[module]))
@@ -187,12 +195,10 @@ def convert(
                 report.left.update(dict.fromkeys(names, "it would be slower"))
                 continue
         report.replaced.update(dict.fromkeys(names, type(module).__name__))
-        kind = type(module)
-        counterpart, attributes = _COUNTERPARTS[kind.__module__, kind.__qualname__]
-        report._replace(module, counterpart, attributes)
-        if attributes:
+        report.effects.update(dict.fromkeys(names, counterpart.effect))
+        report._replace(module, counterpart.kind, counterpart.attributes)
+        if "padding" in counterpart.attributes:
             _BEFORE[module] = report._before[-1][2:]
-        report.effects.update(dict.fromkeys(names, _effect(module)))
     return report
 
 
@@ -283,10 +289,10 @@ _IN_A_LIST = (
 )
 
 
-def _hidden_pools(named: dict[Module, list[str]]) -> dict[str, str]:
+def _hidden_pools(named: dict[Module, list[str]], subclasses: bool) -> dict[str, str]:
     """Why pools stay that PyTorch does not see, by their names."""
     hidden, left = _hidden(named), dict[str, str]()
-    for layer in _chosen(hidden, left):
+    for layer in _chosen(hidden, left, subclasses):
         left.update(dict.fromkeys(hidden[layer], _IN_A_LIST))
     return left
 
@@ -330,9 +336,26 @@ def _missing(model: Module) -> str | None:
     return missing_kernels("cpu" if tensor is None else tensor.device.type)
 
 
-def _chosen(named: dict[Module, list[str]], left: dict[str, str]) -> list[Module]:
+@dataclass
+class _Counterpart:
+    """What becomes of a layer: its class, the attributes that change, and what that gains."""
+
+    kind: type[Module]
+    attributes: dict[str, Any]
+    effect: str
+
+    def of(self, layer: Module) -> Module:
+        """A shallow copy of ``layer``, which stays as it is."""
+        counterpart = copy.copy(layer)
+        _become(counterpart, self.kind, self.attributes)
+        return counterpart
+
+
+def _chosen(
+    named: dict[Module, list[str]], left: dict[str, str], subclasses: bool
+) -> dict[Module, _Counterpart]:
     """The layers of a model to replace; the names of others go into ``left`` with the reason."""
-    chosen = []
+    chosen: dict[Module, _Counterpart] = {}
     for module, names in named.items():
         kind = type(module)
         originals = [base.__name__ for base in kind.__mro__ if base.__module__ == pooling.__name__]
@@ -343,11 +366,11 @@ def _chosen(named: dict[Module, list[str]], left: dict[str, str]) -> list[Module
             originals.append(module.original_name)
         if not originals or kind.__module__.startswith("torch_dmlpool."):
             continue
-        reason = _why_left(module, originals[0])
-        if reason is None:
-            chosen.append(module)
+        found = _counterpart_of(module, originals[0], subclasses)
+        if isinstance(found, str):
+            left.update(dict.fromkeys(names, found))
         else:
-            left.update(dict.fromkeys(names, reason))
+            chosen[module] = found
     return chosen
 
 
@@ -366,13 +389,6 @@ def _become(layer: Module, kind: type[Module], attributes: dict[str, Any]) -> No
     for name, value in attributes.items():
         if value is _ABSENT:
             del vars(layer)[name]
-
-
-def _counterpart_of(layer: Module) -> Module:
-    """A shallow copy of a torch.nn layer, whose class is this package's."""
-    kind, counterpart = type(layer), copy.copy(layer)
-    _become(counterpart, *_COUNTERPARTS[kind.__module__, kind.__qualname__])
-    return counterpart
 
 
 def _functions_called(modules: Iterable[Module]) -> list[str]:
@@ -404,8 +420,8 @@ def _effect(layer: Any) -> str:
     """
     family, theirs = type(layer).__name__[:-2], "per output, torch.nn 8 bytes and the input"
     asked = getattr(layer, "output_size", None)
-    sizes = asked if isinstance(asked, (tuple, list)) else (asked,)
-    if family == "AdaptiveAvgPool" and set(sizes) == {1}:
+    sizes = listed(asked) or (asked,)
+    if family == "AdaptiveAvgPool" and all(size == 1 for size in sizes):
         # PyTorch computes a mean, which saves no tensor either.
         return "the same memory as torch.nn"
     if family == "MaxPool":
@@ -418,20 +434,24 @@ def _effect(layer: Any) -> str:
     }.get(family, "training keeps no tensor, torch.nn the input")
 
 
-def _why_left(module: Module, original: str) -> str | None:
-    """What keeps our counterpart of torch.nn's ``original`` from standing in for ``module``, if
-    anything does.
+def _counterpart_of(module: Module, original: str, subclasses: bool) -> _Counterpart | str:
+    """What ``module``, which is torch.nn's ``original`` or derived from it, becomes, or why it must
+    stay what it is. Nothing has changed yet, so that a conversion happens as a whole or not at all.
     """
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return f"compiled by TorchScript from {original}"
     counterpart, attributes = _COUNTERPARTS.get((kind.__module__, kind.__qualname__), (None, {}))
-    if counterpart is None:
-        if kind.__name__ == original:
-            return f"torch_dmlpool.nn has no {original}"
+    theirs = getattr(pooling, original)
+    if counterpart is None and kind is not theirs:
         subclass = f"{kind.__qualname__} is a subclass of {original}"
-        is_own = kind.forward is not getattr(pooling, original).forward
-        return f"{subclass} with a forward of its own" if is_own else subclass
+        if kind.forward is not theirs.forward or kind.__call__ is not Module.__call__:
+            return f"{subclass} with a forward of its own"
+        if not subclasses:
+            return f"{subclass}: subclasses=True replaces it"
+        counterpart, attributes = _COUNTERPARTS.get((pooling.__name__, original), (None, {}))
+    if counterpart is None:
+        return f"torch_dmlpool.nn has no {original}"
     if "forward" in vars(module):
         return "its forward was overridden"
     known = {**vars(module), **attributes}
@@ -440,6 +460,7 @@ def _why_left(module: Module, original: str) -> str | None:
     }
     try:
         layer: Any = counterpart(**arguments)  # the constructor is what checks arguments
+        kind.__new__(kind).__class__ = counterpart  # classes with slots cannot change
     except (TypeError, ValueError) as error:
         return str(error)
     if issubclass(counterpart, families.LPPool) and not observed.norms_agree(
@@ -456,4 +477,6 @@ def _why_left(module: Module, original: str) -> str | None:
             "windows that overlap: PyTorch gives the gradient to all elements of one index, "
             "not to the last alone"
         )
-    return None
+    # A compiler takes Python's ints for constants, numpy's for tensors.
+    changed = {name: plain(value) for name, value in arguments.items() if plain(value) is not value}
+    return _Counterpart(counterpart, attributes | changed, _effect(layer))

@@ -106,10 +106,10 @@ class AvgPool(Masked):
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
             vars(self)["padding"] = padding
-        self.divisor_override, self.dilation = divisor_override, dilation
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        self.dilation = dilation
         operands.check_flag("count_include_pad", count_include_pad)
-        operands.check_divisor(divisor_override)
+        self.divisor_override = operands.checked_divisor(divisor_override)
 
 
 class LPPool(Masked):
@@ -129,10 +129,10 @@ class LPPool(Masked):
         dilation: Integers = 1,
     ) -> None:
         # This comes first because PyTorch 2.14 checks it too, with another message.
-        operands.check_norm("norm_type", norm_type)
+        norm_type = operands.checked_norm("norm_type", norm_type)
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
-        self.padding, self.dilation = padding, dilation
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
+        self.padding, self.dilation = padding, dilation
 
 
 class AdaptiveAvgPool(Masked):

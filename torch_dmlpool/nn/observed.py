@@ -162,9 +162,9 @@ def _max_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _avg_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    divisor = named["divisor_override"]
+    divisor = operands.checked_divisor(named["divisor_override"])
     operands.check_flag("count_include_pad", named["count_include_pad"])
-    operands.check_divisor(divisor)
+    named = {**named, "divisor_override": divisor}
     if rank > 1:
         return _with_window("avg_pool", rank, sizes, named, "dilation")
     same = _with_window("avg_pool", rank, sizes, named, "dilation", "divisor_override")
@@ -172,8 +172,8 @@ def _avg_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _lp_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    norm, size = named["norm_type"], shared(named["kernel_size"])
-    operands.check_norm("norm_type", norm)
+    norm = operands.checked_norm("norm_type", named["norm_type"])
+    size = shared(named["kernel_size"])
     padded = _with_window("lp_pool", rank, sizes, named, "dilation")
     if padded is None or padded.pop("padding") or not norms_agree(norm, named["ceil_mode"]):
         return None

@@ -4,6 +4,7 @@ The functions themselves, for one, two and three, are in ``nn/functional``.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from torch_dmlpool.window import (
     check_spatial_sizes,
     entries,
     is_sure,
+    listed,
     shared,
+    shown,
 )
 
 
@@ -49,7 +52,7 @@ def avg_pool(
 ) -> Tensor:
     """Averages over windows."""
     operands.check_flag("count_include_pad", count_include_pad)
-    operands.check_divisor(divisor_override)
+    divisor_override = operands.checked_divisor(divisor_override)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
     if mask is None and not input.is_complex():
         return average_pooling.average_pooling(input, window, count_include_pad, divisor_override)
@@ -129,7 +132,7 @@ def lp_pool(
 ) -> Tensor:
     """p-norms of windows."""
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    operands.check_norm("norm_type", norm_type)
+    norm_type = operands.checked_norm("norm_type", norm_type)
     return masked_pooling.norms(input, mask, window, float(norm_type))
 
 
@@ -195,14 +198,17 @@ def max_unpool(
         for size, axis in zip(operands.ints(input.shape[-rank:]), window.axes, strict=True)
     ]
     if output_size is not None:
-        is_full = isinstance(output_size, Sequence) and len(output_size) == rank + 2
-        asked = entries("output_size", output_size[2:] if is_full else output_size, rank, 1)
+        full = listed(output_size) or ()
+        spatial: Any = full[2:] if len(full) == rank + 2 else output_size
+        asked = entries("output_size", spatial, rank, 1)
         for size, usual, axis, name in zip(
             asked, sizes, window.axes, AXIS_NAMES[rank], strict=True
         ):
             if is_sure(size <= usual - axis.stride) or is_sure(size >= usual + axis.stride):
                 least, most = max(usual - axis.stride + 1, 1), usual + axis.stride - 1
-                where = f"in spatial dimension {name}, got {size} (output_size={output_size})"
+                where = (
+                    f"in spatial dimension {name}, got {size} (output_size={shown(output_size)})"
+                )
                 raise ArgumentError(
                     f"output_size must be {least} to {most} for this window {where}"
                 )

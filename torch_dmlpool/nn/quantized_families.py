@@ -24,6 +24,7 @@ from torch_dmlpool.window import (
     Padding,
     Window,
     shared,
+    shown,
 )
 
 
@@ -216,6 +217,6 @@ class AdaptiveAvgPool(QuantizedPool):
         if window is None:
             raise ArgumentError(
                 f"output_size must divide the input's sizes {sizes[-self._rank :]} for windows "
-                f"of one size, got {self.output_size}"
+                f"of one size, got {shown(self.output_size)}"
             )
         return window, True

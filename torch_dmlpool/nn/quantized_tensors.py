@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_dmlpool import operands, quantized
 from torch_dmlpool.nn.dimensions import window_of
 from torch_dmlpool.ops.adaptive_pooling import bins
-from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared
+from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared, shown
 
 
 def extremes(
@@ -42,7 +42,7 @@ def averages(
     """Averages over windows, by the operator of integers."""
     if divisor_override is not None:
         raise ArgumentError(
-            f"divisor_override must be None for a quantized tensor, got {divisor_override}"
+            f"divisor_override must be None for a quantized tensor, got {shown(divisor_override)}"
         )
     types = quantized.check_quantized(input)
     window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)

@@ -51,7 +51,11 @@ class _Region(TorchFunctionMode, contextlib.ContextDecorator):
         # Whoever has replaced PyTorch's function has seen this call.
         if is_taken and not is_dynamo_compiling() and observed.is_replaced(ours.__name__):
             is_taken = False
-        return (ours if is_taken else func)(*args, **kwargs)
+        if is_taken:
+            # A type that this package refuses gets PyTorch's result or error, as it did before.
+            with contextlib.suppress(TypeError):
+                return ours(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 @overload
@@ -69,9 +73,9 @@ def rerouted(function: Callable[..., Any] | None = None) -> Any:
 
     ``lp_pool`` and ``max_unpool`` stay PyTorch's, because they mean something else there in some
     cases. So does every call that this package does not take: averages of integers, quantized or
-    nested tensors, ``out=``, and calls that torch.fx traces. Code under ``torch.utils.checkpoint``
-    runs a second time outside the ``with`` block: put ``rerouted()`` inside the checkpointed
-    function.
+    nested tensors, ``out=``, arguments of other types, and calls that torch.fx traces. Code under
+    ``torch.utils.checkpoint`` runs a second time outside the ``with`` block: put ``rerouted()``
+    inside the checkpointed function.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool

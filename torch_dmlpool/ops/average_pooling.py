@@ -13,14 +13,14 @@ from torch_dmlpool.window import Window
 def _check(
     input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
 ) -> list[int]:
-    operands.check_divisor(divisor_override)
+    operands.checked_divisor(divisor_override)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
 def _check_grad(
     gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None
 ) -> list[int]:
-    operands.check_divisor(divisor)
+    operands.checked_divisor(divisor)
     operands.check_sizes(
         "input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)]
     )

@@ -35,7 +35,7 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
 
 
 def _check(input: Tensor, window: Window, p: float) -> list[int]:
-    operands.check_norm("p", p)
+    operands.checked_norm("p", p)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 

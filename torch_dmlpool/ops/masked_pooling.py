@@ -195,7 +195,7 @@ masked_average_pooling = Composite(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
-    lambda input, mask, window, include_padding, divisor: operands.check_divisor(divisor),
+    lambda input, mask, window, include_padding, divisor: operands.checked_divisor(divisor),
     complete=_with_checked_mask,
     compose=_averages,
 )
