@@ -93,9 +93,11 @@ constexpr Field LAYOUT[] = {
     FIELD(Quantization, low),
     FIELD(Quantization, high),
     SIZE(Masking),
-    FIELD(Masking, sizes),
-    FIELD(Masking, steps),
-    FIELD(Masking, bytes),
+    FIELD(Masking, groups),
+    FIELD(Masking, planes),
+    FIELD(Masking, is_own),
+    FIELD(Masking, step),
+    FIELD(Masking, channels),
     FIELD(Masking, fill),
     SIZE(Segments),
     FIELD(Segments, segments),
@@ -244,8 +246,30 @@ int32_t dmlpool_statistics_grad(const Segments *s, const void *values, const uin
     return code_of([=] { statistics_grad(*s, values, mask, moments, gradient); });
 }
 
-int32_t dmlpool_masked(const Masking *m, const void *input, const void *mask, void *output) {
-    return code_of([=] { masked(*m, input, mask, output); });
+int32_t dmlpool_masked(const Problem *p, const Masking *m, const void *input, const void *mask,
+                       void *output) {
+    return code_of([=] { masked(*p, *m, input, mask, output); });
+}
+
+int32_t dmlpool_masked_average_pooling(const Problem *p, const Masking *m, const void *input,
+                                       const void *mask, void *output) {
+    return code_of([=] { masked_average_pooling(*p, *m, input, mask, output); });
+}
+
+int32_t dmlpool_masked_average_pooling_grad(const Problem *p, const Masking *m,
+                                            const void *arriving, const void *mask,
+                                            void *gradient) {
+    return code_of([=] { masked_average_pooling_grad(*p, *m, arriving, mask, gradient); });
+}
+
+int32_t dmlpool_masked_max_pooling(const Problem *p, const Masking *m, const void *input,
+                                   const void *mask, void *output, void *winners) {
+    return code_of([=] { masked_max_pooling(*p, *m, input, mask, output, winners); });
+}
+
+int32_t dmlpool_masked_max_pooling_grad(const Problem *p, const Masking *m, const void *arriving,
+                                        const void *taps, const void *mask, void *gradient) {
+    return code_of([=] { masked_max_pooling_grad(*p, *m, arriving, taps, mask, gradient); });
 }
 }
 #pragma GCC visibility pop

@@ -25,13 +25,16 @@ struct Quantization {
     }
 };
 
-// How a mask lies beside a tensor. Three loops of `sizes` visit the elements of the tensor in the
-// order of memory. A step of a loop moves `steps` bytes in the mask, 0 where the mask is broadcast.
+// How a mask lies beside a tensor: `groups` times `planes` planes of it share a mask of one plane,
+// or with `is_own` have one each. The masks of a group begin `step` planes after those of the group
+// before. A mask has `channels` channels: those of the tensor's planes, or one for all.
 struct Masking {
-    int64_t sizes[3];
-    int64_t steps[3];
-    int64_t bytes;  // of an element
-    int64_t fill;   // the bits of what stands where the mask is false
+    int64_t groups;
+    int64_t planes;
+    int64_t is_own;
+    int64_t step;
+    int64_t channels;
+    int64_t fill;  // the bits of what stands for masked elements
 };
 
 // Sets of rows of `channels` contiguous elements of data type `type`. With offsets, the rows of set
@@ -112,9 +115,17 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
 void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
                      const void *moments, void *gradient);
 
-// Masks are bools. A bool is true if its byte is any but 0, also where bools are pooled: their
-// maxima are written as 0 and 1. `masked` copies the input and writes `Masking::fill` where the
-// mask is false.
-void masked(const Masking &m, const void *input, const void *mask, void *output);
+// Pools of the elements that a mask keeps. Masks are bools in the layout of the tensor. A bool is
+// true if its byte is any but 0, also where bools are pooled: their maxima are written as 0 and 1.
+void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
+                            void *output);
+void masked_average_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
+                                 const void *mask, void *gradient);
+void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
+                        void *output, void *winners);
+void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
+                             const void *taps, const void *mask, void *gradient);
+// Copies the input and writes `Masking::fill` where the mask is false.
+void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output);
 
 }  // namespace dmlpool

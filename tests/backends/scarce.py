@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import cpu
+from torch_dmlpool.backends import cpu, cpu_masks
 from torch_dmlpool.window import Window
 
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
@@ -45,6 +45,7 @@ def calls() -> dict[str, Call]:
     offsets, rows_kept = torch.tensor([0, 3, 2000, 4096]), torch.rand(4096) < 0.9
     rows = torch.randn(4096, 64)
     frames, means = torch.randn(2, 64, 500), torch.randn(2, 64)
+    mask = small > 0
     return {
         "segment_sums": lambda: cpu.segment_sums(rows, offsets, rows_kept, True),
         "segment_maxima": lambda: cpu.segment_maxima(rows, offsets, rows_kept, False),
@@ -62,7 +63,17 @@ def calls() -> dict[str, Call]:
         "max_unpooling": lambda: cpu.max_unpooling(shares, positions, sizes, True, True)[:2],
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
-        "masked": lambda: cpu.masked(small, small > 0, True),
+        "masked": lambda: cpu_masks.masked(small, mask, True),
+        "masked_average_pooling": lambda: cpu_masks.masked_average_pooling(
+            small, mask, three, True, None
+        ),
+        "masked_average_pooling_grad": lambda: cpu_masks.masked_average_pooling_grad(
+            shares, mask, sizes, three, True, None, False
+        ),
+        "masked_max_pooling": lambda: cpu_masks.masked_max_pooling_with_taps(small, mask, three),
+        "masked_max_pooling_grad": lambda: cpu_masks.masked_max_pooling_grad_from_taps(
+            shares, taps, mask, sizes, three, False
+        ),
         "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
         "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
         "average_pooling_grad": lambda: cpu.average_pooling_grad(
@@ -82,6 +93,11 @@ def bits(results: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
     return [each.clone() for each in all_of(results)]
 
 
+def allocate_by(new: Callable[..., Tensor]) -> None:
+    for module in (cpu, cpu_masks):
+        module._new = new  # type: ignore[attr-defined]
+
+
 def prepared(call: Call) -> tuple[Call, list[Tensor]]:
     """The call with results that are there already, and what they are."""
     made: list[Tensor] = []
@@ -93,15 +109,15 @@ def prepared(call: Call) -> tuple[Call, list[Tensor]]:
 
     def again() -> Tensor | tuple[Tensor, ...]:
         remaining = iter(made)
-        cpu._new = lambda *_: next(remaining)
+        allocate_by(lambda *_: next(remaining))
         try:
             return call()
         finally:
-            cpu._new = new
+            allocate_by(new)
 
-    cpu._new = noted
+    allocate_by(noted)
     expected = bits(call())
-    cpu._new = new
+    allocate_by(new)
     return again, expected
 
 

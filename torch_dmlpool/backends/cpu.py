@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
-from torch_dmlpool.backends import reference
+from torch_dmlpool.backends import cpu_masks, reference
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Recorded
 from torch_dmlpool.backends.library import (
     DONE,
@@ -22,12 +22,11 @@ from torch_dmlpool.backends.library import (
     OUTSIDE,
     POSITIONS,
     TAPS,
-    Masking,
     error_of,
     library,
 )
 from torch_dmlpool.backends.library import missing as missing
-from torch_dmlpool.backends.plans import CpuPlan, planned, quantization, strides_of
+from torch_dmlpool.backends.plans import CpuPlan, planned, quantization
 from torch_dmlpool.backends.rows import (
     segment_maxima as segment_maxima,
 )
@@ -328,49 +327,4 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     return _filled(output, pool, plan, input, ctypes.addressof(struct))
 
 
-def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
-    memory_format = operands.suggested_memory_format(input)
-    request = tuple(input.shape), tuple(mask.shape[:2]), input.dtype, memory_format, fills_lowest
-    masking, strides = _masking(*request)
-    output = _new(request[0], strides, input.dtype)
-    if output.numel() == 0:
-        return output
-    source = input.contiguous(memory_format=memory_format)
-    mask = mask.expand(*mask.shape[:2], *input.shape[2:]).contiguous(memory_format=memory_format)
-    code = library.dmlpool_masked(
-        ctypes.addressof(masking), source.data_ptr(), mask.data_ptr(), output.data_ptr()
-    )
-    if code:
-        raise error_of(library.dmlpool_masked, code)
-    return output
-
-
-@functools.lru_cache(maxsize=1024)
-def _masking(
-    shape: tuple[int, ...],
-    batch: tuple[int, ...],
-    dtype: torch.dtype,
-    memory_format: torch.memory_format,
-    fills_lowest: bool,
-) -> tuple[Any, tuple[int, ...]]:
-    """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``, and the
-    strides of the result.
-    """
-    if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
-        raise RuntimeError(f"a mask of {batch} samples and channels does not fit shape {shape}")
-    samples, channels, plane = *shape[:2], math.prod(shape[2:])
-    of_sample, of_channel = (batch[0] > 1) * batch[1] * plane, int(batch[1] > 1)
-    sizes, steps = (samples, channels, plane), (of_sample, of_channel * plane, 1)
-    if batch == shape[:2]:
-        sizes, steps = (1, 1, math.prod(shape)), (0, 0, 1)
-    elif memory_format is not torch.contiguous_format:
-        sizes, steps = (samples, plane, channels), (of_sample, batch[1], of_channel)
-    fill = lowest(dtype) if fills_lowest else 0
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
-    three = ctypes.c_int64 * 3
-    struct = Masking(three(*sizes), three(*steps), dtype.itemsize, bits)
-    return struct, strides_of(shape, memory_format)
-
-
-BACKEND = Backend.of("cpu", globals(), takes_bools=True)
+BACKEND = Backend.of("cpu", vars(cpu_masks) | globals(), takes_bools=True)

@@ -62,6 +62,15 @@ class Backend(NamedTuple):
     """Averages as ``Recorded``. If it is None, ``ops`` calls the gradient's operator."""
     recorded_adaptive_average_pooling: Function | None = None
     recorded_max_pooling: Function | None = None
+    masked_average_pooling: Function | None = None
+    """This and the next six are pools under a mask, whose tensors are plain. If it is None, ``ops``
+    composes them of the other operators."""
+    masked_average_pooling_grad: Function | None = None
+    masked_max_pooling: Function | None = None
+    masked_max_pooling_with_taps: Function | None = None
+    masked_max_pooling_with_indices: Function | None = None
+    masked_adaptive_max_pooling: Function | None = None
+    masked_max_pooling_grad_from_taps: Function | None = None
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
 

@@ -56,7 +56,8 @@ Quantization = _struct(
 )
 
 Masking = _struct(
-    "Masking", sizes=_NUMBER * 3, steps=_NUMBER * 3, **dict.fromkeys(("bytes", "fill"), _NUMBER)
+    "Masking",
+    **dict.fromkeys(("groups", "planes", "is_own", "step", "channels", "fill"), _NUMBER),
 )
 Segments = _struct(
     "Segments",
@@ -82,7 +83,11 @@ _FUNCTIONS = {
     "average_pooling": 3,
     "average_pooling_grad": 3,
     "quantized_average_pooling": 4,
-    "masked": 4,
+    "masked": 5,
+    "masked_average_pooling": 5,
+    "masked_average_pooling_grad": 5,
+    "masked_max_pooling": 6,
+    "masked_max_pooling_grad": 6,
     "segment_sums": 5,
     "segment_maxima": 6,
     "segment_shares": 6,

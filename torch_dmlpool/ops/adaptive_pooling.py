@@ -33,6 +33,11 @@ def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     return _over_bins(_bin_averages, input, output_sizes)
 
 
+def bin_averages_grad(gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """The gradient of :func:`bin_averages` of an input of these spatial sizes."""
+    return _bin_averages_grad(gradient, spatial_sizes)
+
+
 def bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maximum of every bin, and its position in the plane."""
     return _over_bins(_bin_maxima, input, output_sizes)

@@ -10,10 +10,11 @@ is masked once.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool import backends, elements, operands
 from torch_dmlpool.backends import reference
@@ -59,20 +60,97 @@ def _as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(torch.uint8).to(dtype)
 
 
-def _averages(
-    input: Tensor, mask: Tensor, window: Window, include_padding: bool, divisor: int | None
+def _kernel(name: str, input: Tensor, mask: Tensor) -> Any:
+    """The function of the input's backend for plain tensors; None where it has none, or where
+    somebody has to see the operators that a pool under a mask is made of.
+    """
+    if not may_skip_dispatcher(input, mask):
+        return None
+    return getattr(backends.serving(input.device.type), name)
+
+
+def _averages(input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Tensor:
+    """Averages of windows or bins. ``counted``: whether padding counts, and the divisor or None."""
+    if isinstance(windows, Window):
+        windows.output_sizes(input.shape[2:])  # rejected before any work
+    has_results = isinstance(windows, Window) or 0 not in windows
+    pool = _kernel("masked_average_pooling", input, mask) if has_results else None
+    if pool is None:
+        return _composed_averages(input, mask, windows, *counted)
+    if records_gradient(input):
+        return _apply(input, (_recorded_averages, (mask, windows, *counted), None))
+    return pool(input, mask, windows, *counted)
+
+
+def _recorded_averages(input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Recording:
+    backend: Any = backends.serving(input.device.type)
+    sizes, channels_last = tuple(input.shape[2:]), operands.is_channels_last(input)
+
+    def gradient(arriving: Tensor, mask: Tensor) -> Tensor:
+        if is_grad_enabled() or not may_skip_dispatcher(arriving, mask):
+            return _composed_shares(arriving, mask, sizes, windows, *counted)
+        request = arriving, mask, sizes, windows, *counted, channels_last
+        return backend.masked_average_pooling_grad(*request)
+
+    return recording(
+        backend.masked_average_pooling(input, mask, windows, *counted), (mask,), gradient
+    )
+
+
+def _composed_averages(
+    input: Tensor, mask: Tensor, windows: Any, include_padding: bool, divisor: int | None
 ) -> Tensor:
-    window.output_sizes(input.shape[2:])  # rejected before any work
     if divisor is not None:
-        return average_pooling.average_pooling(kept(input, mask), window, False, divisor)
+        return average_pooling.average_pooling(kept(input, mask), windows, False, divisor)
     summed = elements.widened(kept(input, mask))
-    sums = average_pooling.average_pooling(summed, window, False, 1)
-    numbers = _as_numbers(_over_planes(mask, input), _count_dtype(window.taps, summed))
-    counts = average_pooling.average_pooling(numbers, window, False, 1)
-    if include_padding and not all(map(is_unpadded, window.axes)):
-        padding = reference.padding_counts(window, input.shape[2:], numbers)
-        counts = counts + elements.beside(padding, summed)
-    return (sums / counts.clamp(min=1)).to(input.dtype)
+    counts = _counts(mask, input.shape[2:], summed, windows, include_padding)
+    return (_sums(summed, windows) / counts).to(input.dtype)
+
+
+def _composed_shares(
+    arriving: Tensor,
+    mask: Tensor,
+    sizes: Sequence[int],
+    windows: Any,
+    include_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    """The gradient of :func:`_composed_averages`, of an input of spatial ``sizes``."""
+    wide = elements.widened(arriving)
+    if divisor is None:
+        shares = (wide / _counts(mask, sizes, wide, windows, include_padding)).to(wide.dtype)
+    else:
+        shares = wide / divisor
+    if isinstance(windows, Window):
+        gradient = average_pooling.average_pooling_grad(shares, sizes, windows, False, 1)
+    else:
+        gradient = adaptive_pooling.bin_averages_grad(shares, sizes)
+    return kept(gradient.to(arriving.dtype), mask)
+
+
+def _sums(input: Tensor, windows: Any) -> Tensor:
+    """Sums of windows, or averages of bins."""
+    if isinstance(windows, Window):
+        return average_pooling.average_pooling(input, windows, False, 1)
+    return adaptive_pooling.bin_averages(input, windows)
+
+
+def _counts(
+    mask: Tensor, sizes: Sequence[int], sums: Tensor, windows: Any, include_padding: bool
+) -> Tensor:
+    """What :func:`_sums` of spatial ``sizes`` are divided by under a mask: counts of windows, and
+    the share of each bin that is kept, as the size of the bin cancels in the quotient.
+    """
+    taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
+    present = mask.expand(*mask.shape[:2], *sizes)
+    numbers = _as_numbers(present, _count_dtype(taps, sums))
+    counts = _sums(numbers, windows)
+    if not isinstance(windows, Window):
+        return torch.where(counts == 0, 1, counts)
+    if include_padding and not all(map(is_unpadded, windows.axes)):
+        padding = reference.padding_counts(windows, sizes, numbers)
+        counts = counts + elements.beside(padding, sums)
+    return counts.clamp(min=1)
 
 
 def _count_dtype(taps: int, sums: Tensor) -> torch.dtype:
@@ -122,17 +200,26 @@ def _recorded_maxima(input: Tensor, mask: Tensor, window: Window) -> Recording:
     """Maxima and the taps of their winners. The winner of a window without an element is masked,
     and so the mask removes its gradient.
     """
+    pool = _kernel("masked_max_pooling_with_taps", input, mask) or _maxima_with_taps
+    values, taps = pool(input, mask, window)
+    request = input.shape[2:], window, operands.is_channels_last(input)
+
+    def gradient(arriving: Tensor, taps: Tensor, mask: Tensor) -> Tensor:
+        spread = _kernel("masked_max_pooling_grad_from_taps", arriving, mask)
+        if spread is not None and not is_grad_enabled() and may_skip_dispatcher(taps):
+            return spread(arriving, taps, mask, *request)
+        return kept(max_pooling.max_pooling_grad_from_taps(arriving, taps, *request), mask)
+
+    return recording((values, taps), (taps, mask), gradient)
+
+
+def _maxima_with_taps(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     pool = max_pooling.max_pooling_with_taps
     values, taps = pool(kept(input, mask, True), window)
     if _may_equal_fill(input, values):
         _, first_there = pool(as_pooled(_over_planes(mask, input)), window)
         taps = torch.where(elements.is_lowest(values), first_there, taps)
-    request = input.shape[2:], window, operands.is_channels_last(input)
-
-    def gradient(arriving: Tensor, mask: Tensor, taps: Tensor) -> Tensor:
-        return kept(max_pooling.max_pooling_grad_from_taps(arriving, taps, *request), mask)
-
-    return recording((values, taps), (mask, taps), gradient)
+    return values, taps
 
 
 def _may_equal_fill(input: Tensor, values: Tensor) -> bool:
@@ -150,6 +237,9 @@ def _may_equal_fill(input: Tensor, values: Tensor) -> bool:
 def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
     if not may_be_differentiated(input):
+        pool = _kernel("masked_max_pooling", input, mask)
+        if pool is not None:
+            return pool(input, mask, window)
         return max_pooling.max_pooling(kept(input, mask, True), window)
     return _window_maxima(input, mask, window)[0]
 
@@ -177,6 +267,9 @@ def _maxima_with_indices(
         values, taps, are_there = _window_maxima(input, mask, window)
         indices = max_pooling.max_pooling_indices(taps, input.shape[2:], window, *numbering)
         return values, elements.where(are_there(), indices, -1)
+    pool = _kernel("masked_max_pooling_with_indices", input, mask)
+    if pool is not None:
+        return pool(input, mask, window, *numbering)
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling.max_pooling_with_indices
     winners = _winners(input, mask, lambda each: with_positions(each, window, torch.int64, True))
@@ -251,13 +344,7 @@ def adaptive_averages(input: Tensor, mask: Tensor | None, output_size: Any, rank
         return averages(input, mask, window, False, None)
     if mask is None:
         return adaptive_pooling.bin_averages(input, sizes)
-    wide = elements.widened(kept(input, mask))
-    # Both averages are divided by the size of the whole bin, which cancels in their quotient.
-    numbers = _as_numbers(_over_planes(mask, input), _count_dtype(math.prod(input.shape[2:]), wide))
-    shares = adaptive_pooling.bin_averages(numbers, sizes)
-    whole = adaptive_pooling.bin_averages(wide, sizes)
-    there = (whole / torch.where(shares == 0, 1, shares)).to(input.dtype)
-    return operands.laid_out_like(there, input)
+    return operands.laid_out_like(_averages(input, mask, sizes, False, None), input)
 
 
 def adaptive_maxima(
@@ -274,7 +361,7 @@ def adaptive_maxima(
         if not numbering:
             return values
     else:
-        winners = _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
+        winners = _bin_winners(input, mask, sizes)
         positions = torch.where(winners.are_there, winners.places, -1)
         values = _gathered(
             input, winners, lambda each, places: max_unpooling.gather_positions(each, places, True)
@@ -283,3 +370,11 @@ def adaptive_maxima(
         return operands.laid_out_like(values, input)
     indices = elements.numbered(positions, input.shape, *numbering)
     return operands.laid_out_like((values, indices), input)
+
+
+def _bin_winners(input: Tensor, mask: Tensor, sizes: Sequence[int]) -> _Winners:
+    pool = None if 0 in sizes else _kernel("masked_adaptive_max_pooling", input, mask)
+    if pool is None:
+        return _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
+    values, positions = pool(input, mask, sizes)
+    return _Winners(values, positions, positions >= 0)
