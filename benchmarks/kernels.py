@@ -8,14 +8,14 @@ needs the version of the GPU's machine, and its Triton.
 
 The seconds that a launch should take on an H200 are
 
-    T = 3.9 us + sqrt(memory^2 + max(issue, ALU, L1)^2)
+    T = 3.9 us + sqrt(memory^2 + max(issue, ALU, L1)^2) + .7 us for each further step of a loop
 
 Memory is the bytes of the operands and results at the speed of a copy. The others are those of a
-multiprocessor: four instructions issued each clock, of which two go to the ALU, and clocks of L1
-for each access of a warp. A warp's access takes as many clocks of L1 as a quarter of
-its lines of 128 bytes, and as the words that it reads of one of 32 banks, whichever is more. How
-its lanes lie in memory follows from what a lane owns; where Triton chooses the layout they are
-neighbours, as a test of all kernels proves.
+multiprocessor, which runs one program at least: four instructions issued each clock, of which two
+go to the ALU, and clocks of L1 for each access of a warp. An access takes as many clocks as a
+quarter of its lines of 128 bytes, and as the words that it reads of one of 32 banks, whichever is
+more. How lanes lie in memory follows from what a lane owns; where Triton chooses the layout they
+are neighbours, as a test of all kernels proves.
 tests/test_gpu.py compares T with every row that was measured: benchmarks/results/gpu_counts.json
 has what was counted in the code that ran.
 """
@@ -153,6 +153,7 @@ def relocate(folder: Path) -> None:
 
 START = 3.9e-6  # seconds of the shortest launch
 NEXT = 1.5e-6  # seconds from the end of a launch to the next one
+STEP = 0.7e-6  # seconds until memory answers a step of a loop, which waits for the one before
 CLOCK, COPIED = 1.9e9, 4.6e12  # clocks of a second, and bytes that a copy reads and writes in it
 PROCESSORS = 132
 ALU = re.compile(  # what goes there
@@ -179,7 +180,7 @@ class Instruction(NamedTuple):
 
 class Counts(NamedTuple):
     """A launch: how many programs of how many warps, the bytes of its tensors, and of one warp the
-    instructions, those of the ALU and the clocks of L1.
+    instructions, those of the ALU, the clocks of L1 and the steps in which it reads memory.
     """
 
     programs: int
@@ -188,10 +189,11 @@ class Counts(NamedTuple):
     instructions: int
     alu: int
     l1: float
+    steps: int = 1
 
     def seconds(self) -> dict[str, float]:
         """By what could bound it."""
-        of_warps = self.programs / PROCESSORS * self.warps / CLOCK
+        of_warps = max(1, self.programs / PROCESSORS) * self.warps / CLOCK
         return {
             "memory": self.moved / COPIED,
             "issue": self.instructions * of_warps / 4,
@@ -206,7 +208,7 @@ def predicted(launches: Iterable[Counts]) -> float:
     for each in launches:
         bounds = each.seconds()
         memory = bounds.pop("memory")
-        total += NEXT + math.hypot(memory, max(bounds.values()))
+        total += NEXT + math.hypot(memory, max(bounds.values())) + STEP * (each.steps - 1)
     return total
 
 
@@ -242,22 +244,24 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
     code = machine_code(asm["cubin"])
     block = dict(how.constants).get("BLOCK")
     loads = {
-        "folding.fold": lambda: how.sizes[1] * math.prod(block[1:4]) // (32 * warps),
+        "folding.fold": lambda: how.sizes[1] * math.prod(block[1:4]) // (32 * warps * block.vector),
         "sliding.share": lambda: 8 * how.sizes[1],
         "gathering.gather": lambda: 8 * -(-how.sizes[3] // 4),
     }.get(how.kernel, lambda: 1)()
-    warp = one_warp(code, loads, l1_clocks(how, element))
+    warp = one_warp(code, lambda in_loop: math.ceil(loads / in_loop), l1_clocks(how, element))
     return Counts(how.programs, warps, moved, *warp)
 
 
 def one_warp(
-    code: Sequence[Instruction], loads: int, l1: Callable[[Instruction], float]
-) -> tuple[int, int, float]:
-    """Instructions, those of the ALU, and clocks of L1. Loops turn as often as they make ``loads``
-    together; other branches are not taken.
+    code: Sequence[Instruction],
+    turns_of: Callable[[int], int],
+    l1: Callable[[Instruction], float],
+) -> tuple[int, int, float, int]:
+    """Instructions, those of the ALU, clocks of L1, and steps. How often a loop turns follows from
+    the loads in it; other branches are not taken.
     """
     turns: dict[int, int] = {}
-    at, instructions, alu, clocks = 0, 0, 0, 0.0
+    at, instructions, alu, clocks, steps = 0, 0, 0, 0.0, 1
     while at < len(code) and instructions < 200_000:
         each = code[at]
         if each.base == "EXIT" and not each.guarded:
@@ -273,11 +277,11 @@ def one_warp(
         if each.base == "BRA" and target < at:
             in_loop = sum(one.base == "LDG" for one in code[target:at])
             turns[at] = turns.get(at, 0) + 1
-            if in_loop and turns[at] < math.ceil(loads / in_loop):
-                at = target
+            if in_loop and turns[at] < turns_of(in_loop):
+                at, steps = target, steps + 1
             else:
                 turns[at] = 0
-    return instructions, alu, clocks
+    return instructions, alu, clocks, steps
 
 
 def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:

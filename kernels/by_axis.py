@@ -7,7 +7,7 @@ are numbers at run time, and the blocks below are the only ones.
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import launch
 from .launch import Along, Axis, Block, Launch, Mode, Part, Request
@@ -15,29 +15,22 @@ from .launch import Along, Axis, Block, Launch, Mode, Part, Request
 SUM, GREATEST, FIRST_GREATEST = range(3)  # ``Mode.operation``: what ``folding.fold`` computes
 WHOLE, WINDOWS, BINS = range(3)  # KIND of ``folding.fold``: one window, windows or adaptive bins
 ANY = 2**63
-# What a program owns (see ``launch.Block``), by the most elements of a window or bin: ROWS along
-# the innermost axis, COLUMNS along others. A thread that adds up more than six elements of a float
-# sum compensates (rule E6).
-ROWS = {
-    6: Block(True, 512, 1, 2),
-    96: Block(True, 64, 16, 2),
-    768: Block(True, 8, 128, 2),
-    1536: Block(True, 4, 256, 2),
-    ANY: Block(True, 1, 1024, 2, True),
-}
-COLUMNS = {
-    4: Block(False, 512, 1, 2),
-    16: Block(False, 128, 8, 1),
-    96: Block(False, 64, 16, 2),
-    ANY: Block(False, 32, 32, 2, True),
-}
-# Other blocks by the operation and whether the axis is the innermost one: threads that hold no
-# positions load more at once, those that hold them less.
-OTHERS = {
-    (SUM, True): {3072: Block(True, 2, 512, 2), ANY: Block(True, 1, 1024, 4, True)},
-    (SUM, False): {6: Block(False, 512, 1, 2), ANY: Block(False, 32, 32, 4, True)},
-    (FIRST_GREATEST, True): {ANY: Block(True, 1, 1024, 1)},
-    (FIRST_GREATEST, False): {96: Block(False, 64, 16, 1), ANY: Block(False, 32, 32, 1)},
+# What a program owns, by the most elements of a window or bin: windows, positions of each, how many
+# of these a thread loads at once, and whether it compensates its sums (rule E6). The keys say
+# whether it adds up, and whether the axis is the innermost one. One warp has a window's positions,
+# where these are few enough, so that the tree over them stays short.
+BLOCKS = {
+    (True, True): {
+        6: (512, 1, 2),
+        96: (64, 8, 8),
+        768: (16, 32, 8),
+        1024: (4, 128, 8),
+        2048: (2, 256, 8),
+        ANY: (1, 512, 16, True),
+    },
+    (True, False): {6: (512, 1, 2), 96: (64, 16, 4), 256: (32, 32, 8), ANY: (32, 64, 8, True)},
+    (False, True): {6: (512, 1, 2), 96: (64, 16, 2), 1536: (4, 256, 2), ANY: (1, 1024, 2)},
+    (False, False): {4: (512, 1, 2), 16: (128, 8, 1), 96: (64, 16, 2), ANY: (32, 32, 2)},
 }
 # Whole axes of more elements than the first number are folded twice, first into slices of the
 # second number, so that enough programs run. The keys say whether the axis is the innermost one.
@@ -49,6 +42,10 @@ SHARED = ((8, 1), (8, 2), (4, 4), (2, 8), (2, 16))
 # Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``.
 # Along rows lanes load side by side from SIDE_FROM elements on: L1 would take longer than that.
 SHARES_FROM, SHARES_OVER, SIDE_FROM = 9, 4, 48
+# Elements that a lane of ``folding.fold`` loads at once, of 16 bytes at most, where their number
+# divides what lies side by side: more than 96 positions of a plane, or columns. The keys say
+# whether the axis is the innermost one.
+VECTORS = {True: 4, False: 8}
 INPUTS = 8  # of a lane of ``gathering.gather``
 SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
 
@@ -167,17 +164,21 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     elif request.adjoint:
         bound = min(launch.windows_over(axis), along.source)
     operation, rows = step.mode.operation, along.inner == 1
-    blocks = (ROWS if rows else COLUMNS) | OTHERS.get((operation, rows), {})
+    blocks: Any = BLOCKS[operation == SUM, rows]
     # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer. It
     # has all of a short row where a plane has several.
     most = 4 if rows and bound <= 16 and not part.is_whole else 96 if bound <= 768 else bound
     wanted = bound if operation == SUM else min(bound, most)
-    block = blocks[min(longest for longest in blocks if wanted <= longest)]
+    block = Block(rows, *blocks[min(longest for longest in blocks if wanted <= longest)])
+    kind = BINS if bins else WHOLE if part.is_whole and not request.adjoint else WINDOWS
+    vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
+    is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
+    if operation == SUM and is_long and (along.source if rows else along.inner) % vector == 0:
+        block = block._replace(vector=vector)
     farthest = launch.farthest(part.inputs, part.outputs, axis)
     largest = [along.results, (along.source + 1) * along.inner, farthest]
     if bins:
         largest += [(along.targets + 1) ** 2, (along.source + 1) ** 2 if request.adjoint else 0]
-    kind = BINS if bins else WHOLE if part.is_whole and not request.adjoint else WINDOWS
     sizes = (
         *(along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
         *map(launch.divider, (along.source, along.inner, along.targets)),

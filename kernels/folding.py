@@ -134,6 +134,17 @@ def counted_by(o, size, axis, COUNT):
 
 
 @triton.jit
+def of_vectors(values, G, N, V):
+    """The sums of vectors, as trees: [G, N] of [G, N, V]."""
+    if V == 1:
+        return tl.reshape(values, [G, N])
+    else:
+        HALF: tl.constexpr = V // 2
+        left, right = tl.split(tl.reshape(values, [G, N, HALF, 2]))
+        return of_vectors(left + right, G, N, HALF)
+
+
+@triton.jit
 def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
     """The sums of a tile's windows.
 
@@ -142,19 +153,36 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
     ``steps`` steps. Gradients of averages are divided by what their bin, or with a COUNT their
     window, counts: ``gradients`` is ``(number of the first, bins, the input's size, axis)``, or ().
     """
-    AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     T: tl.constexpr = BLOCK.positions
-    NEAR: tl.constexpr = T if BLOCK.rows else 1  # how many positions lie side by side
+    V: tl.constexpr = BLOCK.vector
+    G: tl.constexpr = BLOCK.results
+    N: tl.constexpr = T // V
     LOADS: tl.constexpr = BLOCK.loads  # Triton 3.6 reads no tuple inside a loop
     COMPENSATED: tl.constexpr = BLOCK.compensated and TYPE.is_floating()
-    k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
-    total = tl.zeros((k < limit).shape, TYPE)
+    ROWS: tl.constexpr = BLOCK.rows
+    VECTORS: tl.constexpr = ROWS and V > 1
+    # A third dimension holds the positions of a vector: the hints say which way a block lies.
+    AXIS: tl.constexpr = 1 if ROWS else 0
+    if VECTORS:
+        k = (tl.arange(0, N) * V)[None, :, None].to(limit.dtype)
+        lane = tl.arange(0, V)[None, None, :]
+        source, limit = tl.expand_dims(source, 2), tl.expand_dims(limit, 2)
+        total = tl.zeros([G, N, V], TYPE)
+    else:
+        k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
+        lane = 0
+        total = tl.zeros((k < limit).shape, TYPE)
     error = total
     for _ in range(steps):
         terms = ()
         for _ in tl.static_range(LOADS):
-            at = source + tl.max_contiguous(k * apart, [1, NEAR])
-            term = addressing.load_filled(at, k < limit, 0, TYPE)
+            exists = k < limit
+            if VECTORS:
+                at = source + tl.max_contiguous(tl.multiple_of(k + lane, [1, V, V]), [1, 2, V])
+                exists = tl.broadcast_to(exists, total.shape)
+            else:
+                at = source + tl.max_contiguous(k * apart, [1, T if ROWS else 1])
+            term = addressing.load_filled(at, exists, 0, TYPE)
             if len(gradients) > 0:
                 if COUNT > 0:
                     shares = counted_by(gradients[0] + k, gradients[2], gradients[3], COUNT)
@@ -171,8 +199,10 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
             total += group
     if COMPENSATED:
         total = sums.compensated(total, error)
+    if VECTORS:
+        total = of_vectors(total, G, N, V)
     if T == 1:
-        return tl.reshape(total, [BLOCK.results])
+        return tl.reshape(total, [G])
     else:
         return tl.sum(total, AXIS)
 
@@ -282,8 +312,15 @@ def fold(
     base = outer.to(tl.int64) * length[0] * inner[0] + start * inner[0] + (r - q * inner[0])
     apart = (axis[4][0] + tl.zeros((), r.dtype)) * inner[0]  # with the dilation
     NEAR: tl.constexpr = 1 if BLOCK.rows else BLOCK.results
+    limit = tl.where(live, count, 0)
+    V: tl.constexpr = BLOCK.vector
+    if V > 1:
+        base = tl.multiple_of(base, V)
+        if not BLOCK.rows:
+            apart = tl.multiple_of(apart, V)
+            limit = tl.max_constancy(limit, V)
     source = tl.expand_dims(x + tl.max_contiguous(base, NEAR), AXIS)
-    limit = tl.expand_dims(tl.where(live, count, 0), AXIS)
+    limit = tl.expand_dims(limit, AXIS)
     if OP != SUM:
         result, winner = greatest(source, limit, apart, steps, OP, TYPE, BLOCK)
         if OP == FIRST_GREATEST:

@@ -149,6 +149,7 @@ class Block(NamedTuple):
     positions: int
     loads: int
     compensated: bool = False  # whether sums are compensated, as a thread adds up many elements
+    vector: int = 1  # neighbours in memory that a thread loads together, of whole axes' sums
 
 
 class Mode(NamedTuple):

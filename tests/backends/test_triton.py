@@ -217,3 +217,15 @@ def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:
         list(map(compiling.make_keys, order))
         keys.add(tuple(kernel.cache_key for kernel in kernels))
     assert len(keys) == 1
+
+
+@pytest.mark.parametrize(("wave", "warps"), [(64, 2), (32, 4)])
+def test_a_program_has_128_lanes_on_every_amd_gpu(
+    wave: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E7: waves of CDNA have 64 lanes, those of RDNA 32."""
+    assert backend._warps(0) == 4
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    properties = SimpleNamespace(warp_size=wave)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert backend._warps(0) == warps

@@ -6,6 +6,7 @@ GPUs alone.
 
 import importlib
 import itertools
+import math
 import re
 import zlib
 from collections.abc import Callable, Hashable, Iterator
@@ -266,21 +267,23 @@ LAYOUT = re.compile(
     r"threadsPerWarp = \[(.*?)\].*order = \[(\d)",
     re.MULTILINE,
 )
-ACCESS = re.compile(r"tt.(?:load|store) .*: tensor<(\d+)x(\d+)x!tt.ptr<\w+>, (#\w+)>")
+ACCESS = re.compile(r"tt.(?:load|store) .*: tensor<(\d+)x((?:\d+x)+)!tt.ptr<\w+>, (#\w+)>")
 
 
 def apart(dialect: str) -> list[str]:
     """The loads and stores of a kernel, its layouts chosen, in which neighbouring threads do not
-    take neighbours along the last axis of a block of two, which lie side by side in memory."""
+    take neighbours along the last axis of a block of two, which lie side by side in memory, or
+    along the last two of three: vectors."""
     layouts = {
         name: (*map(numbers_of, rest), int(first)) for name, *rest, first in LAYOUT.findall(dialect)
     }
     found = []
     for access in ACCESS.finditer(dialect):
-        columns = int(access[2])
-        (_, own), (down, beside), first = layouts[access[3]]
+        sizes = [int(each) for each in access[2].rstrip("x").split("x")]
+        columns, ((_, *each), (down, *threads), first) = math.prod(sizes), layouts[access[3]]
+        own, beside = math.prod(each), math.prod(threads)
         most = min(columns // own, down * beside) if own < columns else 1
-        if (most > 1 and first != 1) or beside < most:
+        if (most > 1 and first != len(sizes)) or beside < most:
             found.append(access[0])
     return found
 
@@ -360,11 +363,29 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
             assert sum(each.base in ("LDL", "STL") for each in code) <= 2 * is_spilled, made
 
 
+@cases.each(
+    ("family", "sizes", "window"),
+    [("max gradient", (28, 28), (5, 1, 2)), ("max", (8, 28, 28), (3, 2, 1))],
+    [("max gradient", (28, 28), (5, 1, 2))],
+)
+@pytest.mark.parametrize("target", ["gfx1100", "gfx1201"])
+def test_nothing_goes_to_scratch_on_rdna(
+    target: str, family: str, sizes: tuple[int, ...], window: Any, launches_of: Collector
+) -> None:
+    """E7: the largest kernels of channels_last, where waves have 32 lanes and so programs 4."""
+    input = torch.empty((32, 64, *sizes), dtype=torch.float16, device="meta")
+    FAMILIES[family][0](samples.channels_last(input), Window.directml(len(sizes), *window))
+    for made in launches_of.made:
+        binary = compiler.binary(made.request(), GPUTarget("hip", target, 32))
+        scratch = re.findall(r"private_segment_fixed_size: +(\d+)", binary.asm["amdgcn"])
+        assert scratch == ["0"], made
+
+
 BLOCKS: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     *(("max", (size, size), window) for size in (16, 15) for window in ((3, 1, 1), (2, 2))),
     *(("max gradient", (16, 16), window) for window in ((3, 1, 1), (3, 2, 1), (9, 1, 4))),
     *(("average", (size, size), (3, 2, 1, 1)) for size in (16, 15)),
-    *(("average", (1, size), ((1, size),)) for size in (4, 16, 96, 768, 1500, 2000)),
+    *(("average", (1, size), ((1, size),)) for size in (4, 16, 49, 96, 225, 768, 784, 1500, 3000)),
     ("max", (1, 2000), ((1, 2000),)),
     ("max", (9, 90), (70, 1, 35, 35)),
     ("adaptive", (30, 33), (5, 6)),

@@ -32,6 +32,7 @@ bins, quantized = results.bins, results.quantized_averages
 COMPILED = [
     (taps, (3, 5, 7, 7), pooling(2, 7), "contiguous", F16),
     (averages, (3, 40, 7, 7), pooling(2, 7), "channels last", BF16),
+    (averages, (3, 5, 14, 14), pooling(2, 14), "contiguous", F16),
     (gradients, (3, 5, 7, 7), pooling(2, 7), "channels last", F16),
     (average_gradients, (3, 5, 7, 7), pooling(2, 7), "contiguous", F32),
     (bins, (2, 3, 9, 16), oracle.Bins((4, 5)), "contiguous", F16),

@@ -22,7 +22,9 @@ class GpuPlan:
     """How an operator's results lie in memory, and the launches that make them."""
 
     memory_format: torch.memory_format
-    is_dense: bool  # whether the source lies in this format, as kernels but those of tiles need it
+    # whether the source lies in this format and starts at 16 bytes, as kernels but those of tiles
+    # need it
+    is_dense: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     launches: tuple[Any, ...]  # empty if results are
@@ -69,7 +71,7 @@ def planned(
         if launches is None:
             raise NoKernelError
     kernel = launches[0].kernel if launches else ""
-    is_dense = source.is_contiguous(memory_format=memory_format)
+    is_dense = aligned and source.is_contiguous(memory_format=memory_format)
     return GpuPlan(
         memory_format, is_dense, tuple(results.shape), results.stride(), launches, kernel
     )

@@ -115,19 +115,25 @@ def kind_of(argument: Any) -> Any:
     return type(argument)
 
 
+def _warps(device: int) -> int:
+    """The warps of a program: kernels expect 128 lanes, and AMD's waves have 64 or 32."""
+    wave = torch.cuda.get_device_properties(device).warp_size if torch.version.hip else 32
+    return int(kernel_named("launch", "LANES") // wave)
+
+
 @lru_cache(maxsize=1024)  # those of a model are some tens
 def _compiled(
     name: str,
     constants: tuple[tuple[str, Any], ...],
     size_types: tuple[Any, ...],
-    device: int,  # noqa: ARG001 - the current one
+    device: int,
     kinds: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:
     """The compiled kernel and its constants by position, cached: Triton's own look-up takes each
     launch 30 microseconds. ``kinds`` has each tensor's type and whether it is aligned.
     """
     # Fused multiply-adds are asked for: Triton's default is about to change, and 3.9 warns of it.
-    options = {"num_warps": 2 if torch.version.hip else 4, "enable_fp_fusion": True}
+    options = {"num_warps": _warps(device), "enable_fp_fusion": True}
     try:
         return compiled(name, constants, size_types, kinds, options)
     except Exception as error:  # whatever Triton lacks: a C compiler, a driver, its own library
@@ -236,7 +242,7 @@ def _maxima(
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
         if not plan.is_dense:
-            input = input.contiguous(memory_format=plan.memory_format)
+            input = input.clone(memory_format=plan.memory_format)
         between: tuple[torch.dtype, ...] = (dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
@@ -413,7 +419,7 @@ def _launch_averages(
         launch(plan.launches[0], source, target, *parameters)
     elif plan.launches:
         if not plan.is_dense:
-            source = source.contiguous(memory_format=plan.memory_format)
+            source = source.clone(memory_format=plan.memory_format)
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
         else:

@@ -17,7 +17,7 @@ from torch._inductor.virtualized import ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool import operands
-from torch_dmlpool.inductor.choice import MOST_TAPS, window_of_maxima
+from torch_dmlpool.inductor.choice import MOST_TAPS, window_of_maxima, window_on_gpu
 from torch_dmlpool.inductor.expressions import pointwise, reduced_over, register_as, results, tree
 from torch_dmlpool.inductor.geometry import (
     LARGEST_FUSED,
@@ -231,7 +231,7 @@ def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
     """
     *window_arguments, include_padding, divisor = arguments
     sizes, (outputs, dtype), summed = x.get_size(), results()[0], SUM_TYPES[x.get_dtype()]
-    window = small_window(x, sizes[2:], window_arguments)
+    window = window_on_gpu(x, small_window(x, sizes[2:], window_arguments), True)
     if window is None:
         covered = covered_axes(x, sizes[2:], window_arguments)
         # On a CPU Inductor adds elements one after another. To be exact enough (rule E6) float32 is
@@ -260,6 +260,7 @@ def _average_pooling_grad(
     """The gradient of the same averages; None where the operator must be called."""
     *window_arguments, include_padding, divisor = arguments
     window, dtype = small_window(gradient, sizes, window_arguments), SUM_TYPES[gradient.get_dtype()]
+    window = window_on_gpu(gradient, window, False)
     readers = _readers(gradient, sizes, window_arguments, window)
     if readers is None:
         return None
