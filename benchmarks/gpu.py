@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -24,11 +23,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -37,19 +36,18 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks import common, kernels
+from benchmarks import common, inductor, kernels
 from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS
-from torch_dmlpool import backends, operands
+from torch_dmlpool import operands
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.bench import calls
 from torch_dmlpool.timing import Call
 
-ROOT = kernels.ROOT
+ROOT, INDUCTOR = kernels.ROOT, "Inductor"
 CACHE = ROOT / ".gpu-cache"
 MISSING = 150  # seconds at most to compile what the folder lacks, taken from the steps after it
 PYTEST = "-m pytest -v --tb=short -p no:cacheprovider -p no:benchmark"
-TESTS = "-m 'not slow' tests/ops tests/nn/test_functional.py --sample 12"
 TRAINED = {
     f"{network}-{how}": f"-m benchmarks models '{name} {how}, training' --row-seconds 0.5"
     for how in ("eager", "compiled")
@@ -57,7 +55,6 @@ TRAINED = {
 }
 COMMANDS = {
     "cuda": f"{PYTEST} tests/test_cuda.py",
-    "tests": f"{PYTEST} {TESTS}",
     "peers": "-m benchmarks rows peers --compile --row-seconds 0.3",
     **TRAINED,
 }
@@ -72,7 +69,7 @@ CALLS, HOST_CALLS = 10, 100
 NETWORK_STEPS = {name: 14 if "eager" in name else 32 for name in TRAINED}
 RUNS = {
     1: {"smoke": 45, "rows": 110, "cuda": 60, "peers": 65},
-    2: {"smoke": 45, "rows": 60, **NETWORK_STEPS, "tests": 75, "memcheck": 35},
+    2: {"smoke": 45, "rows": 60, **NETWORK_STEPS, "memcheck": 35},
 }
 """The steps of a run, and the limit of each in seconds."""
 BETWEEN, ENDING = 20, 2  # seconds of a run that no step takes, and that a step takes to be ended
@@ -157,7 +154,20 @@ def rows() -> list[Request]:
     """What is measured: first what no GPU has measured, then the others."""
     models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
     folds = [each for each in models if each.outputs]
-    found = [replace(each, channels_last=last) for last in (True, False) for each in folds]
+    planes = [each for each in models if each.rank == 2 and not each.outputs]
+    largest = {
+        (each.family, each.window, each.stride): each
+        for each in sorted(planes, key=lambda row: row.bytes_read)
+    }
+    called = Counter((each.family, each.window, each.stride) for each in planes)
+    usual = [largest[how] for how, _ in called.most_common(10)]
+    large = sorted(folds, key=lambda row: row.bytes_read)[:: max(1, len(folds) // 6)]
+    ways = itertools.product((True, False), ("float16", "bfloat16"), large)
+    found = [replace(each, channels_last=last, dtype=dtype) for last, dtype, each in ways]
+    trained = [replace(each, channels_last=True, dtype="bfloat16") for each in usual]
+    found += [*trained, *(replace(each, mode="training") for each in trained)]
+    found += [replace(each, sizes=(1, *each.sizes[1:])) for each in [*usual, *trained, *large]]
+    found += [replace(each, channels_last=last) for last in (True, False) for each in folds]
     found += [replace(each, mode="training") for each in models]
     problems = {f"{problem} contiguous" for problem in common.PUBLISHED}
     found += [each for each in common.select("peers") if request_of(each).name in problems]
@@ -268,9 +278,16 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
         tensors = {id(each): each for each in arguments if isinstance(each, torch.Tensor)}
         moved = sum(each.nbytes for each in tensors.values())
         counted.append(kernels.counted(how, asm, arguments[0].itemsize, moved))
-    bounds = [each.seconds() for each in counted]
+    bounds, row = [each.seconds() for each in counted], request.row
+    seconds = {OURS: kernels.predicted(counted)}
+    theirs = inductor.call(request.operator, row)
+    if theirs is not None and row.torch_dtype.is_floating_point:
+        is_strided = not row.channels_last and request.operator in ("max", "taps", "avg")
+        step = row.torch_dtype.itemsize * (row.stride[-1] if is_strided else 1)
+        taken = inductor.expected(*theirs, step)
+        seconds |= {} if taken is None else {INDUCTOR: taken}
     return {
-        "seconds": {OURS: kernels.predicted(counted)},
+        "seconds": seconds,
         "bound": [max(each, key=lambda name: each[name]) for each in bounds],
         "counts": counted,
     }
@@ -334,40 +351,12 @@ def wanted() -> list[tuple[Any, ...]]:
     return kernels_of(found)
 
 
-def of_tests() -> list[tuple[Any, ...]]:
-    """What the operators' tests would launch: the reference computes their results."""
-    import pytest
-
-    found: list[tuple[Any, ...]] = []
-
-    def noted(name: str) -> Callable[..., Any]:
-        ours, theirs = getattr(backend.BACKEND, name), getattr(reference.BACKEND, name)
-
-        def both(*arguments: Any, **named: Any) -> Any:
-            with launches() as launched:
-                ours(*arguments, **named)
-            found.extend(kernels_of(launched))
-            return theirs(*arguments, **named)
-
-        return both if callable(ours) and callable(theirs) else theirs
-
-    fields = {name: noted(name) for name in reference.BACKEND._fields if name != "name"}
-    served = reference.BACKEND._replace(**fields)
-
-    plugin = SimpleNamespace(
-        pytest_sessionstart=lambda: setattr(backends, "serving", lambda _: served)
-    )
-    pytest.main(shlex.split(f"-q -p no:cacheprovider -p no:benchmark {TESTS}"), [plugin])
-    return found
-
-
 def fill(python: str, prunes: bool) -> list[str]:
     """Write the list of kernels into the folder; the command that compiles what is missing."""
     CACHE.mkdir(exist_ok=True)
     path = CACHE / kernels.LIST
     travelled = pickle.loads(path.read_bytes()) if path.exists() and not prunes else []
-    listed = [*wanted(), *(of_tests() if prunes else travelled)]
-    path.write_bytes(pickle.dumps(list(dict.fromkeys(listed))))
+    path.write_bytes(pickle.dumps(list(dict.fromkeys([*wanted(), *travelled]))))
     return [python, "-m", "benchmarks.kernels", str(CACHE), *["--prune"] * prunes]
 
 
@@ -378,9 +367,6 @@ def commands(number: int, folder: Path, dry: bool) -> Iterator[tuple[str, list[s
         command, text = [sys.executable], COMMANDS.get(name, "")
         if PYTEST in text:
             text += f" --device {device}" + " --collect-only -q" * dry
-            if importlib.util.find_spec("xdist") is not None and name == "tests":
-                processes = max(1, min(14, (os.cpu_count() or 2) - 1))
-                text += f" -n {processes} --dist worksteal"
         elif text:
             text += f" --device {device} --out '{folder / name}.json'" + " --list" * dry
         else:

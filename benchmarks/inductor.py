@@ -142,7 +142,7 @@ def counted(
     signature |= dict.fromkeys(constants, "constexpr")
     places = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, places, meta["configs"][0])
-    options = {"num_warps": block.num_warps, "num_stages": block.num_stages}
+    options = {**kernels.OPTIONS, "num_warps": block.num_warps, "num_stages": block.num_stages}
     binary = triton.compile(source, target=kernels.NoDriver().get_current_target(), options=options)
     sizes = dict(
         zip([name for name in names if signature[name] != "constexpr"], arguments, strict=True)

@@ -240,6 +240,7 @@ def test_a_launch_is_counted_in_its_machine_code() -> None:
     assert count.steps == 1
     assert count.l1 < 0.5 * count.instructions
     assert found["bound"] == ["memory"]
+    assert found["seconds"].keys() == {"ours", "Inductor"}
     assert 6e-6 < found["seconds"]["ours"] < 10e-6
 
 
