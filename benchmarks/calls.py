@@ -3,8 +3,8 @@
 rows.txt has every second of the different pooling calls that a forward pass of 104 public models
 makes. Each is measured forward and in training, contiguous and channels_last, with the model's own
 batch and with eight times as many samples. PyTorch's function and this package's of the same name
-take turns. A call that comes out behind is measured a second time, for longer, and listed if it is
-behind then too.
+take turns. Pools of sets (sets.py) take turns with what people write. A call that comes out behind
+is measured a second time, for longer, and listed if it is behind then too.
 
 With ``--ablate`` the same calls are measured with each mechanism of the compiled kernels switched
 off, and with all, beside the kernels as they are: what a mechanism brings on this processor.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import common
+from benchmarks import common, sets
 from benchmarks.common import SMALL_SECONDS, Disagreement
 from benchmarks.rows import ATEN, OURS, contestants, problem
 from torch_dmlpool.backends import library
@@ -38,7 +38,7 @@ LONGER = 5
 """How many times as long the second measurement of a row is."""
 MUCH = 1.2
 """Ratios above this are counted by ``--ablate``."""
-Measured = tuple["Row", float, float]
+Measured = tuple["AnyRow", float, float]
 
 
 class Row(NamedTuple):
@@ -57,10 +57,16 @@ class Row(NamedTuple):
     def name(self) -> str:
         return f"{self.workload.pool} {self.column}"
 
+    def calls(self, names: Sequence[str]) -> dict[str, Call]:
+        return contestants(problem(self.workload, "cpu"), names)[0]
 
-def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
+
+AnyRow = Row | sets.SetRow
+
+
+def rows(words: str, sample: int, threads: Sequence[int]) -> list[AnyRow]:
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
-    found: list[Row] = []
+    found: list[AnyRow] = []
     calls = common.select("models")
     for count, batch, mode, last in itertools.product(threads, BATCHES, MODES, (False, True)):
         column = []
@@ -70,13 +76,14 @@ def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
             column.append(Row(workload, batch, count))
         named = [row for row in column if all(word in row.name for word in words.split())]
         found += named[::sample]
-    return found
+    of_sets = [row for row in sets.rows(threads) if all(word in row.name for word in words.split())]
+    return [*found, *of_sets[::sample]]
 
 
-def measure(row: Row, seconds: float) -> Measured:
+def measure(row: AnyRow, seconds: float) -> Measured:
     """The medians of ATen's calls and of ours, once their results were compared."""
     torch.set_num_threads(row.threads)
-    both, _ = contestants(problem(row.workload, "cpu"), (ATEN, OURS))
+    both = row.calls((ATEN, OURS))
     times = common.in_turn(both, seconds)
     return row, times[ATEN].median, times[OURS].median
 
@@ -154,15 +161,15 @@ def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
     return switch, {each.decode(): 1 << bit for bit, each in enumerate(names)}
 
 
-def ablate(asked: Sequence[Row], seconds: float) -> str:
+def ablate(asked: Sequence[AnyRow], seconds: float) -> str:
     """A table of what calls take without a mechanism over what they take as they are. "Nothing" is
     the same call once more: what noise makes of a ratio."""
     off, bits = mechanisms()
     masks = {"nothing": 0, **bits, "all": sum(bits.values())}
-    ratios: dict[str, list[tuple[float, float, Row]]] = {name: [] for name in masks}
+    ratios: dict[str, list[tuple[float, float, AnyRow]]] = {name: [] for name in masks}
     for row in asked:
         torch.set_num_threads(row.threads)
-        one = contestants(problem(row.workload, "cpu"), [OURS])[0][OURS]
+        one = row.calls([OURS])[OURS]
         calls: dict[str, Call] = {
             name: lambda mask=mask: (off(mask), one())  # noqa: B023 - called before the next row
             for name, mask in (("as it is", 0), *masks.items())

@@ -347,6 +347,40 @@ def test_export_with_dynamic_sizes() -> None:
     torch.testing.assert_close(program.module()(tokens, mask), Pools()(tokens, mask))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the exporter, of names of dimensions
+@pytest.mark.parametrize("reduction", ["mean", "max"])
+def test_onnx_has_standard_operators_of_any_sizes(reduction: Any) -> None:
+    """T5: tokens and statistics, without a table of translations."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Pools(torch.nn.Module):
+        def forward(self, tokens: Tensor, mask: Tensor) -> Any:
+            frames, kept = tokens.transpose(1, 2), (mask != 0)[:, None]
+            pooled = dmlpool.token_pooling(tokens, mask, reduction)
+            return pooled, *dmlpool.statistics_pooling(frames, kept)
+
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    program = torch.onnx.export(
+        Pools().eval(),
+        (torch.randn(2, 3, 4), mask),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=(sizes, sizes),
+    )
+    assert program is not None
+    assert {node.domain for node in program.model.graph} == {""}
+    session = runtime.InferenceSession(program.model_proto.SerializeToString())
+    operands = torch.randn(4, 7, 4), torch.randint(0, 2, (4, 7))
+    operands[1][2] = 0
+    names = [each.name for each in session.get_inputs()]
+    pairs = zip(names, operands, strict=True)
+    found = session.run(None, {name: each.numpy() for name, each in pairs})
+    for mine, expected in zip(found, Pools()(*operands), strict=True):
+        torch.testing.assert_close(torch.from_numpy(mine), expected)
+
+
 @cases.OF_THE_LIBRARY
 def test_plain_operators_compute_the_same_gradients() -> None:
     """The reference, which serves other devices, beside the kernels."""

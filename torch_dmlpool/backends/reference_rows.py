@@ -47,6 +47,11 @@ def _counts(numbers: Tensor, sets: int) -> Tensor:
     return numbers.new_zeros(sets + 1).index_add(0, numbers, torch.ones_like(numbers))
 
 
+def _wider(tensor: Tensor) -> torch.dtype:
+    """float64, where the device has it."""
+    return tensor.dtype if tensor.device.type == "mps" else torch.float64
+
+
 def segment_sums(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
 ) -> Tensor:
@@ -63,7 +68,9 @@ def segment_sums(
         return (sums / mask.sum(-1, keepdim=True).clamp(min=1)).to(input.dtype)
     sets = offsets.shape[0] - 1
     numbers = _set_numbers(offsets, mask, input.shape[0])
-    sums = wide.new_zeros((sets + 1, input.shape[1])).index_add(0, numbers, wide)[:sets]
+    # In float64, as PyTorch adds one row after the other.
+    exact = torch.zeros(sets + 1, input.shape[1], dtype=_wider(wide), device=input.device)
+    sums = exact.index_add(0, numbers, wide.to(exact.dtype))[:sets]
     if is_mean:
         sums = sums / _counts(numbers, sets)[:sets, None].clamp(min=1)
     return sums.to(input.dtype)
@@ -101,36 +108,40 @@ def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
 ) -> tuple[Tensor, Tensor]:
     """The greatest or least element of each channel of a set, and its row."""
-    *_, rows, channels = input.shape
+    rows, channels = input.shape[-2:]
     ordered = _ordered(input, are_minima)
     lowest = _lowest(ordered.dtype)
     if offsets is None:
-        samples = input.shape[0]
-        numbers = torch.arange(samples, dtype=torch.int64, device=input.device).repeat_interleave(
-            rows, output_size=samples * rows
-        )
-        ordered, sets = ordered.reshape(samples * rows, channels), samples
-        if mask is not None:
-            numbers = torch.where(mask.reshape(-1), numbers, samples)
-    else:
-        sets = offsets.shape[0] - 1
-        numbers = _set_numbers(offsets, mask, rows)
-    places = numbers[:, None].expand(ordered.shape)
+        return _token_maxima(input, ordered, mask, lowest, are_minima)
+    sets = offsets.shape[0] - 1
+    places = _set_numbers(offsets, mask, rows)[:, None].expand(ordered.shape)
     most = ordered.new_full((sets + 1, channels), lowest)
     most = most.scatter_reduce(0, places, ordered, "amax")
     winning = most.gather(0, places)
     is_winner = (ordered == winning) | ((ordered != ordered) & (winning != winning))
-    every = torch.arange(ordered.shape[0], dtype=torch.int64, device=input.device)[:, None].expand(
-        ordered.shape
-    )
-    none = ordered.shape[0]
-    first = torch.full((sets + 1, channels), none, dtype=torch.int64, device=input.device)
-    first = first.scatter_reduce(0, places, torch.where(is_winner, every, none), "amin")[:sets]
-    indices = torch.where(first == none, -1, first)
-    if offsets is None:
-        starts = torch.arange(sets, dtype=torch.int64, device=input.device)[:, None] * rows
-        indices = torch.where(indices < 0, -1, indices - starts)
+    every = torch.arange(rows, dtype=torch.int64, device=input.device)[:, None]
+    first = torch.full((sets + 1, channels), rows, dtype=torch.int64, device=input.device)
+    first = first.scatter_reduce(0, places, torch.where(is_winner, every, rows), "amin")[:sets]
+    indices = torch.where(first == rows, -1, first)
     return _unordered(most[:sets], input.dtype, are_minima), indices
+
+
+def _token_maxima(
+    input: Tensor, ordered: Tensor, mask: Tensor | None, lowest: float, are_minima: bool
+) -> tuple[Tensor, Tensor]:
+    """Maxima of each sample. PyTorch's are the first of equal elements, and the first NaN."""
+    if input.shape[-2] == 0:
+        values = ordered.new_full((input.shape[0], input.shape[2]), lowest)
+        indices = torch.full_like(values, -1, dtype=torch.int64)
+    elif mask is None:
+        values, indices = ordered.max(-2)
+    else:
+        values, indices = torch.where(mask.unsqueeze(-1), ordered, lowest).max(-2)
+        # A row that the mask leaves out may tie with the lowest value itself.
+        first = mask.to(torch.uint8).argmax(-1, keepdim=True)
+        indices = torch.where(values == lowest, first, indices)
+        indices = torch.where(mask.any(-1, keepdim=True), indices, -1)
+    return _unordered(values, input.dtype, are_minima), indices
 
 
 def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> Tensor:
@@ -178,7 +189,7 @@ def _kept(input: Tensor, mask: Tensor | None) -> Tensor:
 def _count(input: Tensor, mask: Tensor | None) -> Tensor:
     """How many elements of each plane are kept: ``(N, 1)``."""
     if mask is None:
-        return torch.full((1, 1), input.shape[-1], dtype=torch.int64, device=input.device)
+        return input.new_full((1, 1), input.shape[-1], dtype=torch.int64)
     return mask.sum(-1, keepdim=True)
 
 

@@ -19,8 +19,9 @@ from torch_dmlpool._private import (
     forward_ad,
     profiler,
 )
-from torch_dmlpool.backends import serving
+from torch_dmlpool.backends import reference, serving
 from torch_dmlpool.backends.interface import Backend, Function
+from torch_dmlpool.elements import shards_of
 from torch_dmlpool.ops import revision
 from torch_dmlpool.ops.derivatives import (
     carries_derivative,
@@ -66,6 +67,10 @@ class RowOperator:
     def __call__(self, *arguments: Any) -> Any:
         """The results. Plain tensors go to the backend, or to the autograd function."""
         tensors = tensors_of(arguments)
+        if torch.compiler.is_exporting() or shards_of(arguments[0]) is not None:
+            # Programs are exported in operators of PyTorch alone, which also know DTensors.
+            self.results(*arguments)
+            return self.computes(reference.BACKEND)(*arguments)
         if may_skip_dispatcher(*tensors) and not profiler._is_profiler_enabled:
             self.results(*arguments)
             if records_gradient(*tensors):

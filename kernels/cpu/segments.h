@@ -1,0 +1,212 @@
+// Sets of rows, cut into pieces, and their sums: what segments.cpp and statistics.cpp share.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "operators.h"
+#include "parallel.h"
+#include "sums.h"
+
+namespace dmlpool {
+namespace {
+
+constexpr int64_t WIDTH = 1024;      // channels of a piece at most
+constexpr int64_t LISTED = 1 << 16;  // rows that are listed at once at most
+constexpr int64_t FEW = 16;          // rows for which sums have a loop of their own
+
+// Some channels of one set, from channel `at` on, and its rows [begin, end).
+struct Piece {
+    int64_t set;
+    int64_t at;
+    int64_t count;
+    int64_t begin;
+    int64_t end;
+    const uint8_t *mask;  // entry 0 belongs to row 0; may be null
+
+    bool keeps(int64_t row) const { return mask == nullptr || mask[row] != 0; }
+    int64_t kept() const {
+        if (mask == nullptr)
+            return end - begin;
+        int64_t rows = 0;
+        for (int64_t row = begin; row < end; ++row)
+            rows += mask[row] != 0;
+        return rows;
+    }
+};
+
+// Calls make()(piece) for all pieces, where each part of the work makes its own. Where sets are
+// fewer than threads need, channels are shared out, too.
+template <class Make>
+void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make,
+                int64_t most = WIDTH) {
+    if (s.segments == 0 || s.channels == 0)
+        return;
+    const int64_t threads = available_threads();
+    if (threads > 1 && s.segments < 4 * threads)
+        most = std::min<int64_t>(most, 128);
+    const int64_t pieces = parts_of(s.channels, most), width = parts_of(s.channels, pieces);
+    const double rows = double(s.length) / double(offsets != nullptr ? s.segments : 1);
+    parallel(s.segments * pieces, rows * double(width) + 64, [&](int64_t first, int64_t last) {
+        auto act = make();
+        int64_t set = first / pieces, at = first % pieces * width;
+        for (int64_t k = first; k < last; ++k) {
+            Piece piece = {set, at, std::min(width, s.channels - at), 0, s.length, mask};
+            if (offsets != nullptr) {
+                piece.begin = std::clamp<int64_t>(offsets[set], 0, s.length);
+                piece.end = std::clamp(offsets[set + 1], piece.begin, s.length);
+            } else if (mask != nullptr)
+                piece.mask += set * s.mask_step;
+            if (piece.count > 0)
+                act(piece);
+            at += width;
+            if (at >= pieces * width) {
+                at = 0;
+                ++set;
+            }
+        }
+    });
+}
+
+// The rows of a piece that its mask keeps, at most LISTED at once. A row's number counts from the
+// first row of its set.
+struct List {
+    std::vector<Row> rows;
+    int64_t count = 0;
+    int64_t next = 0;  // the first row that was not asked for yet
+
+    // Lists rows from `next` on, and returns whether there is one.
+    bool fill(const Segments &s, const Piece &piece, const char *values, int64_t element) {
+        const int64_t step = s.row_step * element;
+        const char *const base = values + (piece.set * s.set_step + piece.at) * element;
+        rows.resize(std::max<int64_t>(int64_t(rows.size()), std::min(LISTED, piece.end - next)));
+        Row *const to = rows.data();
+        count = 0;
+        if (piece.mask == nullptr) {
+            for (const int64_t end = std::min(piece.end, next + LISTED); next < end; ++next)
+                to[count++] = {base + next * step, next - piece.begin};
+            return count > 0;
+        }
+        for (; next < piece.end && count < LISTED; ++next) {
+            to[count] = {base + next * step, next - piece.begin};
+            count += piece.mask[next] != 0;
+        }
+        return count > 0;
+    }
+};
+
+// Whether rows are read in the order of memory before loops combine several of them.
+bool reads_rows_first(const Segments &s, int64_t element) {
+    return !without(READ_FIRST) &&
+           is_large(s.length * s.row_step * element * (s.set_step != 0 ? s.segments : 1));
+}
+
+// The sum of elements [i, i + n) of rows [from, to), as a tree.
+template <class T, int64_t n, int64_t from, int64_t to>
+__attribute__((always_inline)) inline Vector<Wide<T>, n> tree(const Row *rows, int64_t i) {
+    constexpr int64_t middle = (from + to + 1) / 2;
+    if constexpr (to - from == 1)
+        return load<Wide<T>, n>(elements<T>(rows[from]) + i);
+    else
+        return tree<T, n, from, middle>(rows, i) + tree<T, n, middle, to>(rows, i);
+}
+// Sums of at most FEW rows of at least n elements.
+template <class T, int64_t n, int64_t rows_count>
+void add_few(const Row *rows, int64_t count, Wide<T> *out) {
+    int64_t i = 0;
+    for (; i + 2 * n <= count; i += 2 * n) {
+        const auto first = tree<T, n, 0, rows_count>(rows, i);
+        write(tree<T, n, 0, rows_count>(rows, i + n), out + i + n);
+        write(first, out + i);
+    }
+    for (; i < count; i += n) {
+        i = std::min(i, count - n);  // the last vector may overlap the one before
+        write(tree<T, n, 0, rows_count>(rows, i), out + i);
+    }
+}
+template <class T, int64_t n, size_t... k>
+constexpr auto few_of(std::index_sequence<k...>) {
+    return std::array<void (*)(const Row *, int64_t, Wide<T> *), FEW>{add_few<T, n, k + 1>...};
+}
+// The same for any number of elements of at least SHORT.
+template <class L>
+constexpr int64_t SHORT = 16 / sizeof(L);
+template <class T>
+void add_few_rows(const Row *rows, int64_t rows_count, int64_t count, Wide<T> *out) {
+    using L = Wide<T>;
+    static constexpr auto all = std::make_index_sequence<FEW>();
+    static constexpr auto by_vectors = few_of<T, LANES<L>>(all);
+    static constexpr auto by_short = few_of<T, SHORT<L>>(all);
+    (count >= LANES<L> ? by_vectors : by_short)[rows_count - 1](rows, count, out);
+}
+
+template <class T>
+struct Adder {
+    using L = Wide<T>;
+    const Segments &s;
+    const char *const values;
+    T *const output;
+    const RowOperations &sums = row_sums(s.type);
+    const bool reads_ahead = reads_rows_first(s, sizeof(T));
+    List list = {};
+    L grouped[16 * WIDTH];
+    std::vector<L> partial = {};  // sums of LISTED rows each, where there are more
+
+    // Sums of listed rows. Up to 16 * FEW of them are added by groups, which pays for short rows.
+    void combine(const Row *rows, int64_t count, int64_t length, L *to) {
+        if (count == 0 || count > 16 * FEW || length < SHORT<L>)
+            return sums.combine(false, rows, count, length, to);
+        const auto add = [&](int64_t first, int64_t n, L *sum) {
+            for (int64_t k = first; k < first + n && reads_ahead; ++k)
+                read_in_order(rows[k].from, length * int64_t(sizeof(T)));
+            add_few_rows<T>(rows + first, n, length, sum);
+        };
+        if (count <= FEW)
+            return add(0, count, to);
+        Row groups[16];
+        const int64_t parts = parts_of(count, FEW);
+        for (int64_t k = 0; k < parts; ++k) {
+            L *const sum = grouped + k * length;
+            add(k * FEW, std::min(FEW, count - k * FEW), sum);
+            groups[k] = {reinterpret_cast<const char *>(sum), 0};
+        }
+        add_few_rows<L>(groups, parts, length, to);
+    }
+    void operator()(const Piece &piece) {
+        L wide[std::is_same_v<L, T> ? 1 : WIDTH];
+        T *const out = output + piece.set * s.channels + piece.at;
+        L *to;
+        if constexpr (std::is_same_v<L, T>)
+            to = out;
+        else
+            to = wide;
+        list.next = piece.begin;
+        list.fill(s, piece, values, sizeof(T));
+        int64_t kept = list.count;
+        combine(list.rows.data(), kept, piece.count, to);
+        if (list.next < piece.end)
+            kept = add_more(piece, to);
+        const double divisor = double(s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1));
+        if (divisor != 1 || to == wide)
+            divide<T>(to, piece.count, divisor, nullptr, out);
+    }
+    // Adds the sums of further lists to that of the first one, and returns how many rows are kept.
+    int64_t add_more(const Piece &piece, L *to) {
+        int64_t kept = list.count, lists = 1;
+        partial.assign(to, to + piece.count);
+        while (list.fill(s, piece, values, sizeof(T))) {
+            kept += list.count;
+            partial.resize(++lists * piece.count);
+            combine(list.rows.data(), list.count, piece.count,
+                    partial.data() + (lists - 1) * piece.count);
+        }
+        std::vector<Row> rows;
+        for (int64_t k = 0; k < lists; ++k)
+            rows.push_back({reinterpret_cast<const char *>(partial.data() + k * piece.count), 0});
+        sums.combine(true, rows.data(), lists, piece.count, to);
+        return kept;
+    }
+};
+
+}  // namespace
+}  // namespace dmlpool

@@ -1,0 +1,249 @@
+// Means and standard deviations of channels over the rows of a sample, and their gradient.
+//
+// A mean is found first. Distances from it, and their squares, are added in float64 in a second
+// pass, while a cache holds what the first one has read. The sum of the distances corrects what was
+// lost where the mean was rounded.
+
+#include "segments.h"
+
+namespace dmlpool {
+namespace {
+
+// n elements as float64, in which deviations are added.
+template <class T, int64_t n>
+inline Vector<double, n> doubles(const T *from) {
+    if constexpr (n == 1)
+        return double(widen(*from));
+    else if constexpr (std::is_same_v<T, double>)
+        return read<Vector<double, n>>(from);
+    else
+        return __builtin_convertvector(load<float, n>(from), Vector<double, n>);
+}
+
+// The sum of distances from a mean that was rounded, and that of their squares.
+struct Distances {
+    double sum = 0;
+    double squares = 0;
+
+    double deviation(int64_t count, int64_t correction) const {
+        if (count <= correction || count == 0)
+            return 0;
+        const double all = squares - sum * sum / double(count);
+        return __builtin_sqrt((all < 0 ? 0 : all) / double(count - correction));
+    }
+};
+
+// Means and deviations over the rows of a set. A mean is that of `Adder`. Distances from it are
+// added in a second pass, while a cache holds the rows.
+template <class T>
+struct RowStatistics {
+    static constexpr int64_t GROUP = 4;  // rows that one loop adds
+    static constexpr int64_t n = LANES<double>;
+    Adder<T> adder;
+    T *const deviations;
+    double sums[WIDTH];
+    double squares[WIDTH];
+
+    template <int64_t width>
+    __attribute__((noinline)) void add(const Row *rows, int64_t count, const T *mean, int64_t from,
+                                       int64_t to) {
+        for (int64_t i = from; i + width <= to; i += width) {
+            const auto centre = doubles<T, width>(mean + i);
+            auto sum = read<Vector<double, width>>(sums + i);
+            auto square = read<Vector<double, width>>(squares + i);
+            for (int64_t k = 0; k < count; ++k) {
+                const auto distance = doubles<T, width>(elements<T>(rows[k]) + i) - centre;
+                sum += distance;
+                square += distance * distance;
+            }
+            write(sum, sums + i);
+            write(square, squares + i);
+        }
+    }
+    void operator()(const Piece &piece) {
+        adder(piece);
+        const Segments &s = adder.s;
+        const int64_t at = piece.set * s.channels + piece.at, vectors = piece.count / n * n;
+        std::fill_n(sums, piece.count, 0.);
+        std::fill_n(squares, piece.count, 0.);
+        List &list = adder.list;
+        list.next = piece.begin;
+        while (list.fill(s, piece, adder.values, sizeof(T)))
+            for (int64_t k = 0; k < list.count; k += GROUP) {
+                const int64_t count = std::min(GROUP, list.count - k);
+                add<n>(list.rows.data() + k, count, adder.output + at, 0, vectors);
+                add<1>(list.rows.data() + k, count, adder.output + at, vectors, piece.count);
+            }
+        const int64_t kept = piece.kept();
+        for (int64_t i = 0; i < piece.count; ++i)
+            deviations[at + i] =
+                narrow<T>(Wide<T>(Distances{sums[i], squares[i]}.deviation(kept, s.correction)));
+    }
+};
+
+// The same of contiguous planes of `length` elements: numbers of channels count planes.
+template <class T>
+struct PlaneStatistics {
+    static constexpr int64_t n = LANES<double>;
+    static constexpr int64_t UNROLLED = 4 * n;
+    static constexpr int64_t BLOCK = 64 * UNROLLED;  // sums of blocks are added to each other
+    const Segments &s;
+    const T *const values;
+    T *const means;
+    T *const deviations;
+    int64_t set = -1;  // of `kept`
+    int64_t kept = 0;
+
+    // Adds act(element) to totals, for elements that the mask keeps.
+    template <int64_t count, class Act>
+    static void add(const T *from, const uint8_t *mask, double (&totals)[count], int64_t length,
+                    const Act &act) {
+        using V = Vector<double, n>;
+        for (int64_t at = 0; at < length; at += BLOCK) {
+            const int64_t end = std::min(length, at + BLOCK);
+            V block[4][count] = {};
+            int64_t i = at;
+            for (; i + UNROLLED <= end; i += UNROLLED)
+#pragma GCC unroll 4
+                for (int64_t k = 0; k < 4; ++k) {
+                    const int64_t j = i + k * n;
+                    V added[count];
+                    act(doubles<T, n>(from + j), added);
+                    for (int64_t t = 0; t < count; ++t)
+                        if (mask == nullptr)
+                            block[k][t] += added[t];
+                        else {
+                            const auto keeps =
+                                converted<int64_t, n, int8_t>(read<Vector<int8_t, n>>(mask + j));
+                            block[k][t] += keeps != 0 ? added[t] : V{};
+                        }
+                }
+            for (int64_t t = 0; t < count; ++t) {
+                const V all = (block[0][t] + block[1][t]) + (block[2][t] + block[3][t]);
+                for (int64_t k = 0; k < n; ++k)
+                    totals[t] += all[k];
+            }
+            for (; i < end; ++i)
+                if (mask == nullptr || mask[i]) {
+                    double added[count];
+                    act(double(widen(from[i])), added);
+                    for (int64_t t = 0; t < count; ++t)
+                        totals[t] += added[t];
+                }
+        }
+    }
+    void operator()(Piece piece) {
+        if (piece.set != set) {
+            set = piece.set;
+            kept = piece.kept();
+        }
+        for (int64_t c = piece.at; c < piece.at + piece.count; ++c) {
+            const T *const from = values + set * s.set_step + c * s.length;
+            double sum[1] = {0}, distances[2] = {0, 0};
+            add<1>(from, piece.mask, sum, s.length,
+                   [](const auto &x, auto &added) { added[0] = x; });
+            const double mean = sum[0] / double(std::max<int64_t>(kept, 1));
+            add<2>(from, piece.mask, distances, s.length, [=](const auto &x, auto &added) {
+                added[0] = x - mean;
+                added[1] = added[0] * added[0];
+            });
+            means[set * s.channels + c] = narrow<T>(Wide<T>(mean));
+            deviations[set * s.channels + c] = narrow<T>(
+                Wide<T>(Distances{distances[0], distances[1]}.deviation(kept, s.correction)));
+        }
+    }
+};
+
+// The gradient of means and deviations: a + b * (element - mean) for each element that is kept.
+template <class T>
+struct StatisticsGradient {
+    using L = Wide<T>;
+    const Segments &s;
+    const T *const values;
+    const T *const means;
+    const T *const deviations;
+    const T *const of_means;
+    const T *const of_deviations;
+    T *const gradient;
+    L slope[WIDTH];
+    L constant[WIDTH];  // a - b * mean would cancel: this is a
+    L mean[WIDTH];
+
+    void operator()(const Piece &piece) {
+        const int64_t at = piece.set * s.channels + piece.at, kept = piece.kept();
+        for (int64_t i = 0; i < piece.count; ++i) {
+            const L deviation = widen(deviations[at + i]);
+            mean[i] = widen(means[at + i]);
+            constant[i] = widen(of_means[at + i]) / L(std::max<int64_t>(kept, 1));
+            slope[i] = kept > s.correction && deviation != 0
+                           ? widen(of_deviations[at + i]) / (deviation * L(kept - s.correction))
+                           : L(0);
+        }
+        const bool are_planes = s.row_step == 1;
+        const int64_t first = piece.set * s.set_step + piece.at * (are_planes ? s.length : 1);
+        for (int64_t row = 0; row < (are_planes ? piece.count : s.length); ++row) {
+            const int64_t from = first + row * (are_planes ? s.length : s.row_step);
+            const T *const x = values + from;
+            T *const to = gradient + from;
+            if (are_planes) {
+                VECTORIZE
+                for (int64_t i = 0; i < s.length; ++i)
+                    to[i] =
+                        narrow<T>(constant[row] + slope[row] * (widen(read<T>(x + i)) - mean[row]));
+                for (int64_t i = 0; i < s.length && piece.mask != nullptr; ++i)
+                    to[i] = piece.mask[i] ? to[i] : T{};
+            } else if (piece.keeps(row)) {
+                VECTORIZE
+                for (int64_t i = 0; i < piece.count; ++i)
+                    to[i] = narrow<T>(constant[i] + slope[i] * (widen(read<T>(x + i)) - mean[i]));
+            } else
+                std::fill_n(to, piece.count, T{});
+        }
+    }
+};
+
+// Channels of a piece whose rows a cache holds.
+int64_t cached_width(const Segments &s, int64_t element) {
+    return std::clamp<int64_t>((256 << 10) / std::max<int64_t>(s.length * element, 1) / 16 * 16, 16,
+                               WIDTH);
+}
+
+}  // namespace
+
+void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
+                void *deviations) {
+    with_floats(s.type, "statistics of type", [&](auto element) {
+        using T = decltype(element);
+        T *const to = static_cast<T *>(means), *const widths = static_cast<T *>(deviations);
+        const T *const from = static_cast<const T *>(values);
+        if (s.row_step == 1)
+            each_piece(s, nullptr, mask, [&] { return PlaneStatistics<T>{s, from, to, widths}; });
+        else
+            each_piece(
+                s, nullptr, mask,
+                [&] {
+                    return RowStatistics<T>{{s, static_cast<const char *>(values), to}, widths};
+                },
+                cached_width(s, sizeof(T)));
+    });
+}
+
+void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
+                     const void *moments, void *gradient) {
+    with_floats(s.type, "statistics of type", [&](auto element) {
+        using T = decltype(element);
+        const T *const means = static_cast<const T *>(moments);
+        const int64_t n = s.segments * s.channels;
+        each_piece(s, nullptr, mask, [&] {
+            return StatisticsGradient<T>{s,
+                                         static_cast<const T *>(values),
+                                         means,
+                                         means + n,
+                                         means + 2 * n,
+                                         means + 3 * n,
+                                         static_cast<T *>(gradient)};
+        });
+    });
+}
+
+}  // namespace dmlpool
