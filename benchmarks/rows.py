@@ -255,6 +255,8 @@ def _cudnn(problem: Problem) -> list[Call]:
     row = problem.row
     if row.mode != "forward" or row.mask or row.outputs or max(row.dilation) > 1 or row.ceil_mode:
         raise Absent("values of windows alone, without dilation")
+    if not torch.cuda.is_available():
+        raise Absent("no GPU")
     try:
         library = CuDNN()
     except (ImportError, OSError) as reason:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, operands
+from torch_dmlpool._private import _are_functorch_transforms_active
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.elements import first_indices
 from torch_dmlpool.ops.derivatives import Recording, derivative, recording, records_gradient
@@ -52,11 +53,13 @@ def max_unpooling(
 
 def _signed(indices: Tensor, elements: int) -> Tensor:
     """Unsigned indices in a tensor of ``elements`` as signed ones. The largest becomes -1."""
-    if indices.dtype is torch.uint64:
-        return indices.view(torch.int64)
-    if indices.dtype is not torch.uint32:
+    if indices.dtype not in (torch.uint32, torch.uint64):
         return indices
-    if type(elements) is int and elements < 2**31:
+    # PyTorch 2.11 has no rule by which vmap takes a view of another data type.
+    has_view = torch.compiler.is_dynamo_compiling() or not _are_functorch_transforms_active()
+    if indices.dtype is torch.uint64:
+        return indices.view(torch.int64) if has_view else indices.to(torch.int64)
+    if has_view and type(elements) is int and elements < 2**31:
         return indices.view(torch.int32)
     indices = indices.to(torch.int64)
     return torch.where(indices == 2**32 - 1, -1, indices)
