@@ -7,6 +7,7 @@ so everything is testable without one.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -48,10 +49,17 @@ class Launch:
         return cls(kernel, programs, sizes, tuple(constants.items()), _types(sizes), results)
 
 
-def _types(sizes: Any) -> Any:
-    if isinstance(sizes, tuple):
-        return tuple(map(_types, sizes))
-    return "i32" if -(2**31) <= sizes < 2**31 else "i64"
+def _types(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        [
+            _types(each)
+            if isinstance(each, tuple)
+            else "i32"
+            if -0x8000_0000 <= each < 0x8000_0000
+            else "i64"
+            for each in sizes
+        ]
+    )
 
 
 class Axis(NamedTuple):
@@ -69,6 +77,22 @@ class Axis(NamedTuple):
     def extent(self) -> int:
         """Positions from the first tap to the last."""
         return (self.window - 1) * self.dilation + 1
+
+
+@lru_cache(maxsize=1024)
+def axes_of(window: Any) -> tuple[Axis, ...]:
+    """A window's axes over depths, rows and columns: no size changes them."""
+    axes = [
+        Axis(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation)
+        for axis in ([] if window is None else window.axes)
+    ]
+    return (*[Axis()] * (3 - len(axes)), *axes)
+
+
+@lru_cache(maxsize=1024)
+def _named(window: Any, counted: bool) -> dict[str, Axis]:
+    each = [axis if counted else axis._replace(end=0) for axis in axes_of(window)]
+    return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
 
 
 class Request(NamedTuple):
@@ -93,19 +117,13 @@ class Request(NamedTuple):
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The window over depths, rows and columns."""
-        each = [] if self.window is None else self.window.axes
-        axes = [
-            Axis(axis.window, axis.stride, axis.start_padding, axis.end_padding, axis.dilation)
-            for axis in each
-        ]
-        return (*[Axis()] * (3 - len(axes)), *axes)
+        return axes_of(self.window)
 
     def named_axes(self, counted: bool = False) -> dict[str, Axis]:
         """The axes by the names of the kernels' constants. Padding at the end is left out unless it
         is ``counted``, so that it makes no other kernel.
         """
-        each = self.axes if counted else [axis._replace(end=0) for axis in self.axes]
-        return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
+        return _named(self.window, counted)
 
     @property
     def is_dilated(self) -> bool:
@@ -269,7 +287,16 @@ def parts(request: Request) -> list[Part]:
 
 def is_one_window(request: Request) -> bool:
     """Whether a plane has one window, which takes it whole."""
-    return all(part.is_whole for part in parts(request))
+    sizes, counts = request.sizes, request.targets
+    if request.adjoint:
+        sizes, counts = counts, sizes
+    return counts == (1, 1, 1) and (
+        request.window is None
+        or all(
+            axis.start == 0 and axis.window == axis.extent == size
+            for size, axis in zip(sizes, request.axes, strict=True)
+        )
+    )
 
 
 class Along(NamedTuple):

@@ -5,7 +5,8 @@ whole planes, bins and all other windows go by axis.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -326,7 +327,8 @@ def _sharing(outputs: int, axis: Axis) -> int:
     return group
 
 
-def _steps(axes: Sequence[Axis], rows: int, columns: int) -> int:
+@lru_cache(maxsize=1024)
+def _steps(axes: tuple[Axis, ...], rows: int, columns: int) -> int:
     """Comparisons in the straight-line code of a lane that owns ``rows`` by ``columns`` outputs."""
 
     def along(outputs: int, axis: Axis) -> int:
