@@ -124,6 +124,8 @@ struct Scatter {
     using L = Wide<T>;
     static constexpr bool is_direct = std::is_same_v<T, L>;
     static constexpr int64_t PART = 1 << 18;  // elements of a part, whose sums stay in a cache
+    static constexpr int64_t n = LANES<L>;
+    static constexpr int64_t LEAST_PAIRS = 24;  // in fewer each window costs less by itself
     const Problem &p;
     const T *const arriving;
     const char *const numbers;
@@ -133,6 +135,12 @@ struct Scatter {
     const TapPlaces places{p, p.channels, 1};
     const PlaneParts parts{p, PART, 4};
     const int64_t most = parts.step * parts.slab;  // elements of a part
+    // Whether windows share no element, and pairs of columns lie beside each other in each row.
+    const bool are_pairs = is_direct && bytes == 1 && p.channels == 1 && parts.cut < 2 &&
+                           p.w().window == 2 && p.w().stride == 2 && p.w().dilation == 1 &&
+                           p.w().padding == 0 && 2 * p.w().outputs <= p.w().size &&
+                           p.w().outputs >= std::max(n, LEAST_PAIRS) &&
+                           p.h().extent() <= p.h().stride && p.d().extent() <= p.d().stride;
 
     void run() const {
         for_parts(p.planes * parts.count, 1, 4. * double(most), is_direct ? 0 : most * sizeof(L),
@@ -156,16 +164,48 @@ struct Scatter {
         for (int64_t od = depth.begin; od < depth.end; ++od) {
             int64_t row = (part.plane * p.d().outputs + od) * p.h().outputs + height.begin;
             row *= width;
-            for (int64_t oh = height.begin; oh < height.end; ++oh, row += width)
+            for (int64_t oh = height.begin; oh < height.end; ++oh, row += width) {
+                if constexpr (is_direct)
+                    if (are_pairs) {
+                        write_pairs(row, od, oh, first, size, sums);
+                        continue;
+                    }
                 places.each(numbers + row * bytes, bytes, od, oh, begin, end,
                             [=, from = arriving + row](int64_t i, int64_t place) {
                                 const int64_t at = place - first;
                                 if (uint64_t(at) < uint64_t(size))
                                     sums[at] += widen(read<T>(from + i));
                             });
+            }
         }
         if constexpr (!is_direct)
             divide<T>(sums, size, 1, nullptr, out);
+    }
+    // Writes all taps of a row of windows: what arrives where the tap is the winner, else 0.
+    void write_pairs(int64_t row, int64_t od, int64_t oh, int64_t first, int64_t size,
+                     L *sums) const {
+        using V = Vector<L, n>;
+        using Integer = IntegerOf<L>;
+        const uint8_t *const which = reinterpret_cast<const uint8_t *>(numbers) + row;
+        const auto lanes = std::make_index_sequence<n>();
+        for (int tap = 0; tap < places.taps; tap += 2) {
+            const int64_t z = p.d().first(od) + tap / 2 / p.h().window * p.d().dilation;
+            const int64_t y = p.h().first(oh) + tap / 2 % p.h().window * p.h().dilation;
+            const int64_t at = (z * p.h().size + y) * p.w().size - first;
+            if (y < 0 || y >= p.h().size || at < 0 || at >= size)
+                continue;
+            for (int64_t begin = 0; begin < p.w().outputs; begin += n) {
+                const int64_t i = std::min(begin, p.w().outputs - n);
+                const auto winner = load<Integer, n>(which + i);
+                const V value = read<V>(arriving + row + i) + V{};  // a zero has no sign
+                const V even = winner == Integer(tap) ? value : V{};
+                const V odd = winner == Integer(tap + 1) ? value : V{};
+                const auto low = [](int64_t k) { return k / 2 + k % 2 * n; };
+                const auto high = [](int64_t k) { return k / 2 + k % 2 * n + n / 2; };
+                write(shuffled<L, n>(even, odd, low, lanes), sums + at + 2 * i);
+                write(shuffled<L, n>(even, odd, high, lanes), sums + at + 2 * i + n);
+            }
+        }
     }
 };
 

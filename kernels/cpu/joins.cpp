@@ -13,7 +13,8 @@ constexpr int64_t SMALL_PLANE = 8;
 // Longer planes of one row with several windows are joined only for maxima of tiling windows.
 constexpr int64_t ROW_MOST = 1024;
 
-// Averages of planes that windows tile are joined where rows are at least this long.
+// Averages of planes that windows tile, and maxima of such volumes, are joined where rows are at
+// least this long.
 constexpr int64_t JOINED_WIDTH = 12;
 
 // Whether windows lie one after the other, each inside the input, up to its end.
@@ -131,7 +132,8 @@ Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners) {
     if (p.channels == 1)
         joined.join_rows();
     joined.join_tiled_rows();
-    if (!is_gradient)
+    // Narrow volumes are left to TURNED.
+    if (!is_gradient && (joined.first > 0 || p.w().size >= JOINED_WIDTH))
         joined.join_planes(!has_winners);
     return joined.problem();
 }
