@@ -383,8 +383,8 @@ def grad_tile(request: Request) -> Tile | None:
     vector = vector if request.channels_last else _row_of_gradients(request)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
-        # Wide vectors of long windows do not fit the registers of a GPU with waves of 32 lanes.
-        vector = gcd(vector, 2) if windows >= 25 else vector
+        # Vectors of 8 of long windows do not fit the registers of a GPU with waves of 32 lanes.
+        vector = gcd(vector, 2) if windows >= 25 and request.element_size < 4 else vector
         rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1
         steps //= CHANNEL_STEP if vector > 2 else 2
     of_row = deep * high * windows * columns * broad
