@@ -88,6 +88,44 @@ def test_a_compiler_may_have_arguments(
     assert compilers.found().command == (own.command[0], "-DMANY=1")
 
 
+ROWS = """#include <cstring>
+extern "C" void dmlpool_rows(float *rows, long count, long bytes) {
+    for (long i = 1; i < count; ++i)
+        std::memcpy(rows + i, rows, bytes);
+}
+"""
+SUMS = """extern "C" float dmlpool_sums(float *rows, long count) {
+    _Pragma("clang loop vectorize(assume_safety)")
+    for (long i = 1; i < count; ++i)
+        if (rows[i] > rows[i - 1])
+            return rows[i];
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="zig's flags for Linux")
+def test_a_library_of_zig_calls_the_systems_memcpy_and_has_the_vectors_it_is_meant_to_have(
+    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
+) -> None:
+    """A loop that is marked as one of vectors, and is none, fails the build of a wheel."""
+    lief = pytest.importorskip("lief")
+    zig = compilers.zig()
+    if zig is None:
+        pytest.skip("zig is not installed")
+    source, library = tmp_path / "rows.cpp", tmp_path / "library" / "rows.so"
+    source.write_text(ROWS)
+    zig.link([str(source)], library, [])
+    parsed = lief.parse(str(library))
+    assert "memcpy" in {symbol.name for symbol in parsed.imported_symbols}
+    source.write_text(SUMS)
+    zig.link([str(source)], library, [])
+    monkeypatch.setattr(compilers, "NAMED", "manylinux_2_17_x86_64")
+    with pytest.raises(subprocess.CalledProcessError):
+        zig.link([str(source)], library, [])
+    assert "loop not vectorized" in capfd.readouterr().err
+
+
 def test_a_wheel_without_kernels_is_of_any_platform(python: Python, tmp_path: Path) -> None:
     """Also where an earlier build left kernels."""
     source = checkout(tmp_path / "source", with_sources=True)

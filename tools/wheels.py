@@ -122,6 +122,8 @@ def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str
     else:
         exported = {symbol.name for symbol in library.exported_symbols}
         needed = set(library.libraries)
+        for name in {"memcpy", "memset"} - {symbol.name for symbol in library.imported_symbols}:
+            yield f"does not call the system's {name}"
     sources = [path.read_text() for path in (ROOT / "kernels").rglob("*.cpp")]
     wanted = compilers.exported_by("".join(sources))
     if exported != wanted:

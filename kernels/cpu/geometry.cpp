@@ -39,7 +39,8 @@ Span SeenAxis::span_of(int64_t x) const {
     if (place % divisor != 0)
         first = around.end;
     else if (step > 1) {
-        const int64_t wanted = int64_t(__int128(place / divisor % step) * inverse % step);
+        // Dilations have 31 bits, so that this product has 62.
+        const int64_t wanted = place / divisor % step * inverse % step;
         first += (wanted - first % step + step) % step;
     }
     if (first >= around.end)

@@ -74,9 +74,9 @@ struct Requantization {
 
     // Requantizes sums: all of channel `channel`, or with `of_channels` one of each channel from
     // `channel` on. Windows read `taps` elements and divide by `divisor`, each times its entry of
-    // `columns`. With Real = double a quotient is a half only where the exact one is, for windows
-    // of up to 2^20 taps.
-    template <class Real, class L>
+    // `columns`. A quotient in float64 is a half only where the exact one is, for windows of up to
+    // 2^20 taps. With `is_huge` remainders say which side of a half the exact one is on.
+    template <bool is_huge, class L>
     void store_exactly(const L *sums, int64_t count, bool of_channels, int64_t channel,
                        int64_t taps, int64_t divisor, RowCounts columns, uint8_t *to) const {
         const auto run = [=](auto step, auto has_columns) {
@@ -88,12 +88,23 @@ struct Requantization {
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t c = step * i;
                 const int64_t reads = has_columns ? columns.read[i] : 1;
-                const Real counts = has_columns ? Real(columns.counted[i]) : 1;
-                const Real sum = Real(int32_t(sums[i] - taps * reads * input_zero[c]));
-                const Real average =
-                    sum * Real(above[c]) / (Real(below[c]) * Real(divisor) * counts);
-                const Real whole =
-                    std::rint(std::clamp(average, Real(low - zeros[c]), Real(high - zeros[c])));
+                const double counts = double(divisor) * (has_columns ? columns.counted[i] : 1);
+                const double sum = int32_t(sums[i] - taps * reads * input_zero[c]);
+                const double dividend = sum * above[c];
+                const double by = below[c] * counts;
+                double whole = std::rint(dividend / by);
+                if constexpr (is_huge) {
+                    const double remainder = __builtin_fma(-whole, by, dividend);
+                    const double sign = std::copysign(1., remainder);
+                    // What both products have lost.
+                    const double lost = __builtin_fma(below[c], counts, -by);
+                    const double lost_above = __builtin_fma(sum, above[c], -dividend);
+                    const double beyond = (2 * std::abs(remainder) - by) +
+                                          (2 * sign * (lost_above - whole * lost) - lost);
+                    const bool is_odd = whole != 2 * std::rint(whole / 2);
+                    whole += beyond > 0 || (beyond == 0 && is_odd) ? sign : 0;
+                }
+                whole = std::clamp(whole, double(low - zeros[c]), double(high - zeros[c]));
                 to[i] = uint8_t(int32_t(whole) + zeros[c]);
             }
         };
@@ -157,9 +168,9 @@ struct Requantization {
             const Integers none = {};
             if (checks_halves && std::memcmp(&any, &none, sizeof(any)) != 0) {
                 const int64_t first = std::min(begin, count - BLOCK);
-                store_exactly<double>(sums + first, std::min(AT_A_TIME * BLOCK, count - first),
-                                      of_channels, channel + (of_channels ? first : 0), taps,
-                                      divisor, columns.from(first), to + first);
+                store_exactly<false>(sums + first, std::min(AT_A_TIME * BLOCK, count - first),
+                                     of_channels, channel + (of_channels ? first : 0), taps,
+                                     divisor, columns.from(first), to + first);
             }
         }
     }
@@ -167,8 +178,8 @@ struct Requantization {
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t taps,
                int64_t divisor, RowCounts columns, uint8_t *to) const {
-        const auto run = is_huge         ? &Requantization::store_exactly<long double, L>
-                         : count < BLOCK ? &Requantization::store_exactly<double, L>
+        const auto run = is_huge         ? &Requantization::store_exactly<true, L>
+                         : count < BLOCK ? &Requantization::store_exactly<false, L>
                          : rounds_right  ? &Requantization::store_blocks<false, L>
                                          : &Requantization::store_blocks<true, L>;
         (this->*run)(sums, count, of_channels, channel, taps, divisor, columns, to);

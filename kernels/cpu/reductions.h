@@ -69,15 +69,22 @@ struct Rows final : RowOperations {
         const auto run = [=](auto taps, auto step) {
             constexpr int64_t k = decltype(taps)::value;
             constexpr int64_t every = decltype(step)::value;
-            VECTORIZE
-            for (int64_t i = 0; i < outputs; ++i) {
+            const auto combined_at = [=](int64_t i) {
                 L result = Op::of(row[every * i], Op::renumbered(row[every * i + 1], 1));
                 if constexpr (k == 3)
                     result = Op::of(result, Op::renumbered(row[every * i + 2], 2));
                 if constexpr (k == 4)
                     result = Op::of(result, Op::of(Op::renumbered(row[every * i + 2], 2),
                                                    Op::renumbered(row[every * i + 3], 3)));
-                out[i] = result;
+                return result;
+            };
+            if constexpr (LANES<L> == 1)  // there are no vectors of them
+                for (int64_t i = 0; i < outputs; ++i)
+                    out[i] = combined_at(i);
+            else {
+                VECTORIZE
+                for (int64_t i = 0; i < outputs; ++i)
+                    out[i] = combined_at(i);
             }
         };
         if (window == 2)
