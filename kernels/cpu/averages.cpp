@@ -162,7 +162,10 @@ struct AverageGradient {
     void run() const {
         if (strategy == COPIED)
             return copy_shares();
-        if (g.is_uniform)
+        // Shares are fewer than elements where windows have strides and WINDOWS copies their sums.
+        const bool divides_first =
+            p.channels == 1 && !puts_zeros_between(p.w()) && 2 * p.output_plane() <= p.plane();
+        if (g.is_uniform && !divides_first)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
         // Small planes are divided together, large ones in parts.
         const bool is_small = p.output_plane() <= SHARES_MOST || p.w().window == 0;

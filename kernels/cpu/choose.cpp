@@ -56,6 +56,10 @@ constexpr int64_t ZEROS_EXTENT = 256;
 constexpr int64_t TURNED_MOST = 1296;
 constexpr int64_t TURNED_STRIDED = 32;
 constexpr int64_t TURNED_LONG = 36;
+// Averages of bins of less than TURNED_BIN positions, which are shorter than vectors of a row, are
+// turned in planes of up to TURNED_MOST_OF_BINS elements: 16 of them fit a second-level cache.
+constexpr int64_t TURNED_BIN = 10;
+constexpr int64_t TURNED_MOST_OF_BINS = 4096;
 constexpr int64_t TURNED_NARROW = 12;
 constexpr int64_t TURNED_TAPS = 64;
 // Maxima of fewer planes are not turned.
@@ -133,19 +137,27 @@ Reason taps_cannot(const Request &r) {
                                                                     : nullptr;
 }
 
+bool sums_short_bins(const Request &r) {
+    const Axis &w = r.windows.p.w();
+    return (r.operation == AVERAGE || r.operation == AVERAGE_GRADIENT) && w.window == 0 &&
+           w.size < TURNED_BIN * w.outputs;
+}
 Reason turned_cannot(const Request &r) {
     const Problem &p = r.windows.p;
-    return p.channels > 1 ? "several channels are vectors already"
-           : std::max(p.plane(), p.output_plane()) > TURNED_MOST ? "planes are large"
-           : r.operation == WINNERS                              ? numbers_cannot(r)
-           : r.operation == WINNERS_GRADIENT                     ? taps_cannot(r)
-                                                                 : nullptr;
+    const int64_t most = sums_short_bins(r) ? TURNED_MOST_OF_BINS : TURNED_MOST;
+    return p.channels > 1                                 ? "several channels are vectors already"
+           : std::max(p.plane(), p.output_plane()) > most ? "planes are large"
+           : r.operation == WINNERS                       ? numbers_cannot(r)
+           : r.operation == WINNERS_GRADIENT              ? taps_cannot(r)
+                                                          : nullptr;
 }
 // The longest rows of planes that are transposed. Strides leave vectors of rows half empty, and
 // make it cheaper to add to winners one by one. Averages of planes of one row may be joined.
 int64_t turned_width(const Request &r) {
     const Problem &p = r.windows.p;
     const bool is_strided = p.w().stride > 1;
+    if (sums_short_bins(r))
+        return TURNED_MOST_OF_BINS;
     if (r.operation == WINNERS_GRADIENT)
         return is_strided ? TURNED_NARROW : TURNED_LONG;
     if (r.operation != WINNERS && (!is_strided || p.h().outputs == p.h().size))

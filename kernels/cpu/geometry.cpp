@@ -21,6 +21,59 @@ int64_t inverse_of(int64_t a, int64_t m) {
     return old_factor < 0 ? old_factor + m : old_factor;
 }
 
+// Where a window begins, or where it ends: at floor(number / of). ++ goes on to the next window,
+// whose number is `step` more. It only counts, because a division takes longer than a short run.
+struct Edge {
+    int64_t of;
+    int64_t at;
+    int64_t remainder;
+    int64_t whole;
+    int64_t part;
+
+    Edge(int64_t number, int64_t step, int64_t of)
+        : of(of), at(number / of), remainder(number % of), whole(step / of), part(step % of) {}
+    void operator++() {
+        remainder += part;
+        at += whole + (remainder >= of);
+        remainder -= remainder >= of ? of : 0;
+    }
+};
+
+// Whether several outputs of a row may read the same: elements of a gradient between two edges of
+// windows, or of bins. The numbers of their taps would differ.
+bool forms_groups(const Windows &windows) {
+    const Axis &w = windows.p.w();
+    return windows.seen[2].empty() ? w.window == 0 && w.outputs >= 2 * w.size
+                                   : windows.seen[2].front().axis.dilation == 1;
+}
+// Fills `runs` with these groups, in steps from edge to edge.
+void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs) {
+    const Axis &w = windows.p.w();
+    const bool are_bins = windows.seen[2].empty();
+    const Axis &read = are_bins ? w : windows.seen[2].front().axis;
+    const int64_t of = are_bins ? w.size : 1;
+    const int64_t step = are_bins ? w.outputs : read.stride;
+    const int64_t extent = are_bins ? step + of - 1 : read.extent();
+    const Span span = windows.at(2, output);
+    int64_t first = span.begin;
+    int64_t last = first + span.count;
+    Edge leaves(first * step + extent - read.padding, step, of);
+    Edge enters(last * step - read.padding, step, of);
+    while (output < end) {
+        for (; leaves.at <= output; ++leaves)
+            ++first;
+        for (; enters.at <= output; ++enters)
+            ++last;
+        const int64_t next = std::min({end, leaves.at, enters.at});
+        // Fields are written one by one, as GCC would load what it has just stored in halves.
+        Run &run = runs.emplace_back();
+        run.begin = std::min(first, w.size);
+        run.count = std::max<int64_t>(std::min(last, w.size) - first, 0);
+        run.outputs = next - output;
+        output = next;
+    }
+}
+
 }  // namespace
 
 SeenAxis::SeenAxis(const Axis &axis)
@@ -108,6 +161,8 @@ void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_
     const Axis &axis = windows.p.w();
     const Range whole = axis.whole();
     runs.clear();
+    if (!are_numbered && forms_groups(windows))
+        return find_groups(windows, output, end, runs);
     while (output < end) {
         if (whole.contains(output)) {
             const int64_t taken = std::min(whole.end, end) - output;

@@ -413,8 +413,20 @@ struct Rows final : RowOperations {
                         {from + k * run.step * SIZE<are_values>, 0}, run.count, step);
             for (int64_t k = o; Op::has_numbers && run.count > 0 && k < o + different; ++k)
                 out[k] = Op::renumbered(out[k], row.number + run.tap * units[2]);
-            std::fill_n(out + o + different, run.outputs - different, L(out[o]));
+            if (run.outputs > different)
+                repeat(out + o, run.outputs, outputs - o);
         }
+    }
+    // Writes the first of `count` values to the others, in vectors while there is room for them:
+    // what they write past the end is overwritten by the next run.
+    static void repeat(L *values, int64_t count, int64_t room) {
+        constexpr int64_t n = LANES<L>;
+        const L first = values[0];
+        int64_t i = 0;
+        for (; i < count && i + n <= room; i += n)
+            write(Vector<L, n>{} + first, values + i);
+        for (; i < count; ++i)
+            values[i] = first;
     }
 };
 

@@ -23,6 +23,8 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "as it was": ((5,), (5,)),
     "global": ((13,), (1,)),
     "wide bins": ((67,), (3,)),
+    "many bins in a row": ((1100,), (77,)),
+    "planes of short bins": ((33, 35), (7, 6)),
     "divided evenly": ((12,), (4,)),
     "rows uneven, columns even": ((7, 6), (3, 2)),
     "rows kept": ((5, 9), (5, 4)),

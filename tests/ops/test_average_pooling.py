@@ -160,6 +160,32 @@ def test_an_element_stays_in_its_windows(
         np.testing.assert_array_equal(result[touched], input[0, 0, 20, column].item())
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "dilation"),
+    [
+        *((400, 160, 0, 1), (512, 512, 256, 1), (1024, 256, 512, 1), (25, 10, 3, 1)),
+        *((24, 8, 0, 1), (20, 10, 10, 1), (17, 1, 8, 1), (9, 70, 4, 1), (3, 512, 0, 1)),
+        *((12, 9, 5, 3), (40, 16, 0, 4)),
+    ],
+)
+def test_gradients_of_frames(
+    window: int, stride: int, padding: int, dilation: int, channels: int, device: torch.device
+) -> None:
+    """Windows of one row that overlap at a stride: elements between two edges of windows get the
+    same sum, and rows are cut into tiles (A6, E6)."""
+    for size, ceil_mode, include_padding, dtype in (
+        *((4099, False, False, torch.float32), (1200, True, True, torch.float64)),
+        (1101, True, False, torch.float16),
+    ):
+        pooling = oracle.Pooling(
+            (window,), (stride,), (padding,), (padding,), (dilation,), ceil_mode
+        )
+        sizes = (size,)
+        arriving = samples.normal(1, channels, *oracle.output_sizes(pooling, sizes), dtype=dtype)
+        samples.check_average_gradient(arriving.to(device), sizes, pooling, include_padding)
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_large_planes(layout: str, device: torch.device) -> None:
     """E6: what is summed in parts."""
