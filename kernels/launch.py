@@ -132,8 +132,8 @@ class Request(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Spatial dimensions."""
-        return len(self.target_sizes)
+        """Spatial dimensions. Rows in (N, W, C) order are images of one row."""
+        return max(len(self.target_sizes), 1 + self.channels_last)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -143,7 +143,7 @@ class Request(NamedTuple):
     @property
     def targets(self) -> tuple[int, int, int]:
         """Spatial sizes of the results."""
-        return (1,) * (3 - self.rank) + self.target_sizes  # type: ignore[return-value]
+        return (1,) * (3 - len(self.target_sizes)) + self.target_sizes  # type: ignore[return-value]
 
     @property
     def vector(self) -> int:

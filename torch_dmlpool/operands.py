@@ -129,12 +129,6 @@ def check_sizes(
         )
 
 
-def check_layout(channels_last: bool, rank: int) -> None:
-    """Reject channels_last for one spatial dimension: PyTorch has no such memory format."""
-    if channels_last and rank == 1:
-        raise ArgumentError("channels_last must be False for one spatial dimension, got True")
-
-
 def checked_mask(mask: Tensor | None, input: Tensor, leading: int = 2) -> Tensor | None:
     """``mask`` with as many dimensions as ``input``, if there is one (rule K1). ``leading`` is how
     many of the input's dimensions come before the spatial ones.
@@ -425,21 +419,22 @@ def position_dtype(plane: int) -> torch.dtype:
 
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether results computed from ``tensor`` are laid out with channels innermost, as PyTorch
-    does (rule G7).
+    does, and also where rows lie in (N, W, C) order (rule G7).
     """
     strides = tensor.stride()
-    if len(strides) == 3:
-        return False
     if type(strides[-1]) is int and type(strides[1]) is int and strides[-1] < strides[1]:
         return False  # decided by two strides alone
+    if len(strides) == 3 and strides[1] != 1:
+        return False
     if not torch.compiler.is_compiling():
         with contextlib.suppress(TypeError):  # symbolic sizes cannot be keys of a cache
             return _are_like_channels_last(tensor.shape, strides)
+    if len(strides) == 3:
+        return _have_inner_channels(tensor.shape, strides)
     return suggest_memory_format(tensor) is not torch.contiguous_format
 
 
-@functools.lru_cache(maxsize=1024)
-def _are_like_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _have_inner_channels(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether PyTorch's ``suggest_memory_format``, slow to import, would choose channels_last."""
     least = 0
     for dimension in (1, *range(len(shape) - 1, 1, -1), 0):
@@ -448,6 +443,9 @@ def _are_like_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) ->
             return False
         least = stride * shape[dimension]
     return strides[1] != 0
+
+
+_are_like_channels_last = functools.lru_cache(maxsize=1024)(_have_inner_channels)
 
 
 def suggested_memory_format(tensor: Tensor) -> torch.memory_format:
@@ -464,9 +462,32 @@ def empty(
     """An uninitialised tensor on the device of ``like``, of its data type unless another is
     given.
     """
-    return torch.empty(
-        tuple(sizes), dtype=dtype or like.dtype, device=like.device, memory_format=memory_format
-    )
+    kind: Any = {"dtype": dtype or like.dtype, "device": like.device}
+    if len(sizes) == 3 and memory_format is torch.channels_last:
+        return torch.empty((sizes[0], sizes[2], sizes[1]), **kind).transpose(1, 2)
+    return torch.empty(tuple(sizes), **kind, memory_format=memory_format)
+
+
+def lies_in(tensor: Tensor, memory_format: torch.memory_format) -> bool:
+    """Whether ``tensor`` is dense in a memory format; rows in channels_last are (N, W, C)."""
+    if tensor.dim() == 3 and memory_format is torch.channels_last:
+        return tensor.transpose(1, 2).is_contiguous()
+    return tensor.is_contiguous(memory_format=memory_format)
+
+
+def in_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """``tensor`` if it lies in a memory format, else a copy that does."""
+    if tensor.dim() == 3 and memory_format is torch.channels_last:
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    return tensor.contiguous(memory_format=memory_format)
+
+
+def cloned_in(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A copy of ``tensor`` in a memory format."""
+    if tensor.dim() == 3 and memory_format is torch.channels_last:
+        rows = tensor.transpose(1, 2)
+        return rows.clone(memory_format=torch.contiguous_format).transpose(1, 2)
+    return tensor.clone(memory_format=memory_format)
 
 
 def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -476,7 +497,7 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     if not torch.compiler.is_dynamo_compiling() and _are_functorch_transforms_active():
         return tensor
     if not all(type(size) is int for size in tensor.shape):
-        return tensor.contiguous(memory_format=memory_format)
+        return in_format(tensor, memory_format)
     # The dimensions from the innermost to the outermost.
     dims = list(range(tensor.dim()))[::-1]
     if memory_format is not torch.contiguous_format:
@@ -485,7 +506,7 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     for dim in dims:
         if strides[dim] != stride:
             # It is a clone because decomposed programs must not write in place.
-            return tensor.clone(memory_format=memory_format)
+            return cloned_in(tensor, memory_format)
         stride *= max(tensor.shape[dim], 1)
     return tensor
 
@@ -503,12 +524,12 @@ def laid_out_like(results: Any, input: Tensor) -> Any:
 
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
-    """Contiguous or channels_last for ``rank`` spatial dimensions."""
-    return (
-        {2: torch.channels_last, 3: torch.channels_last_3d}[rank]
-        if channels_last
-        else torch.contiguous_format
-    )
+    """Contiguous or channels_last for ``rank`` spatial dimensions. Rows have that of images, which
+    PyTorch's own functions reject for them: ``empty``, ``in_format`` and ``lies_in`` take it.
+    """
+    if not channels_last:
+        return torch.contiguous_format
+    return torch.channels_last_3d if rank == 3 else torch.channels_last
 
 
 def name_of(value: object) -> str:

@@ -55,7 +55,7 @@ def _filled(
     if plan.is_empty:
         return output.zero_()
     if not plan.is_laid_out:
-        source = source.contiguous(memory_format=plan.memory_format)
+        source = operands.in_format(source, plan.memory_format)
     code = function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
     if code:
         raise error_of(function, code)
@@ -76,9 +76,9 @@ def _filled_from_numbers(
         )
     if plan.is_empty:
         return output.zero_()
-    source = source.contiguous(memory_format=plan.memory_format)
+    source = operands.in_format(source, plan.memory_format)
     if not plan.is_laid_out:
-        numbers = numbers.contiguous(memory_format=plan.memory_format)
+        numbers = operands.in_format(numbers, plan.memory_format)
     code = function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
     if code:
         raise error_of(function, code)
@@ -234,8 +234,8 @@ def max_unpooling(
         unique = _new(plan.output_sizes, plan.output_strides, position_dtype)
     if plan.is_empty:
         return output.zero_(), unique, False
-    source = input.contiguous(memory_format=memory_format)
-    indices = indices.contiguous(memory_format=memory_format)
+    source = operands.in_format(input, memory_format)
+    indices = operands.in_format(indices, memory_format)
     unpool = library.dmlpool_max_unpooling
     addresses = source.data_ptr(), indices.data_ptr(), output.data_ptr()
     positions = None if unique is None else unique.data_ptr()

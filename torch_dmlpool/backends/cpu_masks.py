@@ -40,7 +40,7 @@ def _masking(
 
 
 def _laid_out(tensor: Tensor, plan: CpuPlan) -> Tensor:
-    return tensor.contiguous(memory_format=plan.memory_format)
+    return operands.in_format(tensor, plan.memory_format)
 
 
 def _filled(

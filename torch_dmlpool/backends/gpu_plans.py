@@ -71,7 +71,7 @@ def planned(
         if launches is None:
             raise NoKernelError
     kernel = launches[0].kernel if launches else ""
-    is_dense = aligned and source.is_contiguous(memory_format=memory_format)
+    is_dense = aligned and operands.lies_in(source, memory_format)
     return GpuPlan(
         memory_format, is_dense, tuple(results.shape), results.stride(), launches, kernel
     )

@@ -97,7 +97,7 @@ def planned(
     return CpuPlan(
         ctypes.addressof(problem),
         memory_format,
-        tensor.is_contiguous(memory_format=memory_format),
+        operands.lies_in(tensor, memory_format),
         0 in sizes + output_sizes,
         number_dtype,
         wider,
@@ -181,9 +181,8 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     """The strides of a new tensor. Plans keep them, because to allocate by strides is
     faster than by a memory format.
     """
-    return torch.empty(
-        sizes, dtype=torch.uint8, device="meta", memory_format=memory_format
-    ).stride()
+    like = torch.empty((), dtype=torch.uint8, device="meta")
+    return operands.empty(sizes, like, memory_format).stride()
 
 
 def quantization(

@@ -242,7 +242,7 @@ def _maxima(
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
         if not plan.is_dense:
-            input = input.clone(memory_format=plan.memory_format)
+            input = operands.cloned_in(input, plan.memory_format)
         between: tuple[torch.dtype, ...] = (dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
@@ -265,7 +265,7 @@ def max_pooling_indices(
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
     channels_last = operands.is_channels_last(taps)
     # The copy is aligned, so the plan is asked for what the kernel reads.
-    taps = taps.contiguous(memory_format=operands.named_memory_format(channels_last, window.rank))
+    taps = operands.in_format(taps, operands.named_memory_format(channels_last, window.rank))
     # Only the input's shape is used.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
     plan = planned(
@@ -302,8 +302,8 @@ def max_pooling_grad_from_taps(
             f"but that has sizes {tuple(input_gradient.shape)} on {input_gradient.device}"
         )
     memory_format = operands.named_memory_format(channels_last, window.rank)
-    source = input_gradient.contiguous(memory_format=memory_format)
-    taps = taps.contiguous(memory_format=memory_format)
+    source = operands.in_format(input_gradient, memory_format)
+    taps = operands.in_format(taps, memory_format)
     plan = planned(
         "grad_launches",
         (),
@@ -419,7 +419,7 @@ def _launch_averages(
         launch(plan.launches[0], source, target, *parameters)
     elif plan.launches:
         if not plan.is_dense:
-            source = source.clone(memory_format=plan.memory_format)
+            source = operands.cloned_in(source, plan.memory_format)
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
         else:

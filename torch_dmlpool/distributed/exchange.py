@@ -228,7 +228,7 @@ def assembled(pieces: Sequence[tuple[Tensor, range]], dimension: int, wanted: ra
     memory_format = operands.suggested_memory_format(first)
     if contains(held, wanted):
         part = _part(first, dimension, held, wanted)
-        if held == wanted or part.is_contiguous(memory_format=memory_format):
+        if held == wanted or operands.lies_in(part, memory_format):
             return part
     sizes = list(first.shape)
     sizes[dimension] = len(wanted)

@@ -327,9 +327,8 @@ class _Request:
             memory_format = operands.named_memory_format(
                 self.arguments["channels_last"], len(sizes) - 2
             )
-        strides = torch.empty(
-            sizes, dtype=local.dtype, device="meta", memory_format=memory_format
-        ).stride()
+        like = torch.empty((), dtype=local.dtype, device="meta")
+        strides = operands.empty(sizes, like, memory_format).stride()
         return DTensor.from_local(
             local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides
         )

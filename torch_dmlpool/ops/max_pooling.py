@@ -55,7 +55,6 @@ def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequen
 def _check_grad_from_taps(
     input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
 ) -> list[int]:
-    operands.check_layout(channels_last, window.rank)
     operands.check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
     return _check_taps(taps, sizes, window)
 

@@ -150,7 +150,6 @@ def _check_scatter(
     bins: bool,
     channels_last: bool,
 ) -> list[int]:
-    operands.check_layout(channels_last, input.dim() - 2)
     operands.check_pooled("input", input, operands.FLOAT_TYPES if bins else operands.MAX_TYPES)
     _check_unique(positions, spatial_sizes)
     operands.check_sizes("positions", positions, input.shape, input, "input's")
