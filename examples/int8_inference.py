@@ -14,7 +14,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.nn import quantized
 
 
 class Uint8Pool(nn.Module):
@@ -25,14 +24,19 @@ class Uint8Pool(nn.Module):
     def __init__(self, pool: nn.Module, features: Tensor) -> None:
         super().__init__()
         self.scale = features.max().item() / 255
-        if isinstance(pool, nn.AvgPool2d):
-            pool = quantized.AvgPool2d.from_float(pool, input_scale=self.scale, input_zero_point=0)
         self.pool = pool
 
     def forward(self, features: Tensor) -> Tensor:
         self.before = (features / self.scale).round().clamp(0, 255).to(torch.uint8)
-        self.after = self.pool(self.before)
+        self.after = self.pooled(self.before)
         return self.scale * self.after.float()
+
+    def pooled(self, integers: Tensor) -> Tensor:
+        if isinstance(self.pool, nn.MaxPool2d):
+            return self.pool(integers)
+        size, step = self.pool.kernel_size, self.pool.stride
+        numbers = self.scale, 0, self.scale, 0  # of the input, and of the output
+        return dmlpool.quantized_linear_average_pooling(integers, *numbers, size, step)
 
 
 def in_integers(model: nn.Sequential, images: Tensor) -> nn.Sequential:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import operators
 import samples
 import torch
 from torch import Tensor
@@ -292,7 +293,6 @@ QUANTIZATION: dict[str, dict[str, Any]] = {
 
 
 def quantized(rank: int, bound: str = "step") -> Iterator[Form]:
-    kind = getattr(dmlpool.nn.quantized, f"AvgPool{rank}d")
     given = _inputs(rank, samples.integers, dtype=torch.uint8)
     kinds = [(scales, counted) for scales in QUANTIZATION for counted in (True, False)]
     for number, (name, window) in enumerate(windows(rank).items()):
@@ -300,7 +300,7 @@ def quantized(rank: int, bound: str = "step") -> Iterator[Form]:
         for scales, counted in kinds[:2] + kinds[2 + number % 2 :: 2]:
             yield Form(
                 f"quantized, {scales}, counted {counted}, {name}",
-                kind(**window, count_include_pad=counted, **QUANTIZATION[scales]),
+                operators.QuantizedAverages(rank, window, counted, **QUANTIZATION[scales]),
                 **given,
                 bound=bound,
                 is_refused_before_19="dilation" in window,

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.decompositions import decompositions
+from torch_dmlpool.window import Window
 
 operators = torch.ops.dmlpool
 WINDOW = (3, 2, 1, 1)
@@ -59,6 +60,32 @@ def _unpooled(x: Tensor) -> Tensor:
 def _requantized(x: Tensor, scale: float | Tensor, zero_point: int | None) -> Tensor:
     rest = (scale, zero_point, 0.3, -2, *WINDOW)
     return dmlpool.quantized_linear_average_pooling(int8(x), *rest)
+
+
+class QuantizedAverages(torch.nn.Module):
+    """Averages of 8-bit integers over a window in a layer's words, which may be "same"."""
+
+    def __init__(
+        self, rank: int, window: dict[str, Any], count_include_pad: bool = True, **numbers: Any
+    ) -> None:
+        super().__init__()
+        self.rank, self.window, self.counted = rank, window, count_include_pad
+        scale, zero_point = numbers["input_scale"], numbers.get("input_zero_point", 0)
+        self.numbers = {
+            "input_zero_point": zero_point,
+            "output_scale": scale,
+            "output_zero_point": zero_point,
+            **numbers,
+        }
+
+    def forward(self, input: Tensor) -> Tensor:
+        *window, ceil_mode = Window.pytorch(
+            self.rank, **self.window, sizes=input.shape[2:]
+        ).arguments
+        names = "window_size", "strides", "start_padding", "end_padding", "dilations"
+        how = dict(zip(names, window, strict=True)) | self.numbers
+        how |= {"include_padding": self.counted, "ceil_mode": ceil_mode}
+        return dmlpool.quantized_linear_average_pooling(input, **how)
 
 
 def _quantized_averages(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
-from torch_dmlpool.nn import functional, quantized
+from torch_dmlpool.nn import functional
 
 PAGE = Path(__file__).with_suffix(".md")
 
@@ -435,9 +435,9 @@ LAYERS += ["AdaptiveMinPool", "MaxUnpool"]
 NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
 
 
-def too_small(rank: int, dtype: torch.dtype = torch.float32) -> list[Wrong]:
+def too_small(rank: int) -> list[Wrong]:
     """Inputs that no window of 2 fits, with samples and without."""
-    return of_shapes((2, 3, *(1,) * rank), (3, *(1,) * rank), dtype=dtype)
+    return of_shapes((2, 3, *(1,) * rank), (3, *(1,) * rank))
 
 
 def wrong_images(layer: str, rank: int) -> list[Wrong]:
@@ -505,41 +505,6 @@ def torch_rows(rank: int) -> Iterator[Row]:
             yield f"nn.{layer}{rank}d", _forward(kind, right), image, {"mask": [mask]}
 
 
-# What fits the channels, the device and the type is known with the input alone.
-TOLD_BY_INPUTS = {"-1", "a tensor on another device"}
-TOLD_BY_INPUTS |= {"a tensor of shape (2,)", "a tensor of shape (0,)"}
-PARAMETERS = {
-    name: [value for value in values if value.name not in TOLD_BY_INPUTS]
-    for name, values in {
-        "input_scale": SCALES,
-        "input_zero_point": ANY_ZERO_POINTS,
-        "output_scale": SCALES,
-        "output_zero_point": ANY_ZERO_POINTS,
-        "output_dtype": QUANTIZED_TYPES,
-    }.items()
-}
-
-
-def quantized_rows(rank: int) -> Iterator[Row]:
-    """The layers of nn.quantized."""
-    planes_of = functools.partial(planes, rank)
-    images = [*NOT_IMAGES[:4], Wrong("a tensor of float32", planes_of())]
-    images += [Wrong("a tensor of int32", planes_of(torch.int32))]
-    averaging = {"count_include_pad": FLAGS}
-    for layer, right, own, small in (
-        ("AvgPool", {"kernel_size": 2}, averaging, too_small(rank, torch.uint8)),
-        ("AdaptiveAvgPool", {"output_size": 1}, {}, []),
-    ):
-        name, kind = f"nn.quantized.{layer}{rank}d", getattr(quantized, f"{layer}{rank}d")
-        few = arguments_of(kind, FEW)
-        yield name, kind, right, few | own | (PARAMETERS if rank == 2 else {})
-        tensors = {"input": planes_of(torch.uint8)}
-        yield name, _forward(kind, right), tensors, {"input": [*images, *small]}
-    kind = getattr(quantized, f"MaxPool{rank}d")
-    wrong = arguments_of(kind, FOR_IMAGES if rank == 2 else FEW)
-    yield f"nn.quantized.MaxPool{rank}d", kind, {"kernel_size": 2}, wrong
-
-
 def _forward(kind: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., object]:
     return lambda **tensors: kind(**arguments)(**tensors)
 
@@ -549,7 +514,6 @@ def rows() -> Iterator[Row]:
         yield function.__name__, function, right, arguments_of(function, WRONG | own)
     for rank in (1, 2, 3):
         yield from torch_rows(rank)
-        yield from quantized_rows(rank)
     yield from operator_rows()
 
 

@@ -103,7 +103,7 @@ def test_the_examples_of_docstrings_run(name: str) -> None:
     assert found.failed == 0
 
 
-@pytest.mark.parametrize("module", ["nn", "nn.functional", "nn.quantized"])
+@pytest.mark.parametrize("module", ["nn", "nn.functional"])
 def test_the_examples_of_layers_and_functions_run(module: str) -> None:
     """Their docstrings stand in modules of their own, family by family."""
     public = importlib.import_module(f"torch_dmlpool.{module}")
@@ -193,9 +193,8 @@ def test_the_pages_of_layers_have_each_public_name_once() -> None:
     pages = "".join(text for page, text in PAGES.items() if page.startswith("docs/layers/"))
     found = re.findall(r"(?m)^::: torch_dmlpool\.(nn[.\w]*)$", pages)
     nn = dmlpool.nn
-    public = {f"nn.{name}" for name in nn.__all__} - {"nn.functional", "nn.quantized"}
+    public = {f"nn.{name}" for name in nn.__all__} - {"nn.functional"}
     public |= {f"nn.functional.{name}" for name in nn.functional.__all__}
-    public |= {f"nn.quantized.{name}" for name in nn.quantized.__all__ if "Avg" in name}
     assert sorted(found) == sorted(public)
 
 

@@ -30,7 +30,7 @@ class Apart(operators.Pools):
         super().__init__()
         self.norm = dmlpool.nn.LPPool2d(2.0, 2, 1)
         scales = {"input_scale": 0.5, "output_scale": 0.25, "output_zero_point": 3}
-        self.quantized = dmlpool.nn.quantized.AvgPool2d(2, **scales)
+        self.quantized = operators.QuantizedAverages(2, {"kernel_size": 2}, **scales)
 
     def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
         return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
@@ -56,7 +56,8 @@ def test_a_program_keeps_operators_whole(strict: bool) -> None:
     """E2: decomposed too, but for norms. Where sizes are known to divide, bins are a window."""
     program, features = program_of(Apart(), strict=strict), ["max_pooling", "average_pooling"]
     pools = [*features, "max_pooling_with_indices", "average_pooling", *features]
-    assert operators_in(program) == [*pools, "lp_pooling", "quantized_linear_average_pooling"]
+    quantized = "quantized_linear_average_pooling_of_numbers"
+    assert operators_in(program) == [*pools, "lp_pooling", quantized]
     assert operators_in(program.run_decompositions())[:6] == pools
 
 
@@ -77,7 +78,8 @@ class Everything(torch.nn.Module):
             for name, layer in vars(dmlpool.nn).items()
             if name.endswith(f"Pool{rank}d")
         }
-        quantized = getattr(dmlpool.nn.quantized, f"AvgPool{rank}d")
+        names = ("kernel_size", "stride", "padding")
+        numbers = {"input_scale": 0.5, "input_zero_point": 3}
         unpool, pair = getattr(dmlpool.nn, f"MaxUnpool{rank}d"), {"return_indices": True}
         adaptive, sliding, integers, pools, unpools = [], [], [], [], []
         for size in (1, 3, None):
@@ -87,7 +89,8 @@ class Everything(torch.nn.Module):
             for ceil_mode in (False, True):
                 rest = {"ceil_mode": ceil_mode}
                 sliding += [kinds[f"{kind}Pool"](*window, **rest) for kind in ("Avg", "Max", "Min")]
-                integers.append(quantized(*window, **rest, input_scale=0.5, input_zero_point=3))
+                named = dict(zip(names, window, strict=True)) | rest
+                integers.append(operators.QuantizedAverages(rank, named, **numbers))
             sliding.append(kinds["AvgPool"](*window, dilation=2))
             sliding.append(kinds["LPPool"](2, *window[:2], padding=window[2]))
             pools.append(kinds["MaxPool"](*window, **pair))

@@ -65,7 +65,7 @@ def test_names_of_the_others_are_answered_by_ones_own() -> None:
     ("call", "told"),
     [
         (lambda: nn.LPPool1d(), r"LPPool1d.__init__\(\) missing"),
-        (lambda: nn.quantized.AvgPool3d(2, window=3), "unexpected keyword argument 'window'"),
+        (lambda: nn.AvgPool3d(2, window=3), "unexpected keyword argument 'window'"),
         (lambda: nn.AvgPool2d(2, mask=True), r"called: layer\(input, mask=mask\)$"),
         (
             lambda: nn.MaxPool2d(torch.tensor(2.5), 2),
@@ -195,8 +195,8 @@ def test_every_public_function_and_layer_is_in_the_table() -> None:
         if name not in ("ArgumentError", "SlowBackendWarning", "Window", "__version__", "nn")
     }
     others = {"Conversion", "convert", "functional", "integer_pooling", "pooling_quantizer"}
-    others |= {"quantized", "rerouted", "reverted"}
-    for module in (nn, nn.functional, nn.quantized):
+    others |= {"rerouted", "reverted"}
+    for module in (nn, nn.functional):
         prefix = module.__name__.removeprefix("torch_dmlpool.")
         public |= {f"{prefix}.{name}": getattr(module, name) for name in {*module.__all__} - others}
     assert {*public, *OPERATORS} == set(REQUESTS)

@@ -17,7 +17,6 @@ SOURCE = Path(user_code.__file__)
 PUBLIC = {
     "dmlpool": dmlpool.__all__,
     "dmlpool.nn": [name for name in dmlpool.nn.__all__ if name != "functional"],
-    "dmlpool.nn.quantized": dmlpool.nn.quantized.__all__,
     "F": dmlpool.nn.functional.__all__,
 }
 WRONG = """

@@ -89,10 +89,6 @@ def layers(image: Tensor) -> None:
     assert_type(dmlpool.nn.AdaptiveMinPool2d(2, return_indices=True)(image), Pair)
     values, indices = dmlpool.nn.MaxPool2d(2, 2, 0, 1, return_indices=True)(image)
     assert_type(dmlpool.nn.MaxUnpool2d(2)(values, indices), Tensor)
-    integers = (image * 9).to(torch.uint8)
-    assert_type(dmlpool.nn.quantized.AvgPool2d(2, input_scale=0.5)(integers), Tensor)
-    assert_type(dmlpool.nn.quantized.AdaptiveAvgPool2d(1)(integers), Tensor)
-    assert_type(dmlpool.nn.quantized.MaxPool2d(2)(integers), Tensor)
 
 
 class Model(nn.Module):

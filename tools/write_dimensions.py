@@ -19,7 +19,7 @@ AXES = {1: "W", 2: "H, W", 3: "D, H, W"}
 
 def files() -> dict[Path, str]:
     """What the files of layers and functions say."""
-    paths = [*NN.glob("functional/*.py"), *NN.glob("layers/*.py"), NN / "quantized.py"]
+    paths = [*NN.glob("functional/*.py"), *NN.glob("layers/*.py")]
     return {path: written(path.read_text(encoding="utf-8")) for path in paths}
 
 

@@ -117,31 +117,11 @@ def test_rows_with_channels_innermost(layer: Any) -> None:
 def test_what_a_quantized_tensor_cannot_have() -> None:
     with pytest.raises(ValueError, match=r"divisor_override must be None .* got 3"):
         nn.AvgPool2d(2, divisor_override=3)(quantized(2))
-    with pytest.raises(ValueError, match=r"output_size must divide the input's sizes \(9, 11\)"):
-        nn.quantized.AdaptiveAvgPool2d(2)(quantized(2))
     for layer in (nn.AvgPool2d(10), nn.MaxPool2d(10), nn.MinPool2d(10)):
         with pytest.raises(ValueError, match=r"dimension H: kernel_size 10 .* only 0 \+ 9 \+ 0"):
             layer(quantized(2))
         with pytest.raises(TypeError, match="mask must be None for a quantized tensor"):
             layer(quantized(2), mask=torch.ones(9, 11, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_adaptive_averages_with_scales_of_the_layer(rank: int) -> None:
-    """nn.quantized.AdaptiveAvgPool is AvgPool with the window that the sizes give."""
-    numbers = {"input_scale": 0.5, "input_zero_point": 7, "output_scale": 0.2}
-    integers = samples.integers(2, 3, *(8, 6, 4)[:rank], dtype=torch.uint8)
-    layer = getattr(nn.quantized, f"AdaptiveAvgPool{rank}d")(2, **numbers)
-    window = tuple(size // 2 for size in integers.shape[2:])
-    pool = getattr(nn.quantized, f"AvgPool{rank}d")(window, **numbers)
-    samples.assert_same(layer(integers), pool(integers))
-    again = getattr(nn.quantized, f"AdaptiveAvgPool{rank}d")(2)
-    again.load_state_dict(layer.state_dict())
-    samples.assert_same(again(integers), layer(integers))
-    theirs = getattr(torch.nn, f"AdaptiveAvgPool{rank}d")(2)
-    from_float = type(layer).from_float(theirs, **numbers)
-    samples.assert_same(from_float(integers), layer(integers))
-    assert repr(layer).startswith(f"AdaptiveAvgPool{rank}d(output_size=2, input_scale=0.5")
 
 
 def test_a_converted_model_with_quantized_layers_runs() -> None:

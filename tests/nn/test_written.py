@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.nn import functional, layers, quantized
+from torch_dmlpool.nn import functional, layers
 
 ROOT = Path(dmlpool.__file__).parent.parent
 TOOL = ROOT / "tools" / "write_dimensions.py"
@@ -20,7 +20,7 @@ TOOL = ROOT / "tools" / "write_dimensions.py"
 def test_the_source_is_what_the_tool_writes() -> None:
     """``python tools/write_dimensions.py`` would change nothing."""
     written: dict[Path, str] = runpy.run_path(str(TOOL))["files"]()
-    assert sum("2d" in text for text in written.values()) == 10
+    assert sum("2d" in text for text in written.values()) == 9
     for path, text in written.items():
         assert path.read_text(encoding="utf-8") == text, path.name
 
@@ -28,7 +28,6 @@ def test_the_source_is_what_the_tool_writes() -> None:
 PUBLIC = {
     **{f"nn.functional.{name}": getattr(functional, name) for name in functional.__all__},
     **{f"nn.{name}": getattr(layers, name) for name in layers.__all__},
-    **{f"nn.quantized.{name}": getattr(quantized, name) for name in quantized.__all__},
     **{
         name: getattr(dmlpool, name)
         for name in dmlpool.__all__
@@ -42,8 +41,7 @@ def test_a_docstring_and_a_signature_stand_in_the_source(name: str) -> None:
     """What ``help()`` shows is what an editor reads: no text is put together at run time."""
     public: Any = PUBLIC[name]
     if inspect.isclass(public):
-        pattern = "nn/quantized.py" if "quantized" in name else "nn/layers/*.py"
-        paths = sorted((ROOT / "torch_dmlpool").glob(pattern))
+        paths = sorted((ROOT / "torch_dmlpool").glob("nn/layers/*.py"))
     else:
         paths = [Path(inspect.getsourcefile(inspect.unwrap(public)) or "")]
     definitions = [
@@ -52,9 +50,6 @@ def test_a_docstring_and_a_signature_stand_in_the_source(name: str) -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == public.__name__
     ]
-    if not definitions:  # nn.quantized exports maxima of nn.layers
-        assert public is getattr(layers, public.__name__)
-        return
     definition = definitions[-1]  # the last of several is the implementation of overloads
     # From Python 3.13 on the compiler takes the indentation out.
     assert inspect.getdoc(public) == ast.get_docstring(definition)

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_dmlpool import keywords as _keywords
-from torch_dmlpool.nn import functional, layers, quantized
+from torch_dmlpool.nn import functional, layers
 from torch_dmlpool.nn.conversion import Conversion, convert, reverted
 from torch_dmlpool.nn.exported import integer_pooling
 from torch_dmlpool.nn.layers.averages import *  # noqa: F403
@@ -26,7 +26,6 @@ __all__ = [
     "functional",
     "integer_pooling",
     "pooling_quantizer",
-    "quantized",
     "rerouted",
     "reverted",
 ]
