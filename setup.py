@@ -127,9 +127,9 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", compilers.NAMED or super().get_tag()[2]
 
 
-# Pictures of the checkout are no files where packages are listed.
+# The checkout's pages are no files where packages are listed.
 description = re.sub(
-    r"!\[[^]]*\]\(docs/[^)]*\)\n\n", "", Path("README.md").read_text(encoding="utf-8")
+    r"\[([^]]*)\]\((?!https:)[^)]*\)", r"\1", Path("README.md").read_text(encoding="utf-8")
 )
 
 setup(

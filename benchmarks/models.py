@@ -14,6 +14,7 @@ import copy
 import functools
 import importlib
 import itertools
+import textwrap
 import types
 import warnings
 from collections import defaultdict
@@ -244,7 +245,7 @@ def markdown(results: dict[str, Any]) -> str:
     on_cpu = results["conditions"]["device"] == "cpu"
     note = f"Contiguous / channels_last.{' Batches of one.' * on_cpu}"
     table = common.table(["", *(title(*way) for way in columns)], lines)
-    return f"{table}\n\n{note} {common.sentence(results['conditions'])}."
+    return f"{table}\n\n" + textwrap.fill(f"{note} {common.sentence(results['conditions'])}.", 120)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -166,7 +166,7 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     """What the page says of `make gpu`, by the names of its places."""
     known = results["conditions"]
     rows = {row["name"]: row["seconds"] for row in results["rows"]}
-    ends = [f"`{s['name']}` {'failed' if s['exit_status'] else 'passed'}" for s in results["steps"]]
+    ends = [f"`{step['name']}` {ending(step)}" for step in results["steps"]]
     tables = [gpu_problems(rows), gpu_calls(results["rows"]), gpu_networks(results["models"])]
     _, peers = measured(GPU_PEERS)
     tables += [rows_of(peers, "peers")] * bool(peers)
@@ -182,6 +182,12 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
         "gpu_tables": "\n\n".join(tables),
         "windows": gpu_windows(rows),
     }
+
+
+def ending(step: dict[str, Any]) -> str:
+    """How a step of `make gpu` ended: one without a wrong result that did not pass had no time."""
+    wrong = re.search(r"[1-9]\d* (?:failed|wrong)|(?<=SUMMARY: )[1-9]\d* errors", step["last"][-1])
+    return "passed" if not step["exit_status"] else wrong[0] if wrong else "ran out of time"
 
 
 def gpu_problems(rows: dict[str, Any]) -> str:

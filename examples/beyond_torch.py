@@ -1,27 +1,20 @@
-"""What torch.nn's pools cannot do or get wrong, beside this package's answers, and what both cost;
-draws beyond_torch.png.
+"""What torch.nn's pools cannot do or get wrong, beside this package's answers, and what both keep
+for the backward pass; draws beyond_torch.png.
 """
 
-import datetime
-import statistics
 import textwrap
-import time
 import warnings
-from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 
 import torch
 from matplotlib import pyplot
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as theirs
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import timing
-from torch_dmlpool.bench import conditions
+from torch_dmlpool import nn as layers
 from torch_dmlpool.nn import functional as ours
 
-BOTH = theirs, ours
 image, point = torch.arange(64.0).view(1, 1, 8, 8), torch.ones(1, 1, 1, 1)
 REQUESTS = {
     "padding that differs at start and end": lambda pools: (
@@ -54,36 +47,30 @@ def wrong_integers(pools: ModuleType) -> float:
     return (averages != exact).double().mean().item()
 
 
-def saved_bytes(pool: Callable[[Tensor], Tensor], images: Tensor) -> int:
-    """What is kept for the backward pass, the input among it."""
+def blocks(pools: ModuleType) -> dict[str, nn.Sequential]:
+    """A pool alone, and in the places that it has in networks."""
+    first, last = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+    pool, normalized = pools.MaxPool2d(2), (nn.BatchNorm2d(64), nn.ReLU(inplace=True))
+    return {
+        "pool": nn.Sequential(pool),
+        "conv, pool, ReLU, conv": nn.Sequential(first, pool, nn.ReLU(), last),
+        "conv, ReLU, pool, conv": nn.Sequential(first, nn.ReLU(), pool, last),
+        "conv, batch norm, ReLU, pool, conv": nn.Sequential(first, *normalized, pool, last),
+    }
+
+
+def saved_bytes(model: nn.Module, images: Tensor) -> int:
+    """What a forward pass keeps for the backward pass besides the images and the parameters."""
     saved: dict[int, int] = {}
 
     def note(kept: Tensor) -> Tensor:
-        saved[kept.data_ptr()] = kept.nbytes
+        saved[kept.untyped_storage().data_ptr()] = kept.untyped_storage().nbytes()
         return kept
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
-        pool(images)
-    return sum(saved.values())
-
-
-def milliseconds(pools: ModuleType, images: Tensor) -> float:
-    finish = torch.cuda.synchronize if images.is_cuda else lambda: None
-    finish()
-    start = time.perf_counter()
-    pools.max_pool2d(images, 3, 2, 1).sum().backward()
-    finish()
-    return 1e3 * (time.perf_counter() - start)
-
-
-def circumstances(device: torch.device) -> str:
-    """What the times depend on: the machine, its threads and load, the version and the day."""
-    machine = conditions.described(device)
-    named = machine.get("GPU", machine["processor"])
-    busy = timing.load()
-    warning = "" if busy is None else "\nThe machine was busy, so that the times say little."
-    threads = f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}"
-    return f"{named}, {threads}, {datetime.date.today()}{warning}"
+        model(images)
+    known = {each.untyped_storage().data_ptr() for each in (images, *model.state_dict().values())}
+    return sum(size for address, size in saved.items() if address not in known)
 
 
 def main() -> None:
@@ -101,25 +88,22 @@ def main() -> None:
         "(not run here)\n"
         "  torch.nn       raises an error\n  torch_dmlpool  always deterministic"
     )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    images = torch.rand(8, 64, 112, 112, device=device, requires_grad=True)
-    rounds = [[milliseconds(pools, images) for pools in BOTH] for _ in range(9)]
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3), layout="constrained")
-    windows = [partial(pools.max_pool2d, kernel_size=3, stride=2, padding=1) for pools in BOTH]
-    kept = [saved_bytes(pool, images) / 2**20 for pool in windows]
-    times = [statistics.median(times) for times in zip(*rounds, strict=True)]
-    figure.suptitle(f"MaxPool2d(3, 2, 1) of 8x64x112x112 float32 on {device}")
-    figure.supxlabel(circumstances(images.device), fontsize="small", color="0.4")
-    print(f"\n{figure.get_suptitle()}\n  {figure.get_supxlabel()}")
-    figures = {
-        "MiB kept for the backward pass, input included": kept,
-        "ms, forward and backward": times,
-    }
-    for axis, (unit, values) in zip(axes, figures.items(), strict=True):
-        print(f"  {unit}: torch.nn {values[0]:.1f}, torch_dmlpool {values[1]:.1f}")
-        bars = axis.barh(["torch.nn", "torch_dmlpool"], values, color=["0.7", "C0"])
+    images = torch.rand(8, 64, 112, 112, requires_grad=True)
+    title = "MiB kept for the backward pass, 8x64x112x112 float32, pools 2x2"
+    figure, axis = pyplot.subplots(figsize=(9, 3), layout="constrained")
+    print(f"\n{title}")
+    for number, (name, pools) in enumerate({"torch.nn": nn, "torch_dmlpool": layers}.items()):
+        models = blocks(pools)
+        kept = [saved_bytes(model, images) / 2**20 for model in models.values()]
+        places = [place + 0.4 * number for place in range(len(kept))]
+        bars = axis.barh(places, kept, 0.4, label=name, color=("0.7", "C0")[number])
         axis.bar_label(bars, fmt="%.1f", padding=3)
-        axis.set(title=unit, xlim=(0, 1.2 * max(values)))
+        sizes = (f"{block} {size:.1f}" for block, size in zip(models, kept, strict=True))
+        print(f"  {name:15}{'; '.join(sizes)}")
+    axis.set(title=title, xlim=(0, 80))
+    axis.set_yticks([place + 0.2 for place in range(len(models))], models)
+    axis.invert_yaxis()
+    axis.legend()
     figure.savefig("beyond_torch.png", dpi=100)
     print("chart: beyond_torch.png")
 
