@@ -261,10 +261,3 @@ def test_symbolic_sizes_and_windows(ceil_mode: bool) -> None:
         (plain,) = Window.pytorch(1, window_size, 3, "same", sizes=[size]).axes
         found = int(axis.start_padding), int(axis.end_padding)
         assert found == (plain.start_padding, plain.end_padding)
-
-
-def test_windows_that_are_written_otherwise_are_one_object() -> None:
-    """Caches find a plan faster by the same window than by an equal one."""
-    window = Window.pytorch(2, 2, 2, 0, 1, False)
-    assert window is Window.pytorch(2, [2, 2]) is Window.directml(2, 2, (2, 2))
-    assert window == Window(window.axes)

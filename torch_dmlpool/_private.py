@@ -6,7 +6,7 @@ tests/test_versions.py holds that, and says of each name when it is gone.
 """
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -70,9 +70,6 @@ from torch.autograd import profiler as profiler
 # switches forward mode on again below an operator's implementation for autograd
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as _set_fwd_grad_enabled
 
-# an autograd function that is the implementation of an operator for the key Autograd
-from torch.autograd.function import _SingleLevelFunction
-
 # lets the code of a graph import a function
 from torch.fx.graph import _register_custom_builtin as _register_custom_builtin
 
@@ -94,7 +91,6 @@ _CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
 """The two names are read where they are needed. They stand here too, so that the import fails where
 PyTorch has removed one."""
 
-_T = TypeVar("_T")
 # The functions beneath torch.nn.functional's maxima, which some models call.
 NN_FUNCTIONS: Any = torch._C._nn
 
@@ -123,26 +119,13 @@ current_gpu: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_devic
 PyTorch for CPUs alone lacks this."""
 
 
-def outliving(value: _T, name: str) -> _T:
-    """``value``, or what a module made under this ``name`` before it was reloaded, as IPython's
-    autoreload does: whoever imported it still has that. PyTorch's namespace of operators keeps it.
+def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
+    """What applies ``function`` as an operator's implementation for the key Autograd: PyTorch's C
+    function, beneath the method that asks whether torch.func is at work.
     """
-    return vars(torch.ops.dmlpool).setdefault(f"_{name}", value)
-
-
-def surviving(kind: type[_T]) -> type[_T]:
-    """The class as it was first defined, so that ``isinstance`` holds after a reload."""
-    return outliving(kind, kind.__name__)
-
-
-def single_level_function(title: str, methods: type) -> Any:
-    """An autograd function that is the implementation of an operator for the key Autograd."""
-    # Ordinary autograd functions have this method, by which compiled autograd tells them apart.
-    key = staticmethod(torch.autograd.Function._compiled_autograd_key)
-    function: Any = type(title, (methods, _SingleLevelFunction), {"_compiled_autograd_key": key})
     # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
-    function._backward_cls.apply = function.backward
-    return function
+    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def empty_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
@@ -153,12 +136,3 @@ def empty_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
 def empty_per_channel_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
     """The same with a scale and a zero point for each channel."""
     return torch._empty_per_channel_affine_quantized(*arguments, **how)
-
-
-def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
-    """What applies ``function`` as an operator's implementation for the key Autograd: PyTorch's C
-    function, beneath the method that asks whether torch.func is at work.
-    """
-    # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
-    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]

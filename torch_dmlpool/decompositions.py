@@ -12,7 +12,7 @@ from torch_dmlpool import counterparts, elements, operands
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
-from torch_dmlpool.ops import registration
+from torch_dmlpool.registry import OPERATORS
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 __all__ = ["decompositions"]
@@ -63,15 +63,15 @@ def decompositions(
         raise ValueError(f'pools must be "aten" or "slices", got {pools!r}')
     atens = _ATENS if pools == "aten" else {}
     return {
-        operator.overload: operator.composed
+        operator.overload: operator.decomposed
         if operator.is_composite
         else functools.partial(_decomposed, operator, atens.get(operator.name), _DYNAMIC)
-        for operator in registration.OPERATORS.values()
+        for operator in OPERATORS.values()
     }
 
 
 def _decomposed(
-    operator: registration.Operator,
+    operator: Any,
     atens: Callable[..., Any] | None,
     dynamic: Sequence[str],
     *arguments: Any,
@@ -108,7 +108,7 @@ def _decomposed(
         return NotImplemented
     if before is not None:
         _check_dynamic(window, input.shape[2:])
-    return operator.computed_by(reference.BACKEND)(*arguments)
+    return operator.computes(reference.BACKEND)(*arguments)
 
 
 def _check_dynamic(window: Window, sizes: Sequence[Any]) -> None:
@@ -121,7 +121,7 @@ def _check_dynamic(window: Window, sizes: Sequence[Any]) -> None:
             )
 
 
-def for_onnx(operator: registration.Operator, *arguments: Any) -> Any:
+def for_onnx(operator: Any, *arguments: Any) -> Any:
     """The results in a program that PyTorch writes for ONNX by its own translations alone.
 
     These write plain maxima and averages right, but leave divisors out, fix the sizes of adaptive
@@ -129,7 +129,7 @@ def for_onnx(operator: registration.Operator, *arguments: Any) -> Any:
     apart if sizes are known. Else, and for indices, the result is NotImplemented.
     """
     if operator.name == "lp_pooling":
-        return operator.composed(*arguments)
+        return operator.decomposed(*arguments)
     if operator.name not in _IN_ONNX:
         return NotImplemented
     return _decomposed(operator, _IN_ONNX[operator.name], (), *arguments)

@@ -1,38 +1,51 @@
-"""What compilers, exporters and DTensors need beyond the registered operators.
+"""What compilers and exporters need beyond the registered operators, which call these functions.
 
-``ops.registration`` gets a function of each, which loads the integration when it is first needed.
+Each loads the integration when it is first needed.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_dmlpool import inductor
-from torch_dmlpool.ops import dispatching, registration
 
 
-def lower_for_inductor(operator: registration.Operator) -> None:
-    """Register the lowerings with Inductor; reject operators with arguments that AOTInductor of
-    PyTorch 2.11 and 2.12 misreads.
+def prepare_compiler(operator: Any) -> None:
+    """Give Inductor the lowerings, and reject an operator that AOTInductor of PyTorch 2.11 and 2.12
+    misreads, or that an export to ONNX does not know.
     """
     inductor.register()
     virtualized = sys.modules.get("torch._inductor.virtualized")
     # Packages of these versions number data types differently when they call an operator: it gets
     # float16 in place of int64.
     version = torch.torch_version.TorchVersion(torch.__version__)
-    if "ScalarType" not in operator.schema or version >= "2.13" or virtualized is None:
-        return
-    if virtualized.V.aot_compilation:
+    is_packed = virtualized is not None and virtualized.V.aot_compilation
+    if is_packed and "ScalarType" in operator.schema and version < "2.13":
         raise NotImplementedError(
             f"dmlpool::{operator.name} takes a data type, which AOTInductor of PyTorch "
             f"{torch.__version__} misreads: use PyTorch 2.13, or take the program apart by "
             "torch_dmlpool.decompositions.decompositions()"
         )
+    if _lacks_translation(operator):
+        raise _missing_translations(operator)
 
 
-def lacks_translation(operator: registration.Operator) -> bool:
+def taken_apart_for_onnx(operator: Any, *arguments: Any) -> Any:
+    """The results by ATen's operators where an export to ONNX has no translation of ``operator``;
+    else NotImplemented.
+    """
+    if not _lacks_translation(operator):
+        return NotImplemented
+    from torch_dmlpool.decompositions import for_onnx
+
+    results = for_onnx(operator, *arguments)
+    if results is NotImplemented:
+        raise _missing_translations(operator)
+    return results
+
+
+def _lacks_translation(operator: Any) -> bool:
     """Whether PyTorch exports to ONNX without a translation of the operator."""
     onnx = sys.modules.get("torch.onnx")
     if onnx is None or not onnx.is_in_onnx_export():
@@ -42,47 +55,12 @@ def lacks_translation(operator: registration.Operator) -> bool:
     return not is_translated(operator.overload)
 
 
-def require_translations(operator: registration.Operator) -> None:
-    """Raise an error that says what ``torch.onnx.export`` needs for an operator that stays in the
+def _missing_translations(operator: Any) -> TypeError:
+    """The error that says what ``torch.onnx.export`` needs for an operator that stays in the
     program.
     """
-    if lacks_translation(operator):
-        table = "custom_translation_table=torch_dmlpool.onnx.translations()"
-        raise TypeError(
-            f"torch.onnx.export needs {table} for {operator.name}: PyTorch's own translations "
-            "write no such pool"
-        )
-
-
-def take_apart_for_onnx(operator: registration.Operator) -> Callable[..., Any] | None:
-    """What computes an operator by ATen's where an export to ONNX has no translation of it."""
-    if not lacks_translation(operator):
-        return None
-    from torch_dmlpool.decompositions import for_onnx
-
-    def compute(*arguments: Any) -> Any:
-        results = for_onnx(operator, *arguments)
-        if results is NotImplemented:
-            require_translations(operator)
-        return results
-
-    return compute
-
-
-def refuse_older_exporter() -> None:
-    """Raise an error where PyTorch's older exporter traces a pool that PyTorch does not have."""
-    if torch.onnx.is_in_onnx_export():
-        raise TypeError(
-            "torch.onnx.export with dynamo=False writes only the pools that torch.nn.functional "
-            "has, and this is another: use dynamo=True"
-        )
-
-
-registration.before_fake[:] = [lower_for_inductor, require_translations]
-dispatching.before_trace[:] = [refuse_older_exporter]
-registration.replacements[:] = [take_apart_for_onnx]
-DTENSORS = "torch.distributed.tensor"
-if "torch_dmlpool.distributed" not in sys.modules:
-    dispatching.missing_integrations[DTENSORS] = (
-        "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
+    table = "custom_translation_table=torch_dmlpool.onnx.translations()"
+    return TypeError(
+        f"torch.onnx.export needs {table} for {operator.name}: PyTorch's own translations write no "
+        "such pool"
     )

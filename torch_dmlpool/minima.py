@@ -1,13 +1,17 @@
 """Min pooling with DirectML's names, though DirectML has none: its arguments are max pooling's."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands, overloads
 from torch_dmlpool.functional import Integers, OutputSize, Pooled
+from torch_dmlpool.functional.maxima import numbered_bins, numbered_windows
 from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import min_pooling as _min
-from torch_dmlpool.window import Window
+from torch_dmlpool.ops.calls import prepared
 
 __all__ = ["adaptive_min_pooling", "min_pooling"]
 
@@ -70,18 +74,21 @@ def min_pooling(
         >>> dmlpool.min_pooling(row, window_size=2, return_indices=True)
         (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
     """
-    operands.check_pooled("input", input, operands.ORDERED_TYPES)
-    operands.check_flag("return_indices", return_indices)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = return_indices, *window
+    call = (
+        prepared(_prepared_minima, input, *asked, dtypes=(index_dtype,)) if mask is None else None
     )
-    operands.check_index_type(index_dtype, input.shape)
-    if return_indices:
-        operands.check_taps(window.taps)
-    window.output_sizes(input.shape[2:])  # rejected before any work
-    numbering = (index_dtype, False) if return_indices else ()
+    if call is not None:
+        return call(input)
+    request = numbered_windows(input, *asked, index_dtype)
+    request[0].output_sizes(input.shape[2:])  # rejected before any work
     mask = operands.checked_mask(mask, input)
-    return _min.minima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
+    return _min.minima(lambda each: _masked.maxima(each, mask, *request), input)
+
+
+def _prepared_minima(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Pooled] | None:
+    return _min.prepared(like, device, *numbered_windows(like, *asked))
 
 
 @overloads.adaptive_pooling
@@ -125,11 +132,7 @@ def adaptive_min_pooling(
         >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
         (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
     """
-    operands.check_pooled("input", input, operands.ORDERED_TYPES)
-    operands.check_flag("return_indices", return_indices)
-    operands.check_index_type(index_dtype, input.shape)
-    rank = input.dim() - 2
-    sizes = operands.checked_output_size(output_size, tuple(input.shape[2:]))
-    asked = (sizes, rank, *((index_dtype, False) if return_indices else ()))
+    request = numbered_bins(input, output_size, return_indices, index_dtype)
+    operands.checked_output_size(output_size, tuple(input.shape[2:]))  # rejected before any work
     mask = operands.checked_mask(mask, input)
-    return _min.minima(lambda each: _masked.adaptive_maxima(each, mask, *asked), input)
+    return _min.minima(lambda each: _masked.adaptive_maxima(each, mask, *request), input)

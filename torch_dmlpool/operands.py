@@ -1,8 +1,6 @@
 """What a tensor must be to be pooled, and how the tensors that pooling returns are laid out."""
 
-import contextlib
 import ctypes
-import functools
 import math
 import numbers
 import sys
@@ -28,7 +26,6 @@ from torch_dmlpool.window import (
     integer,
     is_sure,
     listed,
-    remembering,
     shown,
     wrong_type,
 )
@@ -81,16 +78,20 @@ def check_dense(
 
 def has_memory(tensor: Tensor) -> bool:
     """Whether the elements of ``tensor`` are in memory. They are not in meta tensors, in wrappers
-    and in zeros that PyTorch has not written. Raises an error if the storage was resized to 0.
+    and in zeros that PyTorch has not written.
     """
     is_empty = not _has_storage(tensor) or tensor.is_meta or _is_zerotensor(tensor)
-    if is_empty or _is_functional_tensor(tensor):
-        return False
+    return not is_empty and not _is_functional_tensor(tensor)
+
+
+def check_memory(tensor: Tensor) -> None:
+    """Reject a tensor whose storage was resized to 0."""
+    if not has_memory(tensor):
+        return
     if tensor.numel() > 0 and not tensor.untyped_storage().data_ptr():
         raise RuntimeError(
             f"a tensor of {tensor.numel()} elements has no memory: its storage was resized to 0"
         )
-    return True
 
 
 def check_device(name: str, tensor: Tensor, input: Tensor) -> None:
@@ -370,10 +371,6 @@ def checked_quantization(
     if output_dtype is None:
         output_dtype = getattr(parameters[3], "dtype", None)
         output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
-    if are_numbers(parameters):
-        return checked_numbers(
-            input.dtype is torch.int8, output_dtype is torch.int8, *parameters
-        ), output_dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
 
@@ -382,19 +379,6 @@ def are_numbers(parameters: Sequence[Any]) -> bool:
     """Whether all scales and zero points are plain numbers or None."""
     # This takes a third of the time of a search for tensors.
     return _NUMBERS.issuperset(map(type, parameters))
-
-
-@remembering
-def checked_numbers(
-    input_is_signed: bool, output_is_signed: bool, *numbers: Any
-) -> tuple[Any, ...]:
-    """Scales and zero points that are all numbers, checked; the result is cached."""
-    zeros = [
-        torch.int8 if is_signed else torch.uint8
-        for is_signed in (input_is_signed, output_is_signed)
-    ]
-    dtypes = torch.float32, zeros[0], torch.float32, zeros[1]
-    return tuple(map(checked_parameter, PARAMETERS, numbers, dtypes, [None] * 4))
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:
@@ -424,18 +408,23 @@ def is_channels_last(tensor: Tensor) -> bool:
     strides = tensor.stride()
     if type(strides[-1]) is int and type(strides[1]) is int and strides[-1] < strides[1]:
         return False  # decided by two strides alone
-    if len(strides) == 3 and strides[1] != 1:
+    is_row = len(strides) == 3
+    if is_row and strides[1] != 1:
         return False
-    if not torch.compiler.is_compiling():
-        with contextlib.suppress(TypeError):  # symbolic sizes cannot be keys of a cache
-            return _are_like_channels_last(tensor.shape, strides)
-    if len(strides) == 3:
-        return _have_inner_channels(tensor.shape, strides)
+    is_known = not torch.compiler.is_compiling() and all(type(size) is int for size in tensor.shape)
+    if is_row or is_known:
+        return suggests_channels_last(tensor.shape, strides)
     return suggest_memory_format(tensor) is not torch.contiguous_format
 
 
-def _have_inner_channels(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether PyTorch's ``suggest_memory_format``, slow to import, would choose channels_last."""
+def suggests_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether results computed from a tensor that lies so are laid out with channels innermost.
+
+    This is PyTorch's ``suggest_memory_format`` for ints, which is slow to import, and the same for
+    rows.
+    """
+    if strides[-1] < strides[1] or (len(shape) == 3 and strides[1] != 1):
+        return False
     least = 0
     for dimension in (1, *range(len(shape) - 1, 1, -1), 0):
         stride = strides[dimension]
@@ -445,7 +434,17 @@ def _have_inner_channels(shape: tuple[int, ...], strides: tuple[int, ...]) -> bo
     return strides[1] != 0
 
 
-_are_like_channels_last = functools.lru_cache(maxsize=1024)(_have_inner_channels)
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements of ``tensor`` fill memory without gaps and overlaps: what PyTorch
+    computes of each element then has the same strides.
+    """
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
 
 
 def suggested_memory_format(tensor: Tensor) -> torch.memory_format:
@@ -462,10 +461,11 @@ def empty(
     """An uninitialised tensor on the device of ``like``, of its data type unless another is
     given.
     """
-    kind: Any = {"dtype": dtype or like.dtype, "device": like.device}
+    dtype, device = dtype or like.dtype, like.device
     if len(sizes) == 3 and memory_format is torch.channels_last:
-        return torch.empty((sizes[0], sizes[2], sizes[1]), **kind).transpose(1, 2)
-    return torch.empty(tuple(sizes), **kind, memory_format=memory_format)
+        rows = sizes[0], sizes[2], sizes[1]
+        return torch.empty(rows, dtype=dtype, device=device).transpose(1, 2)
+    return torch.empty(tuple(sizes), dtype=dtype, device=device, memory_format=memory_format)
 
 
 def lies_in(tensor: Tensor, memory_format: torch.memory_format) -> bool:

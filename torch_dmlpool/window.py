@@ -5,23 +5,17 @@ and the overhang of ``ceil_mode`` past the padded box, which is neither read nor
 """
 
 import contextlib
-import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from dataclasses import dataclass, field
-from marshal import dumps, loads
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from torch.compiler import is_dynamo_compiling, is_exporting
-
-from torch_dmlpool._private import surviving
+from torch.compiler import is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
 Integers: TypeAlias = int | Sequence[int]
 # The forms are the same; None keeps the input's size.
@@ -34,14 +28,12 @@ Padding: TypeAlias = (
 AXIS_NAMES = {1: ("W",), 2: ("H", "W"), 3: ("D", "H", "W")}
 
 
-@surviving
 class ArgumentError(ValueError, RuntimeError):
     """An argument with a wrong value: a ValueError, and a RuntimeError as PyTorch raises for most
     of them.
     """
 
 
-@surviving
 class NoOutputError(ArgumentError):
     """A window that does not fit into the padded input; it names DirectML's ``window_size``."""
 
@@ -50,9 +42,7 @@ class NoOutputError(ArgumentError):
         return ArgumentError(str(self).replace("window_size", argument, 1))
 
 
-@surviving
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """The window along one spatial dimension."""
 
     window: int
@@ -142,54 +132,6 @@ def _quotients(number: int, divisor: int, step: int, first: int) -> int:
     return total
 
 
-def remembering(make: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let ``make`` return a cached result for arguments that it had before: to check them again
-    takes microseconds.
-
-    The key of the cache is the marshalled arguments. Its bytes distinguish 1, True and 1.0, and a
-    later change of a list does not affect them. Other types may be written as bytes that do not say
-    what they were, as numpy's are. ``make`` runs in every call for arguments that are not plain at
-    every depth, and if it raises.
-    """
-
-    @functools.lru_cache(maxsize=2048)
-    def remembered(written: bytes, named: bytes = b"") -> _R:
-        args, kwargs = loads(written), loads(named) if named else {}
-        if not _is_plain((*args, *kwargs.values())):
-            raise TypeError("these bytes do not say which type was written")
-        result = make(*args, **kwargs)
-        return cast(_R, _one_of_equal(result)) if isinstance(result, Window) else result
-
-    @functools.wraps(make)
-    def cached(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not is_dynamo_compiling():
-            try:
-                if kwargs:
-                    return remembered(dumps(args, 2), dumps(kwargs, 2))  # type: ignore[arg-type]
-                return remembered(dumps(args, 2))  # type: ignore[arg-type]
-            except (TypeError, ValueError):
-                pass
-        return make(*args, **kwargs)
-
-    return cached
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether ``value`` is a number, a string or None, or a tuple or list of these at any depth."""
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))
-    return type(value) in (int, bool, float, str, type(None))
-
-
-@functools.lru_cache(maxsize=2048)
-def _one_of_equal(window: "Window") -> "Window":
-    """The window that was given first among those equal to ``window``. Keys of plans contain
-    windows, and a look-up takes 0.5 us more if the two windows are equal but not one object.
-    """
-    return window
-
-
-@surviving
 @dataclass(frozen=True, slots=True)
 class Window:
     """A sliding window over 1 to 3 spatial dimensions: one :class:`Axis` each, in ``D, H, W``
@@ -197,16 +139,8 @@ class Window:
     """
 
     axes: tuple[Axis, ...]
-    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __hash__(self) -> int:
-        # Every call looks its window up in caches, so the hash of the numbers is computed once.
-        if self._hash is None:
-            object.__setattr__(self, "_hash", hash(self.axes))
-        return self._hash  # type: ignore[return-value]
 
     @staticmethod
-    @remembering
     def directml(
         rank: int,
         window_size: Integers,
@@ -225,7 +159,6 @@ class Window:
         return _window(ceil_mode, *(entries(name, each, rank, low) for name, each, low in limits))
 
     @staticmethod
-    @remembering
     def pytorch(
         rank: int,
         kernel_size: Integers,
@@ -289,14 +222,6 @@ class Window:
         """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
         does not fit into them (rule G5).
         """
-        # Operators called by name, mostly from compiled graphs, ask in every call. Symbolic sizes
-        # and windows cannot be keys, nor can the sizes in a trace of torch.jit, which are tensors.
-        if not is_dynamo_compiling() and _INTS.issuperset(map(type, sizes)):
-            with contextlib.suppress(TypeError):
-                return _remembered_sizes(self, tuple(sizes))
-        return self._output_sizes(sizes)
-
-    def _output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         check_spatial_sizes("the input", sizes, self.rank)
         outputs = []
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
@@ -312,7 +237,6 @@ class Window:
 
 
 _INTS = frozenset((int,))
-_remembered_sizes = functools.lru_cache(maxsize=4096)(Window._output_sizes)
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
@@ -388,11 +312,18 @@ def index_of(value: Any) -> int | None:
     return None
 
 
+def is_plain(value: Any) -> bool:
+    """Whether ``value`` is a number, a string or None, or a tuple or list of these at any depth."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))
+    return type(value) in (int, bool, float, str, type(None))
+
+
 def plain(value: Any) -> Any:
     """An argument as layers keep it: numpy's ints and arrays as Python's, so that compilers take
     them for constants. What is no int stays as it is.
     """
-    if _is_plain(value) or isinstance(value, torch.Tensor):
+    if is_plain(value) or isinstance(value, torch.Tensor):
         return value
     number, several = index_of(value), listed(value)
     if number is not None:

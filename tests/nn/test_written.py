@@ -25,13 +25,15 @@ def test_the_source_is_what_the_tool_writes() -> None:
         assert path.read_text(encoding="utf-8") == text, path.name
 
 
+OF_ROWS = {"segment_pooling", "token_pooling", "statistics_pooling"}
+"""Functions that take other masks, and describe them."""
 PUBLIC = {
     **{f"nn.functional.{name}": getattr(functional, name) for name in functional.__all__},
     **{f"nn.{name}": getattr(layers, name) for name in layers.__all__},
     **{
         name: getattr(dmlpool, name)
         for name in dmlpool.__all__
-        if inspect.isfunction(getattr(dmlpool, name))
+        if inspect.isfunction(getattr(dmlpool, name)) and name not in OF_ROWS
     },
 }
 

@@ -247,5 +247,5 @@ def test_layers(family: str, rank: int, device: torch.device) -> None:
     last = layer(samples.channels_last(input), mask=mask)
     torch.testing.assert_close(found, last)
     if "Adaptive" not in family:
-        function = getattr(nn.functional, f"{layer._pool.__name__}{rank}d")
+        function = getattr(nn.functional, layer._pool.names[rank])
         assert torch.equal(function(input, *arguments, mask=mask), found)

@@ -21,7 +21,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails
 
 import torch_dmlpool
-from torch_dmlpool.ops import registration, revision
+from torch_dmlpool import registry
+from torch_dmlpool.ops import revision
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = (
@@ -68,8 +69,9 @@ else:
 
 CHANGE = """
 
-average_pooling.adjoint = lambda input, window, include_padding, _: (
-    average_pooling_grad, (input.shape[2:], window, include_padding, 2)
+average_pooling_grad_of_old = average_pooling_grad
+average_pooling_grad = lambda arriving, sizes, window, include_padding, _: (
+    average_pooling_grad_of_old(arriving, sizes, window, include_padding, 2)
 )
 """
 
@@ -228,7 +230,7 @@ def test_pytorchs_caches_do_not_know_what_an_operator_does() -> None:
     details = FxGraphHashDetails(graph, [], {}, [])
     before = FxGraphCachePickler(graph).get_hash(details)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration.OPERATORS["max_pooling"], "winners", None)
+        patch.setattr(registry.OPERATORS["max_pooling"], "recorded", None)
         assert FxGraphCachePickler(graph).get_hash(details) == before
     (call,) = graph.graph.find_nodes(op="call_function", target=torch.ops.dmlpool.max_pooling)
     call.kwargs = {"revision": "another"}

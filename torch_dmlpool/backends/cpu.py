@@ -4,7 +4,6 @@ What each operator computes is said in ``reference``, and how the library is loa
 """
 
 import ctypes
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import cpu_masks, reference
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Recorded
+from torch_dmlpool.backends.interface import AnyWindow, Backend
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -26,7 +25,7 @@ from torch_dmlpool.backends.library import (
     library,
 )
 from torch_dmlpool.backends.library import missing as missing
-from torch_dmlpool.backends.plans import CpuPlan, planned, quantization
+from torch_dmlpool.backends.plans import CpuPlan, plan_of, planned, quantization
 from torch_dmlpool.backends.rows import (
     segment_maxima as segment_maxima,
 )
@@ -85,35 +84,102 @@ def _filled_from_numbers(
     return output
 
 
-_TAPS = None, TAPS  # winners are taps, in the data type that holds the window's
+class Averages:
+    """Averages of tensors of one kind, over a window or bins: ``interface.Plan``."""
 
-
-class _CpuGradientPlan:
-    """The plan of a call and the plan of its gradient: ``interface.GradientPlan``."""
-
-    __slots__ = ("back", "dtype", "function", "like", "plan")
+    __slots__ = ("back", "dtype", "plan", "request")
+    is_planned = True
 
     def __init__(
-        self, request: tuple[Any, ...], plan: CpuPlan, function: Any, *of_gradient: Any
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        window: AnyWindow,
+        *counted: Any,
     ) -> None:
-        shape, strides, self.dtype, window, counted, *_ = request
-        self.like = torch.empty_strided(shape, strides, dtype=self.dtype, device="meta")
-        self.plan, self.function = plan, function
-        output = plan.output_sizes, plan.output_strides, self.dtype
-        self.back = planned(*output, window, counted, shape[2:], *of_gradient)
+        self.plan, self.dtype = plan_of(shape, strides, dtype, window, counted), dtype
+        self.request = shape[2:], window, counted
+        self.back: CpuPlan | None = None  # that of the gradient, from the first one on
 
-    def gradient(self, arriving: Tensor, choice: Tensor | None = None) -> Tensor | None:
-        """The gradient; None where the operands do not lie in memory as the output does."""
-        back, dtype = self.back, self.dtype
-        if back.is_empty or not _lies_as(arriving, back, dtype):
-            return None
-        if choice is not None and not _lies_as(choice, back, back.number_dtype):
-            return None
-        gradient = _new(back.sizes, back.strides, dtype)
-        taps = () if choice is None else (choice.data_ptr(),)
-        code = self.function(back.problem, arriving.data_ptr(), *taps, gradient.data_ptr())
+    def run(self, input: Tensor) -> Tensor:
+        output = _new(self.plan.output_sizes, self.plan.output_strides, self.dtype)
+        return _filled(output, library.dmlpool_average_pooling, self.plan, input)
+
+    def gradient(self, arriving: Tensor) -> Tensor:
+        sizes, window, counted = self.request
+        back = self.back
+        if back is None:
+            output = self.plan.output_sizes, self.plan.output_strides, self.dtype
+            back = self.back = plan_of(*output, window, counted, sizes)
+        if back.is_empty or not _lies_as(arriving, back, self.dtype):
+            return average_pooling_grad(arriving, sizes, window, *counted)
+        gradient = _new(back.sizes, back.strides, self.dtype)
+        function = library.dmlpool_average_pooling_grad
+        code = function(back.problem, arriving.data_ptr(), gradient.data_ptr())
         if code:
-            raise error_of(self.function, code)
+            raise error_of(function, code)
+        return gradient
+
+
+class Maxima:
+    """Maxima of tensors of one kind, with ``numbering`` their indices too: ``interface.Plan``."""
+
+    __slots__ = ("back", "kind", "numbering", "plan", "recorded", "window")
+    is_planned = True
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        window: Window,
+        *numbering: Any,
+    ) -> None:
+        self.kind, self.window, self.numbering = (shape, strides, dtype), window, numbering
+        numbered = None
+        if numbering:
+            index_dtype, per_plane = numbering
+            numbered = index_dtype, POSITIONS if per_plane else INDICES
+        self.plan = plan_of(*self.kind, window, None, None, numbered)
+        # The plan with taps and that of the gradient, from the first call on that needs them.
+        self.recorded: CpuPlan | None = None
+        self.back: CpuPlan | None = None
+
+    def run(self, input: Tensor) -> Any:
+        plan = self.plan
+        if self.numbering:
+            return _with_winners(input, plan)
+        values = _new(plan.output_sizes, plan.output_strides, input.dtype)
+        return _filled(values, library.dmlpool_max_pooling, plan, input, None)
+
+    def record(self, input: Tensor) -> tuple[Tensor, ...]:
+        """The results, and then the taps of the winners."""
+        plan = self.recorded
+        if plan is None:
+            plan = self.recorded = plan_of(*self.kind, self.window, None, None, (None, TAPS))
+        values, taps = _with_winners(input, plan)
+        if not self.numbering:
+            return values, taps
+        sizes = self.kind[0][2:]
+        return values, max_pooling_indices(taps, sizes, self.window, *self.numbering), taps
+
+    def gradient(self, arriving: Tensor, taps: Tensor) -> Tensor:
+        (shape, _, dtype), window, plan, back = self.kind, self.window, self.plan, self.back
+        if back is None:
+            numbered = operands.tap_dtype(window.taps), TAPS
+            output = plan.output_sizes, plan.output_strides, dtype
+            back = plan_of(*output, window, None, shape[2:], numbered, plan.memory_format)
+            self.back = back
+        is_fit = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
+        if back.is_empty or not is_fit:
+            last = plan.memory_format is not torch.contiguous_format
+            return max_pooling_grad_from_taps(arriving, taps, shape[2:], window, last)
+        gradient = _new(back.sizes, back.strides, dtype)
+        function, where = library.dmlpool_max_pooling_grad, gradient.data_ptr()
+        code = function(back.problem, arriving.data_ptr(), taps.data_ptr(), where)
+        if code:
+            raise error_of(function, code)
         return gradient
 
 
@@ -134,56 +200,39 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    return _with_winners(input, window, None, TAPS)
-
-
-def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
-    """Maxima and what their gradient needs."""
-    plans = _plans_of_maxima(input.shape, input.stride(), input.dtype, window)
-    values, taps = _with_winners(input, window, None, TAPS, plan=plans.plan)
-    return values, (taps,), plans
-
-
-@functools.lru_cache(maxsize=4096)
-def _plans_of_maxima(*request: Any) -> _CpuGradientPlan:
-    plan = planned(*request, None, None, _TAPS)
-    numbered = (plan.number_dtype, TAPS), plan.memory_format
-    return _CpuGradientPlan((*request, None), plan, library.dmlpool_max_pooling_grad, *numbered)
+    return _numbered(input, window, None, TAPS)
 
 
 def max_pooling_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
-    return _with_winners(input, window, index_dtype, POSITIONS if per_plane else INDICES)
+    return _numbered(input, window, index_dtype, POSITIONS if per_plane else INDICES)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     dtype = operands.position_dtype(math.prod(input.shape[2:]))
-    return _with_winners(input, tuple(output_sizes), dtype, POSITIONS)
+    return _numbered(input, tuple(output_sizes), dtype, POSITIONS)
 
 
-def _with_winners(
-    input: Tensor,
-    window: AnyWindow,
-    winner_dtype: torch.dtype | None,
-    numbering: int,
-    plan: CpuPlan | None = None,
+def _numbered(
+    input: Tensor, window: AnyWindow, number_dtype: torch.dtype | None, numbering: int
 ) -> tuple[Tensor, Tensor]:
-    """Maxima and the numbers of their winners. ``plan`` is the call's plan, if it was looked up
-    already.
-    """
-    if plan is None:
-        numbered = winner_dtype, numbering
-        plan = planned(input.shape, input.stride(), input.dtype, window, None, None, numbered)
+    """Maxima and the numbers of their winners."""
+    kind, numbered = (input.shape, input.stride(), input.dtype), (number_dtype, numbering)
+    return _with_winners(input, planned(*kind, window, None, None, numbered))
+
+
+def _with_winners(input: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor]:
+    """The maxima of a plan and the numbers of their winners."""
+    source = input if plan.wider is None else input.to(plan.wider)
+    values = _new(plan.output_sizes, plan.output_strides, source.dtype)
+    winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
+    _filled(values, library.dmlpool_max_pooling, plan, source, winners.data_ptr())
     if plan.wider is not None:
-        values, winners = _with_winners(input.to(plan.wider), window, winner_dtype, numbering)
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
             values = values.clamp(min=lowest(input.dtype))
-        return values.to(input.dtype), winners
-    values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
-    _filled(values, library.dmlpool_max_pooling, plan, input, winners.data_ptr())
+        values = values.to(input.dtype)
     return values, winners
 
 
@@ -288,23 +337,6 @@ def average_pooling(input: Tensor, window: AnyWindow, *counted: Any) -> Tensor:
     return _filled(output, library.dmlpool_average_pooling, plan, input)
 
 
-def recorded_average_pooling(input: Tensor, window: AnyWindow, *counted: Any) -> Recorded:
-    """Averages and what their gradient needs."""
-    plans = _plans_of_averages(input.shape, input.stride(), input.dtype, window, counted)
-    plan = plans.plan
-    output = _new(plan.output_sizes, plan.output_strides, plans.dtype)
-    return _filled(output, library.dmlpool_average_pooling, plan, input), (), plans
-
-
-@functools.lru_cache(maxsize=4096)
-def _plans_of_averages(*request: Any) -> _CpuGradientPlan:
-    return _CpuGradientPlan(request, planned(*request), library.dmlpool_average_pooling_grad)
-
-
-def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
-    return recorded_average_pooling(input, tuple(output_sizes), False, None)
-
-
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], window: AnyWindow, *counted: Any
 ) -> Tensor:
@@ -327,4 +359,10 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     return _filled(output, pool, plan, input, ctypes.addressof(struct))
 
 
-BACKEND = Backend.of("cpu", vars(cpu_masks) | globals(), takes_bools=True)
+BACKEND = Backend.of(
+    "cpu",
+    vars(cpu_masks) | globals(),
+    takes_bools=True,
+    planned_averages=Averages,
+    planned_maxima=Maxima,
+)

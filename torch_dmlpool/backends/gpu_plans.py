@@ -2,7 +2,6 @@
 their gradients. They are looked up by sizes, strides, window, data types and alignment.
 """
 
-import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool._private import current_gpu, empty_strided_cuda
 from torch_dmlpool.backends.compiling import kernel_named
-from torch_dmlpool.backends.fallbacks import KernelError, NoKernelError
+from torch_dmlpool.backends.fallbacks import NoKernelError
 from torch_dmlpool.window import Window
 
 
@@ -29,7 +28,6 @@ class GpuPlan:
     strides: tuple[int, ...]
     launches: tuple[Any, ...]  # empty if results are
     kernel: str  # of the first launch; tile kernels read a source of any strides
-    gradient: "GpuGradientPlan | None" = None  # from the first call on that records it
 
 
 @lru_cache(maxsize=4096)
@@ -83,65 +81,3 @@ def new(like: Tensor, plan: GpuPlan, dtype: torch.dtype) -> Tensor:
     if device < 0 or device != current_gpu():
         return like.new_empty_strided(plan.sizes, plan.strides, dtype=dtype)
     return empty_strided_cuda(plan.sizes, plan.strides, dtype)
-
-
-class GpuGradientPlan:
-    """What the gradient of results of ``plan`` needs: ``interface.GradientPlan``.
-
-    ``fill`` launches the gradient's plan, which the further arguments describe. Without a
-    plan, the gradient's operator is called.
-    """
-
-    __slots__ = ("back", "dtype", "fill", "like", "plan", "taps")
-
-    def __init__(
-        self,
-        input: Tensor,
-        plan: GpuPlan | None = None,
-        fill: Any = None,
-        function: str = "",
-        own: tuple[Any, ...] = (),
-        window: Window | None = None,
-        *options: Any,
-        taps: torch.dtype | None = None,
-    ) -> None:
-        self.like = torch.empty_strided(
-            input.shape, input.stride(), dtype=input.dtype, device="meta"
-        )
-        self.dtype, self.plan, self.taps, self.fill = input.dtype, plan, taps, fill
-        self.back: GpuPlan | None = None
-        if plan is None or not plan.launches:
-            return
-        kinds = (self.dtype,) if taps is None else (self.dtype, (self.dtype, True), (taps, True))
-        shape, sizes = torch.Size(plan.sizes), tuple(input.shape[2:])
-        last = plan.memory_format is not torch.contiguous_format
-        back = function, own, window, shape, plan.strides, kinds, True, sizes
-        with contextlib.suppress(NoKernelError):
-            self.back = planned(*back, None if taps is None else last, True, *options)
-
-    def gradient(self, arriving: Tensor, choice: Tensor | None = None) -> Tensor | None:
-        """The gradient; None where the operands do not lie in memory as the output does."""
-        back, taps = self.back, self.taps
-        if back is None or not self._lies_as(arriving, self.dtype):
-            return None
-        if taps is not None and not (
-            self._lies_as(choice, taps) and choice.get_device() == arriving.get_device()  # type: ignore[union-attr]
-        ):
-            return None
-        sources = (arriving,) if choice is None else (arriving, choice)
-        gradient = new(arriving, back, self.dtype)
-        try:
-            self.fill(back, *sources, gradient)
-        except KernelError:  # the operator warns
-            return None
-        return gradient
-
-    def _lies_as(self, tensor: Any, dtype: torch.dtype) -> bool:
-        """Whether ``tensor`` lies as the results of the plan do, where kernels expect it."""
-        plan: Any = self.plan
-        return (
-            tensor.stride() == plan.strides
-            and tensor.shape == plan.sizes
-            and tensor.dtype is dtype
-            and tensor.data_ptr() % 16 == 0
-        )

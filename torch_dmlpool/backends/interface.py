@@ -14,18 +14,22 @@ AnyWindow = Window | Sequence[int]
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
 
 
-class GradientPlan(Protocol):
-    """What a backend needs for the gradient of a call."""
+class Plan(Protocol):
+    """What computes a pool of plain tensors of one kind, and its gradient.
 
-    like: Tensor  # a meta tensor with the sizes, strides and data type of the input
+    A backend makes it of the input's sizes, strides and data type, and the operator's arguments.
+    """
 
-    def gradient(self, arriving: Tensor, choice: Tensor | None = None) -> Tensor | None:
-        """The gradient; None if these tensors do not have the output's sizes and strides."""
+    is_planned: bool  # whether it has a gradient
 
+    def run(self, input: Tensor) -> Any:
+        """The results."""
 
-Recorded = tuple[Tensor, Sequence[Tensor], GradientPlan]
-"""The result of an operator whose input requires a gradient, the winners' taps if it is one of
-maxima, and what the gradient needs. A named tuple would take longer to make than this one."""
+    def record(self, input: Tensor) -> Sequence[Tensor]:
+        """The results of maxima, and the taps of their winners after them."""
+
+    def gradient(self, arriving: Tensor, taps: Tensor | None = None) -> Tensor:
+        """The gradient of the input. The tensors may lie in memory in any way."""
 
 
 class Backend(NamedTuple):
@@ -58,10 +62,11 @@ class Backend(NamedTuple):
     max_unpooling: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``ops`` composes it of the other operators."""
-    recorded_average_pooling: Function | None = None
-    """Averages as ``Recorded``. If it is None, ``ops`` calls the gradient's operator."""
-    recorded_adaptive_average_pooling: Function | None = None
-    recorded_max_pooling: Function | None = None
+    planned_averages: Function | None = None
+    """Makes a ``Plan`` of averages of windows or bins. If it is None, ``ops`` calls the functions
+    above."""
+    planned_maxima: Function | None = None
+    """Makes a ``Plan`` of maxima, or of these and their indices."""
     masked_average_pooling: Function | None = None
     """This and the next six are pools under a mask, whose tensors are plain. If it is None, ``ops``
     composes them of the other operators."""

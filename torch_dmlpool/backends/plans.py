@@ -4,6 +4,7 @@ of scales and zero points. Plans are made once for each request.
 
 import ctypes
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends.interface import AnyWindow
-from torch_dmlpool.backends.library import TAPS, AxisStruct, Counting, Problem, Quantization
+from torch_dmlpool.backends.library import TAPS, Problem, Quantization
 from torch_dmlpool.window import Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -24,7 +25,7 @@ DATA_TYPES = {
 """The numbers of the data types in kernels/cpu/vectors.h."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CpuPlan:
     """A call to the library: the address of its struct, and how the tensors lie.
 
@@ -45,8 +46,12 @@ class CpuPlan:
     struct: Any  # keeps the memory at the address ``problem``
 
 
-@functools.lru_cache(maxsize=4096)
-def planned(
+_Numbers = ctypes.c_int64 * (ctypes.sizeof(Problem) // 8)
+"""The memory of a ``Problem``, which has 64-bit numbers alone. It is filled in a third of the time
+that the struct's fields take, and every size that a call has not had before needs one."""
+
+
+def plan_of(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: torch.dtype,
@@ -68,8 +73,9 @@ def planned(
       window's taps), and which of these three they are.
     - ``memory_format``: that of the results; None for the one that PyTorch suggests.
     """
-    tensor = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    memory_format = memory_format or operands.suggested_memory_format(tensor)
+    if memory_format is None:
+        channels_last = operands.suggests_channels_last(shape, strides)
+        memory_format = operands.named_memory_format(channels_last, len(shape) - 2)
     is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
@@ -80,33 +86,42 @@ def planned(
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
         number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
-    wider = _wider(axes, numbering, dtype)
-    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
+    are_found = numbered is not None and spatial_sizes is None
+    wider = _wider(axes, numbering, dtype) if are_found else None
     missing = 3 - len(axes)
+    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     include_padding, divisor = counted or (False, None)
-    problem = Problem(
+    struct = _Numbers(
         planes,
         inner_channels,
-        (AxisStruct * 3)(*(AxisStruct(*axis) for axis in [unit] * missing + axes)),
-        Counting(include_padding, divisor or 0, (ctypes.c_int64 * 3)(*[0] * missing, *ends)),
-        DATA_TYPES[dtype],
+        *unit * missing,
+        *itertools.chain(*axes),
+        include_padding,
+        divisor or 0,
+        *[0] * missing,
+        *ends,
+        DATA_TYPES[wider or dtype],
         number_dtype.itemsize,
         numbering,
     )
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
     return CpuPlan(
-        ctypes.addressof(problem),
+        ctypes.addressof(struct),
         memory_format,
-        operands.lies_in(tensor, memory_format),
-        0 in sizes + output_sizes,
+        _are_strides_of(strides, shape, memory_format),
+        0 in sizes or 0 in output_sizes,
         number_dtype,
         wider,
         sizes,
         strides_of(sizes, memory_format),
         output_sizes,
         strides_of(output_sizes, memory_format),
-        problem,
+        struct,
     )
+
+
+planned = functools.lru_cache(maxsize=4096)(plan_of)
+"""The plan of an operator's call, which a call that is prepared keeps itself."""
 
 
 def _check_arriving(
@@ -181,8 +196,33 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     """The strides of a new tensor. Plans keep them, because to allocate by strides is
     faster than by a memory format.
     """
-    like = torch.empty((), dtype=torch.uint8, device="meta")
-    return operands.empty(sizes, like, memory_format).stride()
+    if 0 in sizes:
+        like = torch.empty((), dtype=torch.uint8, device="meta")
+        return operands.empty(sizes, like, memory_format).stride()
+    channels = sizes[1]
+    if memory_format is torch.contiguous_format:
+        step, strides = 1, []
+        for size in reversed(sizes):
+            strides.append(step)
+            step *= size
+        return tuple(reversed(strides))
+    step, strides = channels, []
+    for size in reversed(sizes[2:]):
+        strides.append(step)
+        step *= size
+    return step, 1, *reversed(strides)
+
+
+def _are_strides_of(
+    strides: tuple[int, ...], sizes: tuple[int, ...], memory_format: torch.memory_format
+) -> bool:
+    """Whether a tensor with these strides lies in a memory format: those along sizes of 1 are
+    never used.
+    """
+    wanted = strides_of(sizes, memory_format)
+    return strides == wanted or all(
+        size == 1 or own == each for size, own, each in zip(sizes, strides, wanted, strict=True)
+    )
 
 
 def quantization(

@@ -19,8 +19,8 @@ from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
-from torch_dmlpool.backends.gpu_plans import GpuGradientPlan, GpuPlan, new, planned
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Recorded
+from torch_dmlpool.backends.gpu_plans import GpuPlan, new, planned
+from torch_dmlpool.backends.interface import AnyWindow, Backend
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
@@ -174,29 +174,6 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
 _tap_dtype = lru_cache(lambda window: operands.tap_dtype(window.taps))
 
 
-def _by_reference(function: Any) -> Any:
-    """What a function that records a gradient returns where the reference computes."""
-
-    def recorded(input: Tensor, *arguments: Any) -> Recorded:
-        results = function(input, *arguments)
-        values, *taps = (results,) if isinstance(results, Tensor) else results
-        return values, taps, GpuGradientPlan(input)
-
-    return recorded
-
-
-@or_reference(_by_reference(reference.max_pooling_with_taps))
-def recorded_max_pooling(input: Tensor, window: Window) -> Recorded:
-    """Maxima and what their gradient needs."""
-    dtype = _tap_dtype(window)
-    values, taps, plan = _maxima(input, window, dtype)
-    if plan.gradient is None:
-        plan.gradient = GpuGradientPlan(
-            input, plan, _launch_max_gradient, "grad_launches", (), window, taps=dtype
-        )
-    return values, (taps,), plan.gradient
-
-
 @or_reference(reference.max_pooling_with_indices)
 def max_pooling_with_indices(
     input: Tensor, window: Window, *numbering: Any
@@ -336,21 +313,6 @@ def average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Tensor:
     return _averages(input, None, windows, *counted)[0]
 
 
-@or_reference(_by_reference(reference.average_pooling))
-def recorded_average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Recorded:
-    """Averages and what their gradient needs."""
-    averages, plan = _averages(input, None, windows, *counted)
-    if plan.gradient is None:
-        window = windows if isinstance(windows, Window) else None
-        request = "average_launches", ((0, 0, 0, 0),), window, False, *counted
-        plan.gradient = GpuGradientPlan(input, plan, _launch_average_gradient, *request)
-    return averages, (), plan.gradient
-
-
-def recorded_adaptive_average_pooling(input: Tensor, output_sizes: Sequence[int]) -> Recorded:
-    return recorded_average_pooling(input, tuple(output_sizes), False, None)
-
-
 @or_reference(reference.average_pooling_grad)
 def average_pooling_grad(
     input_gradient: Tensor, spatial_sizes: Sequence[int], windows: AnyWindow, *counted: Any
@@ -433,4 +395,49 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-BACKEND = Backend.of("triton", globals())
+class Averages:
+    """Averages of tensors of one kind, over a window or bins: ``interface.Plan``."""
+
+    __slots__ = ("counted", "sizes", "windows")
+    is_planned = True
+
+    def __init__(self, shape: Any, _: Any, __: Any, windows: AnyWindow, *counted: Any) -> None:
+        self.sizes, self.windows, self.counted = shape[2:], windows, counted
+
+    def run(self, input: Tensor) -> Tensor:
+        return average_pooling(input, self.windows, *self.counted)
+
+    def gradient(self, arriving: Tensor) -> Tensor:
+        return average_pooling_grad(arriving, self.sizes, self.windows, *self.counted)
+
+
+class Maxima:
+    """Maxima of tensors of one kind, with ``numbering`` their indices too: ``interface.Plan``."""
+
+    __slots__ = ("channels_last", "numbering", "sizes", "window")
+    is_planned = True
+
+    def __init__(
+        self, shape: Any, strides: Any, dtype: torch.dtype, window: Window, *numbering: Any
+    ) -> None:
+        like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        self.channels_last = operands.is_channels_last(like)
+        self.sizes, self.window, self.numbering = shape[2:], window, numbering
+
+    def run(self, input: Tensor) -> Any:
+        if self.numbering:
+            return max_pooling_with_indices(input, self.window, *self.numbering)
+        return max_pooling(input, self.window)
+
+    def record(self, input: Tensor) -> tuple[Tensor, ...]:
+        values, taps = max_pooling_with_taps(input, self.window)
+        if not self.numbering:
+            return values, taps
+        return values, max_pooling_indices(taps, self.sizes, self.window, *self.numbering), taps
+
+    def gradient(self, arriving: Tensor, taps: Tensor) -> Tensor:
+        request = self.sizes, self.window, self.channels_last
+        return max_pooling_grad_from_taps(arriving, taps, *request)
+
+
+BACKEND = Backend.of("triton", globals(), planned_averages=Averages, planned_maxima=Maxima)

@@ -10,11 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from torch_dmlpool.distributed.sharding import RULES, pool
-from torch_dmlpool.integrations import DTENSORS
-from torch_dmlpool.ops.dispatching import missing_integrations
-from torch_dmlpool.ops.registration import NAMESPACE
+from torch_dmlpool.registry import NAMESPACE
 
 # Importing any of the package has registered all operators before.
-if missing_integrations.pop(DTENSORS, None) is not None:
-    for _name in RULES:
-        torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)
+for _name in RULES:
+    torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -95,7 +95,7 @@ def _portion(axis: Axis, size: int, windows: range) -> Portion:
     if stop <= 0:
         # All windows are in the start padding. An operator needs an element, so windows are added
         # until one may be read.
-        alone = replace(axis, start_padding=-first, end_padding=0)
+        alone = axis._replace(start_padding=-first, end_padding=0)
         return Portion(range(windows.start, windows.start + alone.output_size(1)), range(1), alone)
     elements = range(min(max(first, 0), size - 1), min(stop, size))
     if first >= size:
@@ -108,7 +108,7 @@ def _portion(axis: Axis, size: int, windows: range) -> Portion:
     return Portion(
         windows,
         elements,
-        replace(axis, start_padding=elements.start - first, end_padding=end_padding),
+        axis._replace(start_padding=elements.start - first, end_padding=end_padding),
     )
 
 

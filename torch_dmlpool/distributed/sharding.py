@@ -22,6 +22,7 @@ from torch_dmlpool._private import OpOverload
 from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, shards
 from torch_dmlpool.elements import first_indices
 from torch_dmlpool.ops import registration
+from torch_dmlpool.registry import NAMESPACE, WINDOW_SCHEMA
 from torch_dmlpool.window import AXIS_NAMES, Window
 
 
@@ -64,7 +65,7 @@ RULES = {
 """A rule for each operator, by its name in the namespace ``dmlpool``. Operators without a window
 have no halo: shards of D, H and W are gathered for them."""
 
-WINDOW_ARGUMENTS = [word.split()[1] for word in registration.WINDOW_SCHEMA.split(", ")]
+WINDOW_ARGUMENTS = [word.split()[1] for word in WINDOW_SCHEMA.split(", ")]
 
 
 def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,7 +83,7 @@ class _Request:
 
     def __init__(self, operator: OpOverload, arguments: dict[str, Any]) -> None:
         self.operator, self.arguments = operator, arguments
-        self.name = operator._schema.name.removeprefix(f"{registration.NAMESPACE}::")
+        self.name = operator._schema.name.removeprefix(f"{NAMESPACE}::")
         self.rule, self.has_indices = RULES[self.name], "index_dtype" in arguments
         self.sides = self.rule.arguments
         self.tensors: dict[str, DTensor] = {

@@ -1,14 +1,18 @@
 """Averages and p-norms with DirectML's names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.keywords import operator
+from torch_dmlpool.ops import adaptive_pooling as _adaptive
 from torch_dmlpool.ops import average_pooling as _average
 from torch_dmlpool.ops import complex_pooling as _complex
+from torch_dmlpool.ops import lp_pooling as _norm
 from torch_dmlpool.ops import masked_pooling as _masked
+from torch_dmlpool.ops.calls import Call, prepared
 from torch_dmlpool.window import Integers, OutputSize, Window
 
 
@@ -69,17 +73,30 @@ def average_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
     """
-    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
-    operands.check_flag("include_padding", include_padding)
-    divisor_override = operands.checked_divisor(divisor_override)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
-    request = window, include_padding, divisor_override
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = include_padding, divisor_override, *window
+    call = prepared(_prepared_averages, input, *asked) if mask is None else None
+    if call is not None:
+        return call(input)
+    request = _counted_windows(input, *asked)
     if mask is None and not input.is_complex():
         return _average.average_pooling(input, *request)
     mask = operands.checked_mask(mask, input)
     return _complex.by_parts(lambda each: _masked.averages(each, mask, *request), input)
+
+
+def _counted_windows(
+    input: Tensor, include_padding: bool, divisor_override: int | None, *window: Any
+) -> tuple[Window, bool, int | None]:
+    """The operator's arguments, checked."""
+    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    divisor_override = operands.checked_divisor(divisor_override)
+    return Window.directml(input.dim() - 2, *window), include_padding, divisor_override
+
+
+def _prepared_averages(like: Tensor, device: str, *asked: Any) -> Call | None:
+    return _average.prepared(like, device, *_counted_windows(like, *asked))
 
 
 @operator
@@ -177,9 +194,17 @@ def adaptive_average_pooling(
         >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
         tensor([[[0.5000, 2.0000, 3.5000]]])
     """
+    call = prepared(_prepared_bins, input, output_size) if mask is None else None
+    if call is not None:
+        return call(input)
     operands.check_pooled("input", input, operands.AVERAGED_TYPES)
     asked = operands.checked_mask(mask, input), output_size, input.dim() - 2
     return _complex.by_parts(lambda each: _masked.adaptive_averages(each, *asked), input)
+
+
+def _prepared_bins(like: Tensor, device: str, output_size: OutputSize) -> Call | None:
+    operands.check_pooled("input", like, operands.AVERAGED_TYPES)
+    return _adaptive.prepared_averages(like, device, output_size, like.dim() - 2)
 
 
 @operator
@@ -237,10 +262,20 @@ def lp_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
     """
+    asked = p, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    call = prepared(_prepared_norms, input, *asked) if mask is None else None
+    if call is not None:
+        return call(input)
+    request = _normed_windows(input, *asked)
+    return _masked.norms(input, operands.checked_mask(mask, input), *request)
+
+
+def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
+    """The operator's arguments, checked."""
     operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
-    p = operands.checked_norm("p", p)
-    mask = operands.checked_mask(mask, input)
-    return _masked.norms(input, mask, window, float(p))
+    made = Window.directml(input.dim() - 2, *window)
+    return made, float(operands.checked_norm("p", p))
+
+
+def _prepared_norms(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Tensor] | None:
+    return _norm.prepared(like, device, *_normed_windows(like, *asked))

@@ -1,18 +1,20 @@
 """Maxima and their inverse with DirectML's names."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands, overloads
 from torch_dmlpool.keywords import operator
+from torch_dmlpool.ops import adaptive_pooling as _adaptive
 from torch_dmlpool.ops import complex_pooling as _complex
 from torch_dmlpool.ops import masked_pooling as _masked
 from torch_dmlpool.ops import max_pooling as _max
 from torch_dmlpool.ops import max_unpooling as _unpooling
 from torch_dmlpool.ops import min_pooling as _min
+from torch_dmlpool.ops.calls import Call, prepared
 from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Window, check_spatial_sizes
 
 Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -80,22 +82,35 @@ def max_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
     """
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = return_indices, *window
+    call = (
+        prepared(_prepared_maxima, input, *asked, dtypes=(index_dtype,)) if mask is None else None
+    )
+    if call is not None:
+        return call(input)
+    request = numbered_windows(input, *asked, index_dtype)
+    mask = operands.checked_mask(mask, input)
+    return _min.maxima(lambda each: _masked.maxima(each, mask, *request), input)
+
+
+def numbered_windows(input: Tensor, return_indices: bool, *asked: Any) -> tuple[Any, ...]:
+    """The window and, with ``return_indices``, the index type and that indices count in the whole
+    tensor, checked.
+    """
+    *window, index_dtype = asked
     operands.check_pooled("input", input, operands.ORDERED_TYPES)
     operands.check_flag("return_indices", return_indices)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
-    if return_indices or index_dtype is not torch.int64:
-        operands.check_index_type(index_dtype, input.shape)
-    if return_indices:
-        operands.check_taps(window.taps)
-    numbering = (index_dtype, False) if return_indices else ()
-    if mask is None and input.dtype is not torch.bool:
-        if numbering:
-            return _max.max_pooling_with_indices(input, window, *numbering)
-        return _max.max_pooling(input, window)
-    mask = operands.checked_mask(mask, input)
-    return _min.maxima(lambda each: _masked.maxima(each, mask, window, *numbering), input)
+    made = Window.directml(input.dim() - 2, *window)
+    operands.check_index_type(index_dtype, input.shape)
+    if not return_indices:
+        return (made,)
+    operands.check_taps(made.taps)
+    return made, index_dtype, False
+
+
+def _prepared_maxima(like: Tensor, device: str, *asked: Any) -> Call | None:
+    return _max.prepared(like, device, *numbered_windows(like, *asked))
 
 
 @operator
@@ -148,7 +163,7 @@ def max_pooling_grad(
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
-    _max.max_pooling_grad.check(input, input_gradient, window)
+    _max.max_pooling_grad.output_sizes(input, input_gradient, window)
     return _max.max_pooling_grad(input, input_gradient, window)
 
 
@@ -193,12 +208,29 @@ def adaptive_max_pooling(
         >>> dmlpool.adaptive_max_pooling(row, 3, return_indices=True)
         (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
     """
+    asked = output_size, return_indices
+    call = prepared(_prepared_bins, input, *asked, dtypes=(index_dtype,)) if mask is None else None
+    if call is not None:
+        return call(input)
+    request = numbered_bins(input, *asked, index_dtype)
+    mask = operands.checked_mask(mask, input)
+    return _min.maxima(lambda each: _masked.adaptive_maxima(each, mask, *request), input)
+
+
+def numbered_bins(
+    input: Tensor, output_size: OutputSize, return_indices: bool, index_dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """The output size, the number of spatial dimensions, and with ``return_indices`` as
+    ``numbered_windows``, checked.
+    """
     operands.check_pooled("input", input, operands.ORDERED_TYPES)
     operands.check_flag("return_indices", return_indices)
     operands.check_index_type(index_dtype, input.shape)
-    asked = (output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ()))
-    mask = operands.checked_mask(mask, input)
-    return _min.maxima(lambda each: _masked.adaptive_maxima(each, mask, *asked), input)
+    return output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ())
+
+
+def _prepared_bins(like: Tensor, device: str, *asked: Any) -> Call | None:
+    return _adaptive.prepared_maxima(like, device, *numbered_bins(like, *asked))
 
 
 @operator

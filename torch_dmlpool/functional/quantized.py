@@ -1,11 +1,15 @@
 """Averages of quantized integers with DirectML's names."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.ops import quantized_average_pooling as _quantized
+from torch_dmlpool.ops.calls import prepared
 from torch_dmlpool.window import Integers, Window
 
 
@@ -75,13 +79,28 @@ def quantized_linear_average_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
     """
+    parameters = input_scale, input_zero_point, output_scale, output_zero_point
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = parameters, include_padding, *window
+    call = prepared(_prepared_averages, input, *asked, dtypes=(output_dtype,))
+    if call is not None:
+        return call(input)
+    return _quantized.quantized_linear_average_pooling(
+        input, *_quantized_windows(input, *asked, output_dtype)
+    )
+
+
+def _quantized_windows(
+    input: Tensor, parameters: tuple[Any, ...], include_padding: bool, *asked: Any
+) -> tuple[Any, ...]:
+    """The operator's arguments, checked."""
+    *window, output_dtype = asked
     operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
     operands.check_flag("include_padding", include_padding)
-    window = Window.directml(
-        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    )
-    parameters = (input_scale, input_zero_point, output_scale, output_zero_point)
+    made = Window.directml(input.dim() - 2, *window)
     parameters, dtype = operands.checked_quantization(input, parameters, output_dtype)
-    return _quantized.quantized_linear_average_pooling(
-        input, parameters, window, include_padding, dtype
-    )
+    return parameters, made, include_padding, dtype
+
+
+def _prepared_averages(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Tensor]:
+    return _quantized.prepared(device, *_quantized_windows(like, *asked))

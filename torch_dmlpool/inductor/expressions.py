@@ -12,7 +12,7 @@ from torch._inductor.lowering import fallback_handler, make_reduction, register_
 from torch._inductor.virtualized import V, ops
 
 from torch_dmlpool._private import OpOverload
-from torch_dmlpool.inductor import is_lowering
+from torch_dmlpool.inductor.setting import is_lowering
 
 
 def results() -> list[tuple[list[Any], torch.dtype]]:

@@ -15,13 +15,16 @@ from torch_dmlpool.nn.exported import integer_pooling
 from torch_dmlpool.nn.layers.averages import *  # noqa: F403
 from torch_dmlpool.nn.layers.maxima import *  # noqa: F403
 from torch_dmlpool.nn.layers.minima import *  # noqa: F403
-from torch_dmlpool.nn.layers.rows import *  # noqa: F403
+from torch_dmlpool.nn.layers.rows import SegmentPool, StatisticsPool, TokenPool
 from torch_dmlpool.nn.layers.unpooling import *  # noqa: F403
 from torch_dmlpool.nn.quantizers import pooling_quantizer
 from torch_dmlpool.nn.rerouting import rerouted
 
 __all__ = [
     "Conversion",
+    "SegmentPool",
+    "StatisticsPool",
+    "TokenPool",
     "convert",
     "functional",
     "integer_pooling",

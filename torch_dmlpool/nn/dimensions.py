@@ -15,75 +15,103 @@ from torch.overrides import has_torch_function_unary
 from torch_dmlpool import operands
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Axis, Integers, NoOutputError, Window
+from torch_dmlpool.ops.calls import prepared
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Integers, NoOutputError, Window
 
 
-def for_batches(
-    types: tuple[torch.dtype, ...], of_quantized: Any = None, suffix: str = ""
-) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function of batches take unbatched inputs too, and reject data types that are not in
-    ``types``. Its errors name torch.nn's arguments.
+class Family:
+    """A pool of torch.nn.functional for one to three dimensions.
 
-    The function gets the number of spatial dimensions, the input, its mask or None, and then its
-    own arguments: all by position, as keywords would take a tenth of a small call. A layer gives
-    itself in place of the number. The name of the function of ``nn.functional`` is the family's,
-    the dimensions and ``suffix``. ``of_quantized`` gets the function first, and then a
-    quantized tensor in place of the input.
+    ``request_of`` takes the number of dimensions, a batch and torch.nn's arguments, in the order of
+    ``parameters``; it checks these and returns the operator's. ``pool`` computes the results from
+    the batch, a mask or None, and the operator's arguments. ``prepare`` makes the call of plain
+    tensors. ``of_quantized`` gets ``compute``, the number of dimensions and a batch that is a
+    quantized tensor, then a mask and torch.nn's arguments.
+
+    The functions of ``nn.functional`` are named ``name``, the dimensions and ``suffix``.
     """
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        family = function.__name__
-        names = ["", *(f"{family}{rank}d{suffix}" for rank in (1, 2, 3))]
-        originals = [observed.ORIGINALS.get(name) for name in names]
-        theirs = dict.fromkeys(names) if originals[1] is None else observed.FUNCTIONS
+    def __init__(
+        self,
+        name: str,
+        types: tuple[torch.dtype, ...],
+        request_of: Callable[..., tuple[Any, ...]],
+        pool: Callable[..., Any],
+        prepare: Callable[..., Callable[[Tensor], Any] | None] | None = None,
+        of_quantized: Callable[..., Any] | None = None,
+        suffix: str = "",
+    ) -> None:
+        self.family, self.types, self.request_of, self.pool = name, types, request_of, pool
+        self.names = ["", *(f"{name}{rank}d{suffix}" for rank in (1, 2, 3))]
+        self.parameters = list(inspect.signature(request_of).parameters)[2:]
+        self.prepare, self.of_quantized = prepare, of_quantized
+        self.prepares = [functools.partial(self.prepared, rank) for rank in range(4)]
 
-        @functools.wraps(function)
-        def pool(who: Any, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
-            rank = who if type(who) is int else who._rank
-            # The usual call asks no more than this about those who may observe it.
-            if not is_dynamo_compiling() and (
-                has_torch_function_unary(input)
-                or theirs[names[rank]] is not originals[rank]
-                or _is_tracing()
-            ):
-                answer = observed.answer(pool, who, rank, input, mask, arguments)
+    def __call__(self, who: Any, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+        """The results for torch.nn's arguments, all by position, as keywords take a tenth of a
+        small call. ``who`` is the number of dimensions, or a layer that has it.
+        """
+        rank = who if type(who) is int else who._rank
+        if not is_dynamo_compiling():
+            is_seen = has_torch_function_unary(input) or observed.is_replaced(self.names[rank])
+            if mask is None and not is_seen and self.prepare is not None:
+                call = prepared(self.prepares[rank], input, *arguments)
+                if call is not None:
+                    return call(input)
+            if is_seen or _is_tracing():
+                answer = observed.answer(self, who, rank, input, mask, arguments)
                 if answer is not NotImplemented:
                     return answer
-            # The check is written out for usual tensors, as a call of a function takes 0.05 us.
-            is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
-            compute, accepted = function, types
-            if not (is_usual and input.dtype in types):
-                answer = observed.only_theirs(pool, rank, input, mask, arguments)
-                if answer is not NotImplemented:
-                    return answer
-                if of_quantized is not None and is_usual and input.is_quantized:
-                    compute, accepted = functools.partial(of_quantized, function), (input.dtype,)
-                operands.check_dense("input", input, accepted)
-            batched, added = input, None
-            if rank == 1 or input.dim() != rank + 2:
-                batched, added = with_batch(f"{family}{rank}d", rank, input)
-            if mask is not None:
-                mask = _mask_for(input, added, mask)
-            try:
-                output = compute(rank, batched, mask, *arguments)
-                return output if added is None else without(output, added)
-            except NoOutputError as error:
-                wrong = error.naming("kernel_size")
-            raise wrong
+        return self.computed(rank, input, mask, *arguments)
 
-        pooling: Any = pool
-        pooling.types, pooling.family, pooling.names = types, family, names
-        pooling.parameters = list(inspect.signature(function).parameters)[3:]
-        return pooling
+    def computed(self, rank: int, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+        """The results of a call that nobody observes, of what is no plain tensor or is masked."""
+        is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
+        compute, accepted = self.compute, self.types
+        if not (is_usual and input.dtype in accepted):
+            answer = observed.only_theirs(self, rank, input, mask, arguments)
+            if answer is not NotImplemented:
+                return answer
+            if self.of_quantized is not None and is_usual and input.is_quantized:
+                compute = functools.partial(self.of_quantized, self.compute)
+                accepted = (input.dtype,)
+            operands.check_dense("input", input, accepted)
+        batched, added = input, None
+        if input.dim() != rank + 2:
+            batched, added = with_batch(f"{self.family}{rank}d", rank, input)
+        if mask is not None:
+            mask = _mask_for(input, added, mask)
+        try:
+            output = compute(rank, batched, mask, *arguments)
+            return output if added is None else without(output, added)
+        except NoOutputError as error:
+            wrong = error.naming("kernel_size")
+        raise wrong
 
-    return decorate
+    def compute(self, rank: int, batched: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+        """The results for a batch."""
+        return self.pool(batched, mask, *self.request_of(rank, batched, *arguments))
+
+    def prepared(
+        self, rank: int, like: Tensor, device: str, *arguments: Any
+    ) -> Callable[[Tensor], Any] | None:
+        """The call for plain tensors that lie as ``like``."""
+        if like.dtype not in self.types:
+            return None
+        batched, added = with_batch(f"{self.family}{rank}d", rank, like)
+        try:
+            request = self.request_of(rank, batched, *arguments)
+            call = self.prepare(batched, device, *request)  # type: ignore[misc]
+        except NoOutputError as error:
+            raise error.naming("kernel_size") from None
+        if call is None or added is None:
+            return call
+        return lambda unbatched: without(call(with_batch("", rank, unbatched)[0]), added)
 
 
 def with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | None]:
     """A dense ``input`` as it is pooled, and the number of the dimension that was added to it, if
-    any.
-
-    Dimension 0 is a batch of one. Dimension 2 is the height of 1 that makes images of rows.
+    any: 0, a batch of one.
     """
     added, dimensions = None, input.dim()
     if dimensions == rank + 1:
@@ -102,25 +130,17 @@ def with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | N
             f"{function}: input must be (N, C, {axes}) or, unbatched, (C, {axes}), got shape "
             f"{shape}"
         )
-    if rank == 1 and added is None and input.stride(1) == 1:
-        # Rows in (N, W, C) order stay so, as in PyTorch: they are pooled as images of one row.
-        rows = input.unsqueeze(2)
-        if operands.is_channels_last(rows):
-            return rows, 2
     return input, added
 
 
 def window_of(
     rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Window:
-    """The Window of torch.nn's arguments. Rows that came as (N, C, 1, W) get a height of 1."""
+    """The Window of torch.nn's arguments."""
     sizes = (
         operands.ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     )
-    window = Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
-    if rank > 1 or batched.dim() == 3:
-        return window
-    return Window((Axis(1, 1, 0, 0, 1, ceil), *window.axes))  # rows that have a height of 1
+    return Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
 
 
 def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:
@@ -129,7 +149,7 @@ def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:
     """
     if input.is_quantized:
         raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-    checked: Any = operands.checked_mask(mask, input, 1 if added == 0 else 2)
+    checked: Any = operands.checked_mask(mask, input, 2 if added is None else 1)
     return checked if added is None else checked.unsqueeze(added)
 
 

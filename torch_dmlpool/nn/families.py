@@ -56,7 +56,7 @@ class Masked(Pool, Generic[Result]):
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
         pool = self._pool
-        return pool(input, mask, *[getattr(self, name) for name in pool.parameters])
+        return pool(self, input, mask, *[getattr(self, name) for name in pool.parameters])
 
     if TYPE_CHECKING:
 
@@ -174,7 +174,7 @@ class MaxUnpool(Pool):
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         window = self.kernel_size, self.stride, self.padding
-        return self._pool(input, None, indices, *window, output_size)
+        return self._pool(self, input, None, indices, *window, output_size)
 
     if TYPE_CHECKING:
 

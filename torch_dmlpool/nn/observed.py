@@ -21,6 +21,8 @@ from torch_dmlpool.window import Window, shared
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
 """PyTorch's own functions, without what had wrapped them before this package was imported."""
+PUBLIC: dict[str, Any] = {}
+"""This package's functions of the same names, which ``nn.functional`` enters here."""
 
 
 def is_replaced(name: str) -> bool:
@@ -58,9 +60,7 @@ def answer(
             return _theirs(pool.names[rank], input, same)
         if not is_seen:
             return NotImplemented
-    from torch_dmlpool.nn import functional  # which imports this module
-
-    function = getattr(functional, pool.names[rank])
+    function = PUBLIC[pool.names[rank]]
     masked = {} if mask is None else {"mask": mask}
     bound = inspect.signature(function).bind(input, **named, **masked)
     return observers.shown(function, values, *bound.args, **bound.kwargs)

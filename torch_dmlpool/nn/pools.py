@@ -12,9 +12,11 @@ from torch import Tensor
 from torch_dmlpool import operands
 from torch_dmlpool.functional import Pooled
 from torch_dmlpool.nn import quantized_tensors
-from torch_dmlpool.nn.dimensions import for_batches, window_of
+from torch_dmlpool.nn.dimensions import Family, window_of
 from torch_dmlpool.ops import (
+    adaptive_pooling,
     average_pooling,
+    lp_pooling,
     masked_pooling,
     max_pooling,
     max_unpooling,
@@ -37,11 +39,9 @@ from torch_dmlpool.window import (
 )
 
 
-@for_batches(operands.AVERAGED_TYPES, quantized_tensors.averages)
-def avg_pool(
+def _counted_windows(
     rank: int,
-    input: Tensor,
-    mask: Tensor | None,
+    batched: Tensor,
     kernel_size: Integers,
     stride: Integers | None,
     padding: Padding,
@@ -49,148 +49,184 @@ def avg_pool(
     count_include_pad: bool,
     divisor_override: int | None,
     dilation: Integers,
-) -> Tensor:
-    """Averages over windows."""
+) -> tuple[Window, bool, int | None]:
+    """A window of averages, whether padding counts, and the divisor."""
     operands.check_flag("count_include_pad", count_include_pad)
     divisor_override = operands.checked_divisor(divisor_override)
-    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    if mask is None and not input.is_complex():
-        return average_pooling.average_pooling(input, window, count_include_pad, divisor_override)
-    request = mask, window, count_include_pad, divisor_override
-    return by_parts(lambda each: masked_pooling.averages(each, *request), input)
+    window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
+    return window, count_include_pad, divisor_override
 
 
-_extremes = for_batches(operands.ORDERED_TYPES, quantized_tensors.extremes)
-_with_indices = for_batches(
-    operands.ORDERED_TYPES, quantized_tensors.extremes, suffix="_with_indices"
-)
-
-
-@_extremes
-def max_pool(
+def _numbered_windows(
     rank: int,
-    input: Tensor,
-    mask: Tensor | None,
+    batched: Tensor,
     kernel_size: Integers,
     stride: Integers | None,
     padding: Padding,
     dilation: Integers,
     ceil_mode: bool,
     return_indices: bool,
-) -> Pooled:
-    """Maxima over windows, with ``return_indices`` a pair with their indices."""
+) -> tuple[Any, ...]:
+    """A window of maxima, with ``return_indices`` the index type and that indices count in each
+    plane.
+    """
     operands.check_flag("return_indices", return_indices)
-    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    if return_indices:
-        operands.check_taps(window.taps, "kernel_size")
-    numbering = (torch.int64, True) if return_indices else ()
-    if mask is None and input.dtype is not torch.bool:
-        if return_indices:
-            return max_pooling.max_pooling_with_indices(input, window, *numbering)
-        return max_pooling.max_pooling(input, window)
-    request = mask, window, *numbering
-    return min_pooling.maxima(lambda each: masked_pooling.maxima(each, *request), input)
+    window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
+    if not return_indices:
+        return (window,)
+    operands.check_taps(window.taps, "kernel_size")
+    return window, torch.int64, True
 
 
-max_pool_with_indices = _with_indices(max_pool.__wrapped__)
-
-
-@_extremes
-def min_pool(
+def _normed_windows(
     rank: int,
-    input: Tensor,
-    mask: Tensor | None,
-    kernel_size: Integers,
-    stride: Integers | None,
-    padding: Padding,
-    dilation: Integers,
-    ceil_mode: bool,
-    return_indices: bool,
-) -> Pooled:
-    """Minima over windows, with ``return_indices`` a pair with their indices."""
-    operands.check_flag("return_indices", return_indices)
-    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    if return_indices:
-        operands.check_taps(window.taps, "kernel_size")
-    window.output_sizes(operands.ints(input.shape[2:]))  # rejected before any work
-    numbering = (torch.int64, True) if return_indices else ()
-    request = mask, window, *numbering
-    return min_pooling.minima(lambda each: masked_pooling.maxima(each, *request), input)
-
-
-@for_batches(operands.FLOAT_TYPES)
-def lp_pool(
-    rank: int,
-    input: Tensor,
-    mask: Tensor | None,
+    batched: Tensor,
     norm_type: float,
     kernel_size: Integers,
     stride: Integers | None,
     ceil_mode: bool,
     padding: Padding,
     dilation: Integers,
-) -> Tensor:
-    """p-norms of windows."""
-    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    norm_type = operands.checked_norm("norm_type", norm_type)
-    return masked_pooling.norms(input, mask, window, float(norm_type))
+) -> tuple[Window, float]:
+    """A window of p-norms, and p."""
+    window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
+    return window, float(operands.checked_norm("norm_type", norm_type))
 
 
-@for_batches(operands.AVERAGED_TYPES, quantized_tensors.adaptive_averages)
-def adaptive_avg_pool(
-    rank: int, input: Tensor, mask: Tensor | None, output_size: OutputSize
-) -> Tensor:
-    """Averages over ``output_size`` windows."""
-    if mask is None and not input.is_complex():
-        return masked_pooling.adaptive_averages(input, None, shared(output_size), rank)
-    asked = mask, shared(output_size), rank
-    return by_parts(lambda each: masked_pooling.adaptive_averages(each, *asked), input)
-
-
-@_extremes
-def adaptive_max_pool(
-    rank: int, input: Tensor, mask: Tensor | None, output_size: OutputSize, return_indices: bool
-) -> Pooled:
-    """Maxima over ``output_size`` windows, with ``return_indices`` a pair with their indices."""
-    operands.check_flag("return_indices", return_indices)
-    asked = (shared(output_size), rank, *((torch.int64, True) if return_indices else ()))
-    return min_pooling.maxima(
-        lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
-    )
-
-
-adaptive_max_pool_with_indices = _with_indices(adaptive_max_pool.__wrapped__)
-
-
-@_extremes
-def adaptive_min_pool(
-    rank: int, input: Tensor, mask: Tensor | None, output_size: OutputSize, return_indices: bool
-) -> Pooled:
-    """Minima over ``output_size`` windows, with ``return_indices`` a pair with their indices."""
-    operands.check_flag("return_indices", return_indices)
+def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[Any, int]:
+    """How many bins there are, and along how many dimensions."""
     output_size = shared(output_size)
-    operands.checked_output_size(output_size, tuple(input.shape[-rank:]))
-    asked = (output_size, rank, *((torch.int64, True) if return_indices else ()))
-    return min_pooling.minima(
-        lambda each: masked_pooling.adaptive_maxima(each, mask, *asked), input
+    operands.checked_output_size(output_size, tuple(batched.shape[-rank:]))
+    return output_size, rank
+
+
+def _numbered_bins(
+    rank: int, batched: Tensor, output_size: OutputSize, return_indices: bool
+) -> tuple[Any, ...]:
+    """The same of maxima, with ``return_indices`` as ``_numbered_windows``."""
+    operands.check_flag("return_indices", return_indices)
+    return *_bins(rank, batched, output_size), *((torch.int64, True) if return_indices else ())
+
+
+def _averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
+    return by_parts(lambda each: masked_pooling.averages(each, mask, *request), input)
+
+
+def _maxima(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
+    maxima: Pooled = min_pooling.maxima(
+        lambda each: masked_pooling.maxima(each, mask, *request), input
     )
+    return maxima
 
 
-@for_batches(operands.MAX_TYPES + operands.COMPLEX_TYPES)
-def max_unpool(
+def _minima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Pooled:
+    window.output_sizes(operands.ints(input.shape[2:]))  # rejected before any work
+    minima: Pooled = min_pooling.minima(
+        lambda each: masked_pooling.maxima(each, mask, window, *numbering), input
+    )
+    return minima
+
+
+def _averages_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
+    return by_parts(lambda each: masked_pooling.adaptive_averages(each, mask, *request), input)
+
+
+def _maxima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
+    maxima: Pooled = min_pooling.maxima(
+        lambda each: masked_pooling.adaptive_maxima(each, mask, *request), input
+    )
+    return maxima
+
+
+def _minima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
+    minima: Pooled = min_pooling.minima(
+        lambda each: masked_pooling.adaptive_maxima(each, mask, *request), input
+    )
+    return minima
+
+
+avg_pool = Family(
+    "avg_pool",
+    operands.AVERAGED_TYPES,
+    _counted_windows,
+    _averages,
+    average_pooling.prepared,
+    quantized_tensors.averages,
+)
+max_pool = Family(
+    "max_pool",
+    operands.ORDERED_TYPES,
+    _numbered_windows,
+    _maxima,
+    max_pooling.prepared,
+    quantized_tensors.extremes,
+)
+max_pool_with_indices = Family(
+    "max_pool",
+    operands.ORDERED_TYPES,
+    _numbered_windows,
+    _maxima,
+    max_pooling.prepared,
+    quantized_tensors.extremes,
+    "_with_indices",
+)
+min_pool = Family(
+    "min_pool",
+    operands.ORDERED_TYPES,
+    _numbered_windows,
+    _minima,
+    min_pooling.prepared,
+    quantized_tensors.extremes,
+)
+lp_pool = Family(
+    "lp_pool", operands.FLOAT_TYPES, _normed_windows, masked_pooling.norms, lp_pooling.prepared
+)
+adaptive_avg_pool = Family(
+    "adaptive_avg_pool",
+    operands.AVERAGED_TYPES,
+    _bins,
+    _averages_of_bins,
+    adaptive_pooling.prepared_averages,
+    quantized_tensors.adaptive_averages,
+)
+adaptive_max_pool = Family(
+    "adaptive_max_pool",
+    operands.ORDERED_TYPES,
+    _numbered_bins,
+    _maxima_of_bins,
+    adaptive_pooling.prepared_maxima,
+    quantized_tensors.extremes,
+)
+adaptive_max_pool_with_indices = Family(
+    "adaptive_max_pool",
+    operands.ORDERED_TYPES,
+    _numbered_bins,
+    _maxima_of_bins,
+    adaptive_pooling.prepared_maxima,
+    quantized_tensors.extremes,
+    "_with_indices",
+)
+adaptive_min_pool = Family(
+    "adaptive_min_pool",
+    operands.ORDERED_TYPES,
+    _numbered_bins,
+    _minima_of_bins,
+    of_quantized=quantized_tensors.extremes,
+)
+
+
+def _unpooled_sizes(
     rank: int,
     input: Tensor,
-    _: None,
     indices: Tensor,
     kernel_size: Integers,
     stride: Integers | None,
     padding: Padding,
     output_size: Sequence[int] | None,
-) -> Tensor:
-    """Every element at its index, zeros elsewhere. It takes no mask."""
-    is_row = input.dim() > rank + 2
+) -> tuple[Tensor, list[int]]:
+    """The indices of a batch, and the spatial sizes of the output."""
     if isinstance(indices, Tensor) and indices.dim() == input.dim() - 1:
-        indices = indices.unsqueeze(2 if is_row else 0)
+        indices = indices.unsqueeze(0)
     max_unpooling.check(input, indices)
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
@@ -213,6 +249,15 @@ def max_unpool(
                     f"output_size must be {least} to {most} for this window {where}"
                 )
         sizes = list(asked)
-    sizes = [1] * is_row + sizes
     check_spatial_sizes("the output", sizes, len(sizes))
+    return indices, sizes
+
+
+def _unpooled(input: Tensor, _: None, indices: Tensor, sizes: list[int]) -> Tensor:
+    """Every element at its index, zeros elsewhere. It takes no mask."""
     return by_parts(lambda each: max_unpooling.max_unpooling(each, indices, sizes, True), input)
+
+
+max_unpool = Family(
+    "max_unpool", operands.MAX_TYPES + operands.COMPLEX_TYPES, _unpooled_sizes, _unpooled
+)

@@ -15,32 +15,34 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.ops import max_unpooling
-from torch_dmlpool.ops.registration import Linear, Operator, Winners
+from torch_dmlpool.backends import serving
+from torch_dmlpool.ops import average_pooling, max_pooling
+from torch_dmlpool.ops.calls import Call, Plan, is_unobserved
+from torch_dmlpool.ops.max_unpooling import gather_positions, scatter_positions
+from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
     Axis,
     Window,
     check_spatial_sizes,
-    remembering,
 )
 
 
 def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
     """Average of every bin; the sizes say how many there are along each axis."""
-    return _over_bins(_bin_averages, input, output_sizes)
+    return _over_bins(adaptive_average_pooling, input, output_sizes)
 
 
-def bin_averages_grad(gradient: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+def bin_averages_grad(arriving: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """The gradient of :func:`bin_averages` of an input of these spatial sizes."""
-    return _bin_averages_grad(gradient, spatial_sizes)
+    gradient: Tensor = adaptive_average_pooling_grad(arriving, spatial_sizes)
+    return gradient
 
 
 def bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maximum of every bin, and its position in the plane."""
-    return _over_bins(_bin_maxima, input, output_sizes)
+    return _over_bins(adaptive_max_pooling, input, output_sizes)
 
 
 def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
@@ -61,7 +63,6 @@ def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -
     )
 
 
-@remembering
 def bins(
     output_size: Any, sizes: tuple[int, ...], rank: int
 ) -> tuple[tuple[int, ...], Window | None]:
@@ -110,36 +111,126 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
     return Window(tuple(Axis(step, step, 0, 0, 1, False) for step in steps))
 
 
-def _check(input: Tensor, sizes: Sequence[int]) -> list[int]:
+def _output_sizes(input: Tensor, sizes: Sequence[int]) -> list[int]:
     check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
     check_spatial_sizes("the output", sizes, input.dim() - 2)
     _check_products(input.shape[2:], sizes)
     return [*input.shape[:2], *sizes]
 
 
-_bin_averages: Linear = Linear(
+class AdaptiveAveragePooling(torch.autograd.Function):
+    """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        if call.is_planned and is_unobserved(arriving):
+            return call.gradient(arriving), None
+        return adaptive_average_pooling_grad(call.sharded(arriving), call.sizes), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return adaptive_average_pooling(direction, *ctx.call.arguments)
+
+
+class AdaptiveAveragePoolingGrad(torch.autograd.Function):
+    """The gradient of averages of bins. It is linear: its own gradient is the average."""
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input_gradient)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        return adaptive_average_pooling(ctx.call.sharded(arriving), ctx.call.sizes), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return adaptive_average_pooling_grad(direction, *ctx.call.arguments)
+
+
+class AdaptiveMaxPooling(torch.autograd.Function):
+    """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> tuple[Tensor, Tensor]:
+        values, positions = call.run(input)
+        ctx.call = call
+        ctx.save_for_backward(positions)
+        ctx.save_for_forward(positions)
+        ctx.mark_non_differentiable(positions)
+        ctx.set_materialize_grads(False)
+        return values, positions
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        request = *ctx.saved_tensors, call.sizes, True, call.channels_last
+        return scatter_positions(call.sharded(arriving), *request), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> tuple[Tensor, None]:
+        return gather_positions(direction, *ctx.saved_tensors, True), None
+
+
+adaptive_average_pooling = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
-    _check,
-    Backend.adaptive_average_pooling,
-    recorded=Backend.recorded_adaptive_average_pooling,
-    adjoint=lambda input, output_sizes: (_bin_averages_grad, (input.shape[2:],)),
+    _output_sizes,
+    lambda backend: backend.adaptive_average_pooling,
+    function=AdaptiveAveragePooling,
 )
-_bin_averages_grad: Linear = Linear(
+adaptive_average_pooling_grad = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     [operands.FLOAT_TYPES],
-    _check,
-    Backend.adaptive_average_pooling_grad,
-    adjoint=lambda input_gradient, spatial_sizes: (_bin_averages, (input_gradient.shape[2:],)),
+    _output_sizes,
+    lambda backend: backend.adaptive_average_pooling_grad,
+    function=AdaptiveAveragePoolingGrad,
 )
-_bin_maxima = Winners(
+adaptive_max_pooling = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
-    _check,
-    Backend.adaptive_max_pooling,
+    _output_sizes,
+    lambda backend: backend.adaptive_max_pooling,
+    function=AdaptiveMaxPooling,
     dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
-    adjoint=lambda input, positions, _: max_unpooling.gather_positions.adjoint(
-        input, positions, True
-    ),
-    gather=lambda _: (max_unpooling.gather_positions, (True,)),
 )
+
+
+def prepared_averages(like: Tensor, device: str, output_size: Any, rank: int) -> Call | None:
+    """The call of averages of bins for plain tensors that lie as ``like``."""
+    sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
+    if window is not None:
+        return average_pooling.prepared(like, device, window, False, None)
+    if like.dtype not in operands.FLOAT_TYPES or 0 in sizes:
+        return None
+    backend = serving(device)
+    if backend.planned_averages is None:
+        plan: Any = Plan(backend.adaptive_average_pooling, None, sizes)
+    else:
+        plan = backend.planned_averages(like.shape, like.stride(), like.dtype, sizes, False, None)
+    return Call(adaptive_average_pooling.apply, plan, like, sizes)
+
+
+def prepared_maxima(
+    like: Tensor, device: str, output_size: Any, rank: int, *numbering: Any
+) -> Call | None:
+    """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
+    _, window = bins(output_size, tuple(like.shape)[2:], rank)
+    return None if window is None else max_pooling.prepared(like, device, window, *numbering)

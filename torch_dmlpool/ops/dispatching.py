@@ -1,6 +1,6 @@
 """Whether a call may go straight to the backend, or has to go through PyTorch's dispatcher."""
 
-from collections.abc import Callable
+import sys
 
 import torch
 from torch import Tensor
@@ -15,14 +15,7 @@ from torch_dmlpool._private import (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
     forward_ad,
-    outliving,
 )
-
-before_trace: list[Callable[[], None]] = outliving([], "before_trace")
-"""Functions that are called before ``torch.jit``'s tracer records an operator."""
-missing_integrations: dict[str, str] = outliving({}, "missing_integrations")
-"""Modules of tensor classes that the operators accept only once an integration is imported, with
-the error message that names it."""
 
 with torch.inference_mode():
     _PLAIN_KEYS = {_dispatch_tls_local_include_set().raw_repr()}
@@ -50,9 +43,11 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
     ):
         for tensor in tensors:
             _require_rules(type(tensor))
-        if _is_tracing():
-            for prepare in before_trace:
-                prepare()
+        if _is_tracing() and torch.onnx.is_in_onnx_export():
+            raise TypeError(
+                "torch.onnx.export with dynamo=False writes only the pools that "
+                "torch.nn.functional has, and this is another: use dynamo=True"
+            )
         return False
     for tensor in tensors:
         kind = type(tensor)
@@ -67,8 +62,10 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
             return False
         # Where a storage has no memory, the address of a tensor is its offset in that storage.
         offset = tensor.storage_offset()
-        if address == (offset and offset * tensor.itemsize) and not operands.has_memory(tensor):
-            return False
+        if address == (offset and offset * tensor.itemsize):
+            if not operands.has_memory(tensor):
+                return False
+            operands.check_memory(tensor)
     return True
 
 
@@ -80,9 +77,11 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def _require_rules(kind: type[Tensor]) -> None:
-    """Raise an error for a class of tensors that the operators do not know until an integration is
-    imported.
-    """
-    for module, what_to_do in missing_integrations.items():
-        if kind.__module__.startswith(module):
-            raise TypeError(what_to_do)
+    """Reject a DTensor where nobody has taught the operators about them."""
+    if (
+        kind.__module__.startswith("torch.distributed.tensor")
+        and "torch_dmlpool.distributed" not in sys.modules
+    ):
+        raise TypeError(
+            "to pool a DTensor, write `import torch_dmlpool.distributed` once, in every process"
+        )

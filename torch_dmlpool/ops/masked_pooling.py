@@ -10,14 +10,16 @@ is masked once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from torch_dmlpool import backends, elements, operands
+from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reductions import is_unpadded
 from torch_dmlpool.ops import (
     adaptive_pooling,
@@ -26,16 +28,11 @@ from torch_dmlpool.ops import (
     max_pooling,
     max_unpooling,
 )
-from torch_dmlpool.ops.derivatives import (
-    Recording,
-    derivative,
-    may_be_differentiated,
-    recording,
-    records_gradient,
-)
+from torch_dmlpool.ops.calls import is_unobserved
+from torch_dmlpool.ops.derivatives import may_be_differentiated, records_gradient, save, saved
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 from torch_dmlpool.ops.min_pooling import as_bools, as_pooled
-from torch_dmlpool.ops.registration import Composite
+from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window, is_sure
 
 
@@ -46,8 +43,23 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     fill = backends.serving(input.device.type).masked
     if not records_gradient(input):
         return fill(input, mask, fills_lowest)
-    record = lambda input: recording(fill(input, mask, fills_lowest), (mask,), kept)  # noqa: E731
-    return _apply(input, (record, (), None))
+    return _kept(input, mask, fill, fills_lowest)
+
+
+class Masked(torch.autograd.Function):
+    """The elements that a mask keeps, of plain tensors. Their gradient is what it keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, fill: Any, fills_lowest: bool) -> Tensor:
+        save(ctx, mask)
+        ctx.set_materialize_grads(False)
+        output: Tensor = fill(input, mask, fills_lowest)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        (mask,) = saved(ctx)
+        return None if arriving is None else kept(arriving, mask), None, None, None
 
 
 def _over_planes(mask: Tensor, input: Tensor) -> Tensor:
@@ -60,13 +72,13 @@ def _as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(torch.uint8).to(dtype)
 
 
-def _kernel(name: str, input: Tensor, mask: Tensor) -> Any:
+def _kernel(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -> Any:
     """The function of the input's backend for plain tensors; None where it has none, or where
     somebody has to see the operators that a pool under a mask is made of.
     """
     if not may_skip_dispatcher(input, mask):
         return None
-    return getattr(backends.serving(input.device.type), name)
+    return computes(backends.serving(input.device.type))
 
 
 def _averages(input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Tensor:
@@ -74,27 +86,40 @@ def _averages(input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Tenso
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
     has_results = isinstance(windows, Window) or 0 not in windows
-    pool = _kernel("masked_average_pooling", input, mask) if has_results else None
+    pool = (
+        _kernel(lambda backend: backend.masked_average_pooling, input, mask)
+        if has_results
+        else None
+    )
     if pool is None:
         return _composed_averages(input, mask, windows, *counted)
     if records_gradient(input):
-        return _apply(input, (_recorded_averages, (mask, windows, *counted), None))
+        return _averages_under(input, mask, windows, *counted)
     return pool(input, mask, windows, *counted)
 
 
-def _recorded_averages(input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Recording:
-    backend: Any = backends.serving(input.device.type)
-    sizes, channels_last = tuple(input.shape[2:]), operands.is_channels_last(input)
+class MaskedAveragePooling(torch.autograd.Function):
+    """Averages of plain tensors under a mask, by a backend that has them."""
 
-    def gradient(arriving: Tensor, mask: Tensor) -> Tensor:
-        if is_grad_enabled() or not may_skip_dispatcher(arriving, mask):
-            return _composed_shares(arriving, mask, sizes, windows, *counted)
-        request = arriving, mask, sizes, windows, *counted, channels_last
-        return backend.masked_average_pooling_grad(*request)
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Tensor:
+        backend: Any = backends.serving(input.device.type)
+        ctx.request = tuple(input.shape[2:]), windows, *counted
+        ctx.channels_last, ctx.backend = operands.is_channels_last(input), backend
+        save(ctx, mask)
+        ctx.set_materialize_grads(False)
+        output: Tensor = backend.masked_average_pooling(input, mask, windows, *counted)
+        return output
 
-    return recording(
-        backend.masked_average_pooling(input, mask, windows, *counted), (mask,), gradient
-    )
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+        (mask,), nothing = saved(ctx), (None,) * 4
+        if arriving is None:
+            return None, *nothing
+        if not is_unobserved(arriving, mask):
+            return _composed_shares(arriving, mask, *ctx.request), *nothing
+        request = arriving, mask, *ctx.request, ctx.channels_last
+        return ctx.backend.masked_average_pooling_grad(*request), *nothing
 
 
 def _composed_averages(
@@ -196,21 +221,34 @@ def _gathered(input: Tensor, winners: _Winners, gather: Any) -> Tensor:
     )
 
 
-def _recorded_maxima(input: Tensor, mask: Tensor, window: Window) -> Recording:
-    """Maxima and the taps of their winners. The winner of a window without an element is masked,
-    and so the mask removes its gradient.
+class MaskedMaxPooling(torch.autograd.Function):
+    """Maxima of plain tensors under a mask, and the taps of their winners. The winner of a window
+    without an element is masked, and so the mask removes its gradient.
     """
-    pool = _kernel("masked_max_pooling_with_taps", input, mask) or _maxima_with_taps
-    values, taps = pool(input, mask, window)
-    request = input.shape[2:], window, operands.is_channels_last(input)
 
-    def gradient(arriving: Tensor, taps: Tensor, mask: Tensor) -> Tensor:
-        spread = _kernel("masked_max_pooling_grad_from_taps", arriving, mask)
-        if spread is not None and not is_grad_enabled() and may_skip_dispatcher(taps):
-            return spread(arriving, taps, mask, *request)
-        return kept(max_pooling.max_pooling_grad_from_taps(arriving, taps, *request), mask)
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        pool = (
+            _kernel(lambda backend: backend.masked_max_pooling_with_taps, input, mask)
+            or _maxima_with_taps
+        )
+        values, taps = pool(input, mask, window)
+        ctx.request = input.shape[2:], window, operands.is_channels_last(input)
+        save(ctx, taps, mask)
+        ctx.mark_non_differentiable(taps)
+        ctx.set_materialize_grads(False)
+        return values, taps
 
-    return recording((values, taps), (taps, mask), gradient)
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+        taps, mask = saved(ctx)
+        if arriving is None:
+            return None, None, None
+        spread = _kernel(lambda backend: backend.masked_max_pooling_grad_from_taps, arriving, mask)
+        if spread is not None and is_unobserved(arriving, taps):
+            return spread(arriving, taps, mask, *ctx.request), None, None
+        gradient = max_pooling.max_pooling_grad_from_taps(arriving, taps, *ctx.request)
+        return kept(gradient, mask), None, None
 
 
 def _maxima_with_taps(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -237,7 +275,7 @@ def _may_equal_fill(input: Tensor, values: Tensor) -> bool:
 def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
     if not may_be_differentiated(input):
-        pool = _kernel("masked_max_pooling", input, mask)
+        pool = _kernel(lambda backend: backend.masked_max_pooling, input, mask)
         if pool is not None:
             return pool(input, mask, window)
         return max_pooling.max_pooling(kept(input, mask, True), window)
@@ -250,7 +288,7 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
     """
     if may_skip_dispatcher(input, mask) and records_gradient(input):
         there = as_pooled(_over_planes(mask, input))
-        values, taps = _apply(input, (_recorded_maxima, (mask, window), None))
+        values, taps = _maxima_under(input, mask, window)
         return values, taps, lambda: max_pooling.max_pooling(there, window) != 0
     winners = _winners(input, mask, lambda each: max_pooling.max_pooling_with_taps(each, window))
     values = _gathered(
@@ -267,7 +305,7 @@ def _maxima_with_indices(
         values, taps, are_there = _window_maxima(input, mask, window)
         indices = max_pooling.max_pooling_indices(taps, input.shape[2:], window, *numbering)
         return values, elements.where(are_there(), indices, -1)
-    pool = _kernel("masked_max_pooling_with_indices", input, mask)
+    pool = _kernel(lambda backend: backend.masked_max_pooling_with_indices, input, mask)
     if pool is not None:
         return pool(input, mask, window, *numbering)
     # Positions can be exported where numbers of taps cannot.
@@ -281,10 +319,12 @@ def _with_checked_mask(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any,
     return input, operands.checked_mask(mask, input), *request
 
 
-_apply = derivative("masked")
+_kept = applied_at_a_single_level(Masked)
+_averages_under = applied_at_a_single_level(MaskedAveragePooling)
+_maxima_under = applied_at_a_single_level(MaskedMaxPooling)
 
 
-masked_average_pooling = Composite(
+masked_average_pooling = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
     [operands.FLOAT_TYPES, (torch.bool,)],
@@ -292,14 +332,14 @@ masked_average_pooling = Composite(
     complete=_with_checked_mask,
     compose=_averages,
 )
-masked_max_pooling = Composite(
+masked_max_pooling = Operator(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
     [operands.MAX_TYPES, (torch.bool,)],
     lambda *_: None,
     complete=_with_checked_mask,
     compose=_maxima,
 )
-masked_max_pooling_with_indices = Composite(
+masked_max_pooling_with_indices = Operator(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
     [operands.MAX_TYPES, (torch.bool,)],
@@ -373,7 +413,11 @@ def adaptive_maxima(
 
 
 def _bin_winners(input: Tensor, mask: Tensor, sizes: Sequence[int]) -> _Winners:
-    pool = None if 0 in sizes else _kernel("masked_adaptive_max_pooling", input, mask)
+    pool = (
+        None
+        if 0 in sizes
+        else _kernel(lambda backend: backend.masked_adaptive_max_pooling, input, mask)
+    )
     if pool is None:
         return _winners(input, mask, lambda each: adaptive_pooling.bin_maxima(each, sizes))
     values, positions = pool(input, mask, sizes)

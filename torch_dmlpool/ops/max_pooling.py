@@ -13,13 +13,101 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends import serving
 from torch_dmlpool.elements import numbered
-from torch_dmlpool.ops.registration import Composite, Linear, Operator, Values, Winners
+from torch_dmlpool.ops.calls import Call, Plan, is_unobserved
+from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
 
-def _check(input: Tensor, window: Window) -> list[int]:
+class MaxPooling(torch.autograd.Function):
+    """Maxima of windows. Their gradient is ``max_pooling_grad_from_taps``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+        *results, taps = call.record(input)  # with indices if these are wanted
+        if call.returns_winners:
+            results.append(taps)
+        ctx.call, ctx.further = call, len(results) - 1
+        ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
+        ctx.set_materialize_grads(False)
+        if not ctx.further:
+            return results[0]
+        ctx.mark_non_differentiable(*results[1:])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        (taps,), call = ctx.saved_tensors, ctx.call
+        if call.is_planned and is_unobserved(arriving, taps):
+            return call.gradient(arriving, taps), None
+        request = call.sizes, call.arguments[0], call.channels_last
+        return max_pooling_grad_from_taps(call.sharded(arriving), taps, *request), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
+        tangent = max_pooling_gather(direction, *ctx.saved_tensors, ctx.call.arguments[0])
+        return (tangent, *[None] * ctx.further) if ctx.further else tangent
+
+
+class MaxPoolingGradFromTaps(torch.autograd.Function):
+    """What arrives at each window, at its winner. It is linear, and its gradient is
+    ``max_pooling_gather``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input_gradient, taps)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        _, window, _ = ctx.call.arguments
+        arriving = ctx.call.sharded(arriving)
+        return max_pooling_gather(arriving, *ctx.saved_tensors, window), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
+        return max_pooling_grad_from_taps(direction, *ctx.saved_tensors, *ctx.call.arguments)
+
+
+class MaxPoolingGather(torch.autograd.Function):
+    """The element at each window's winner. It is linear, and its gradient is
+    ``max_pooling_grad_from_taps``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input, taps)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call = ctx.call
+        request = *ctx.saved_tensors, call.sizes, *call.arguments, call.channels_last
+        return max_pooling_grad_from_taps(call.sharded(arriving), *request), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
+        return max_pooling_gather(direction, *ctx.saved_tensors, *ctx.call.arguments)
+
+
+def _output_sizes(input: Tensor, window: Window) -> list[int]:
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
@@ -28,7 +116,7 @@ def _check_with_indices(
 ) -> list[int]:
     operands.check_index_type(index_dtype, input.shape, per_plane)
     operands.check_taps(window.taps)
-    return _check(input, window)
+    return _output_sizes(input, window)
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
@@ -47,7 +135,7 @@ def _check_indices(
 
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
     operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
-    operands.check_sizes("input_gradient", input_gradient, _check(input, window), input)
+    operands.check_sizes("input_gradient", input_gradient, _output_sizes(input, window), input)
     operands.check_taps(window.taps)
     return input.shape
 
@@ -95,32 +183,31 @@ def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Ten
     )
 
 
-max_pooling_with_taps: Winners = Winners(
+max_pooling_with_taps = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     [operands.MAX_TYPES],
-    _check,
-    Backend.max_pooling_with_taps,
+    _output_sizes,
+    lambda backend: backend.max_pooling_with_taps,
+    function=MaxPooling,
     dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
-    adjoint=lambda input, taps, window: max_pooling_gather.adjoint(input, taps, window),
-    gather=lambda window: (max_pooling_gather, (window,)),
 )
-max_pooling = Values(
+max_pooling = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
     [operands.MAX_TYPES],
-    _check,
-    Backend.max_pooling,
-    winners=max_pooling_with_taps,
-    recorded=Backend.recorded_max_pooling,
+    _output_sizes,
+    lambda backend: backend.max_pooling,
+    function=MaxPooling,
+    recorded=max_pooling_with_taps,
 )
-max_pooling_with_indices: Composite = Composite(
+max_pooling_with_indices: Operator = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
     "(Tensor, Tensor)",
     [operands.MAX_TYPES],
     _check_with_indices,
-    Backend.max_pooling_with_indices,
+    lambda backend: backend.max_pooling_with_indices,
+    compose=_composed_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=lambda *arguments: _numbered_over_batches(max_pooling_with_indices, *arguments),
-    compose=_composed_with_indices,
 )
 max_pooling_indices: Operator = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
@@ -128,34 +215,48 @@ max_pooling_indices: Operator = Operator(
     "-> Tensor",
     [operands.INTEGER_TYPES],
     _check_indices,
-    Backend.max_pooling_indices,
+    lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=lambda *arguments: _numbered_over_batches(max_pooling_indices, *arguments),
 )
-max_pooling_grad = Composite(
+max_pooling_grad = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.FLOAT_TYPES],
     _check_grad,
-    Backend.max_pooling_grad,
+    lambda backend: backend.max_pooling_grad,
     compose=_composed_grad,
 )
-max_pooling_grad_from_taps: Linear = Linear(
+max_pooling_grad_from_taps = Operator(
     "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
     "WINDOW, "
     "bool channels_last) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_grad_from_taps,
-    Backend.max_pooling_grad_from_taps,
-    adjoint=lambda gradient, taps, sizes, window, channels_last: (max_pooling_gather, (window,)),
+    lambda backend: backend.max_pooling_grad_from_taps,
+    function=MaxPoolingGradFromTaps,
 )
-max_pooling_gather: Linear = Linear(
+max_pooling_gather = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
     [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
     _check_gather,
-    Backend.max_pooling_gather,
+    lambda backend: backend.max_pooling_gather,
+    function=MaxPoolingGather,
     layout_of=1,
-    adjoint=lambda input, taps, window: (
-        max_pooling_grad_from_taps,
-        (input.shape[2:], window, operands.is_channels_last(input)),
-    ),
 )
+
+
+def prepared(like: Tensor, device: str, window: Window, *numbering: Any) -> Call | None:
+    """The call of maxima for plain tensors that lie as ``like``. With ``numbering``, an index type
+    and whether indices count in each plane, indices are returned too.
+    """
+    backend = serving(device)
+    if like.dtype is torch.bool and not backend.takes_bools:
+        return None
+    window.output_sizes(like.shape[2:])  # rejected before any work
+    if backend.planned_maxima is not None:
+        plan = backend.planned_maxima(like.shape, like.stride(), like.dtype, window, *numbering)
+    elif numbering:
+        return None
+    else:
+        plan = Plan(backend.max_pooling, backend.max_pooling_with_taps, window)
+    return Call(max_pooling.apply, plan, like, window)

@@ -9,17 +9,18 @@ maxima (``bins``), which may coincide and then add up.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, operands
-from torch_dmlpool._private import _are_functorch_transforms_active
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool import operands
+from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
+from torch_dmlpool.backends import serving
 from torch_dmlpool.elements import first_indices
-from torch_dmlpool.ops.derivatives import Recording, derivative, recording, records_gradient
+from torch_dmlpool.ops.derivatives import records_gradient
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
-from torch_dmlpool.ops.registration import Composite, Linear, Operator
+from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import ArgumentError, check_spatial_sizes
 
 
@@ -31,24 +32,88 @@ def max_unpooling(
     """
     if not may_skip_dispatcher(input, indices):
         return _max_unpooling(input, indices, spatial_sizes, per_plane)
-    unpool = backends.serving(input.device.type).max_unpooling
+    unpool = serving(input.device.type).max_unpooling
     if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
     signed = _signed(indices, math.prod((*input.shape[:2], *spatial_sizes)))
-
-    def unpooled(input: Tensor, has_unique: bool) -> Recording:
-        result, unique, is_wrong = unpool(input, signed, spatial_sizes, per_plane, has_unique)
-        if is_wrong:
-            positions = _positions(signed, spatial_sizes, per_plane)
-            _check_positions(positions, signed, math.prod(spatial_sizes))
-        if not has_unique:
-            return result, (), gather_positions, None
-        return recording(result, (unique,), lambda *tensors: gather_positions(*tensors, False))
-
     if records_gradient(input):
-        return _apply(input, (unpooled, (True,), None))
-    return unpooled(input, False)[0]
+        return _apply(input, signed, unpool, spatial_sizes, per_plane)
+    result, _, is_wrong = unpool(input, signed, spatial_sizes, per_plane, False)
+    if is_wrong:
+        _reject_index(signed, spatial_sizes, per_plane)
+    return result
+
+
+class MaxUnpooling(torch.autograd.Function):
+    """Elements at their indices, of plain tensors. The gradient is ``gather_positions``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, indices: Tensor, unpool: Any, sizes: Any, per_plane: bool
+    ) -> Tensor:
+        result, unique, is_wrong = unpool(input, indices, sizes, per_plane, True)
+        if is_wrong:
+            _reject_index(indices, sizes, per_plane)
+        ctx.save_for_backward(unique)
+        ctx.set_materialize_grads(False)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+        (unique,) = ctx.saved_tensors
+        gradient = None if arriving is None else gather_positions(arriving, unique, False)
+        return gradient, None, None, None, None
+
+
+class GatherPositions(torch.autograd.Function):
+    """The element at each position. It is linear, and its gradient is ``scatter_positions``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(positions)
+        ctx.save_for_forward(positions)
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input, positions)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call = ctx.call
+        request = *ctx.saved_tensors, call.sizes, *call.arguments, call.channels_last
+        return scatter_positions(call.sharded(arriving), *request), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
+        return gather_positions(direction, *ctx.saved_tensors, *ctx.call.arguments)
+
+
+class ScatterPositions(torch.autograd.Function):
+    """Each element at its position. It is linear, and its gradient is ``gather_positions``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(positions)
+        ctx.save_for_forward(positions)
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input, positions)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        _, bins, _ = ctx.call.arguments
+        arriving = ctx.call.sharded(arriving)
+        return gather_positions(arriving, *ctx.saved_tensors, bins), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
+        return scatter_positions(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:
@@ -85,6 +150,11 @@ def _unpooled(
     return scatter_positions(input, unique, sizes, False, operands.is_channels_last(input))
 
 
+def _reject_index(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> None:
+    """Raise the error for the first index outside its plane."""
+    _check_positions(_positions(indices, sizes, per_plane), indices, math.prod(sizes))
+
+
 def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
     """Reject the first of ``indices`` that is neither in its own plane nor -1."""
     least, most = positions.aminmax()
@@ -116,8 +186,8 @@ def _check_operator(
     check_spatial_sizes("the output", spatial_sizes, input.dim() - 2)
 
 
-_apply = derivative("max_unpooling")
-_max_unpooling = Composite(
+_apply = applied_at_a_single_level(MaxUnpooling)
+_max_unpooling = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
     [operands.MAX_TYPES, operands.INDEX_TYPES],
     _check_operator,
@@ -160,30 +230,27 @@ unique_positions = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     [POSITION_TYPES],
     _check_unique,
-    Backend.unique_positions,
+    lambda backend: backend.unique_positions,
     dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
 ones."""
-gather_positions: Linear = Linear(
+gather_positions = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
-    Backend.gather_positions,
+    lambda backend: backend.gather_positions,
+    function=GatherPositions,
     layout_of=1,
-    adjoint=lambda input, _, bins: (
-        scatter_positions,
-        (input.shape[2:], bins, operands.is_channels_last(input)),
-    ),
 )
 """The element of ``input`` at each position, 0 where there is none."""
-scatter_positions: Linear = Linear(
+scatter_positions = Operator(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
     "channels_last) "
     "-> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_scatter,
-    Backend.scatter_positions,
-    adjoint=lambda input, positions, sizes, bins, channels_last: (gather_positions, (bins,)),
+    lambda backend: backend.scatter_positions,
+    function=ScatterPositions,
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

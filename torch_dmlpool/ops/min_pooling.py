@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, elements, operands
+from torch_dmlpool.ops import max_pooling
 from torch_dmlpool.ops.dispatching import may_skip_dispatcher
 
 
@@ -66,3 +67,17 @@ def _restored(values: Tensor) -> Tensor:
     have lost its sign.
     """
     return 0 - values if values.dtype.is_floating_point else _opposite(values)
+
+
+def prepared(like: Tensor, *request: Any) -> Callable[[Tensor], Any] | None:
+    """The call of minima for plain tensors that lie as ``like``. ``request`` is that of
+    ``max_pooling.prepared``.
+    """
+    pool = max_pooling.prepared(like, *request)
+    if pool is None or not operands.is_dense(like):
+        return None
+
+    def minima(input: Tensor) -> Any:
+        return operands.laid_out_like(_with_values(_restored, pool(_opposite(input))), input)
+
+    return minima

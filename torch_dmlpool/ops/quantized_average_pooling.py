@@ -2,16 +2,17 @@
 each sum is rescaled and rounded once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends import serving
+from torch_dmlpool.ops.calls import is_plain
 from torch_dmlpool.ops.derivatives import carries_derivative
-from torch_dmlpool.ops.dispatching import is_readable, may_skip_dispatcher
+from torch_dmlpool.ops.dispatching import is_readable
 from torch_dmlpool.ops.registration import Operator
 from torch_dmlpool.window import Window
 
@@ -28,29 +29,27 @@ def quantized_linear_average_pooling(
     """
     operands.check_counted(window, include_padding)
     tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    if not may_skip_dispatcher(input, *tensors):
+    if not is_plain(input, *tensors):
         numbers = tuple(
             parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
         )
         if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
             request = *window.arguments, include_padding, output_dtype
-            return _pooling_of_numbers.dispatched(input, *numbers, *request)
+            return _pooling_of_numbers.dispatch(input, *numbers, *request)
         # The operator of tensors takes no numbers, so tensors are filled on the device, which does
         # not wait for it.
         vectors = list(parameters)
         for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
             if vectors[at] is not None and not isinstance(vectors[at], Tensor):
                 vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
-        return _pooling.dispatched(
-            input, *vectors, *window.arguments, include_padding, output_dtype
-        )
+        return _pooling.dispatch(input, *vectors, *window.arguments, include_padding, output_dtype)
     if tensors:
         _check_tensors(parameters)
-    pool = _pooling.implementation(input)
+    pool = _pooling.backend_function(input)
     return pool(input, *parameters, window, include_padding, output_dtype)
 
 
-def _check(input: Tensor, *arguments: Any) -> list[int]:
+def _output_sizes(input: Tensor, *arguments: Any) -> list[int]:
     *_, window, include_padding, _ = arguments
     operands.check_counted(window, include_padding)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
@@ -97,7 +96,7 @@ def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[T
             own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
             parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
         vectors.append(parameter)
-    pooled = _pooling.dispatched(batched.flatten(1, 2), *vectors, *arguments[4:])
+    pooled = _pooling.dispatch(batched.flatten(1, 2), *vectors, *arguments[4:])
     return pooled.unflatten(1, (batch, channels)), 1
 
 
@@ -106,8 +105,8 @@ _pooling = Operator(
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
-    _check,
-    Backend.quantized_linear_average_pooling,
+    _output_sizes,
+    lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
     vmap=_vmap,
@@ -120,8 +119,16 @@ _pooling_of_numbers = Operator(
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",
     [operands.QUANTIZED_TYPES],
-    _check,
-    Backend.quantized_linear_average_pooling,
+    _output_sizes,
+    lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
 )
+
+
+def prepared(device: str, *request: Any) -> Callable[[Tensor], Tensor]:
+    """The call for plain tensors, whose scales and zero points are numbers."""
+    parameters, window, include_padding, output_dtype = request
+    operands.check_counted(window, include_padding)
+    pool = serving(device).quantized_linear_average_pooling
+    return lambda input: pool(input, *parameters, window, include_padding, output_dtype)

@@ -85,7 +85,7 @@ class RowOperator:
     def _compute(self, *arguments: Any, **_: str) -> Any:
         self.results(*arguments)
         for tensor in tensors_of(arguments):
-            operands.has_memory(tensor)
+            operands.check_memory(tensor)
         return self.backend_function(arguments[0])(*arguments)
 
     def _below(self, *arguments: Any) -> Any:

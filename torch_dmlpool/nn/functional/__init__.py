@@ -5,6 +5,7 @@ amount of it, and ``dilation`` on averages and norms. Indices are PyTorch's: int
 each channel's plane.
 """
 
+from torch_dmlpool.nn import observed
 from torch_dmlpool.nn.functional.averages import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -74,3 +75,5 @@ __all__ = [
     "min_pool2d",
     "min_pool3d",
 ]
+
+observed.PUBLIC.update({name: globals()[name] for name in __all__})

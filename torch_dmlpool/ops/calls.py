@@ -1,0 +1,144 @@
+"""Calls of plain tensors, which are prepared once: all that follows from the arguments of a pool
+and from the sizes, strides, data type and device of its input is one remembered object. A call is
+then a look-up and ``call(input)``.
+
+A tensor is plain if nobody has to see the call but autograd: no transform, mode, subclass,
+compiler or profiler. All others go through PyTorch's dispatcher (``registration``).
+"""
+
+import functools
+from collections.abc import Callable
+from marshal import dumps, loads
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from torch_dmlpool import operands, window
+from torch_dmlpool._private import profiler
+from torch_dmlpool.backends.interface import Function
+from torch_dmlpool.ops.dispatching import may_skip_dispatcher
+
+Prepare = Callable[..., Callable[[Tensor], Any] | None]
+"""Makes the call for a meta tensor that lies as the input, its kind of device, and the arguments of
+a public function. It raises what a wrong argument raises, and returns None for what it does not
+prepare."""
+
+
+class Plan:
+    """What a backend needs to compute a call, and its gradient.
+
+    This one serves a backend that plans nothing: ``function`` computes the results, ``recorded``
+    the results and the winners' taps. ``record`` and ``gradient`` are as in the CPU's plans.
+    """
+
+    __slots__ = ("arguments", "function", "recorded")
+    is_planned = False
+
+    def __init__(self, function: Function, recorded: Function | None, *arguments: Any) -> None:
+        self.function, self.recorded, self.arguments = function, recorded, arguments
+
+    def run(self, input: Tensor) -> Any:
+        return self.function(input, *self.arguments)
+
+    def record(self, input: Tensor) -> Any:
+        return (self.recorded or self.function)(input, *self.arguments)
+
+
+class Call:
+    """A call for all plain tensors that lie as ``like``. ``apply`` applies its autograd function.
+
+    ``arguments`` are the operator's, ``is_planned`` tells whether ``gradient`` computes the
+    gradient of plain tensors.
+    """
+
+    __slots__ = ("apply", "arguments", "is_planned", "like", "plan", "run")
+    returns_winners = False
+
+    def __init__(self, apply: Any, plan: Any, like: Tensor, *arguments: Any) -> None:
+        self.apply, self.like, self.arguments = apply, like, arguments
+        self.plan, self.run, self.is_planned = plan, plan.run, plan.is_planned
+
+    def __call__(self, input: Tensor) -> Any:
+        if input.requires_grad and is_grad_enabled():
+            return self.apply(input, self)
+        return self.run(input)
+
+    def record(self, input: Tensor) -> Any:
+        """The results of maxima, and then the taps of their winners."""
+        return self.plan.record(input)
+
+    def gradient(self, arriving: Tensor, *taps: Tensor) -> Tensor:
+        """The gradient of the input, where the backend plans it."""
+        gradient: Tensor = self.plan.gradient(arriving, *taps)
+        return gradient
+
+    @property
+    def sizes(self) -> torch.Size:
+        """The spatial sizes of the input."""
+        return self.like.shape[2:]
+
+    @property
+    def channels_last(self) -> bool:
+        return operands.is_channels_last(self.like)
+
+    def sharded(self, arriving: Tensor) -> Tensor:
+        """What arrives at the results: plain tensors have no shards."""
+        return arriving
+
+
+def prepared(
+    prepare: Prepare, input: Tensor, *arguments: Any, dtypes: tuple[torch.dtype | None, ...] = ()
+) -> Callable[[Tensor], Any] | None:
+    """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
+    ``dtypes``, which marshal does not write, after the arguments.
+
+    The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
+    and which a later change of a list does not affect. What marshal does not write is no key.
+    """
+    if type(input) is not Tensor or input.is_nested or not is_plain(input):
+        return None
+    if dtypes and not _DTYPES.issuperset(map(type, dtypes)):
+        return None
+    try:
+        written = dumps(arguments, 2)
+    except ValueError:
+        # Such as sizes of a tensor, which are common: they are tuples of ints.
+        arguments = tuple([tuple(a) if type(a) is torch.Size else a for a in arguments])
+        try:
+            written = dumps(arguments, 2)
+        except ValueError:
+            return None
+    device = "cpu" if input.is_cpu else input.device.type
+    return _remembered(prepare, written, dtypes, input.shape, input.stride(), input.dtype, device)
+
+
+_DTYPES = {torch.dtype, type(None)}
+
+
+@functools.lru_cache(maxsize=8192)
+def _remembered(
+    prepare: Prepare,
+    written: bytes,
+    dtypes: tuple[torch.dtype | None, ...],
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: str,
+) -> Callable[[Tensor], Any] | None:
+    arguments = loads(written)
+    # Whatever has a buffer, such as a number of numpy, is written as bytes, without its type.
+    if not window.is_plain(arguments) or dtype not in operands.ORDERED_TYPES:
+        return None
+    like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return prepare(like, device, *arguments, *dtypes)
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether nobody but autograd has to see a call of ``tensors``."""
+    return not profiler._is_profiler_enabled and may_skip_dispatcher(*tensors)
+
+
+def is_unobserved(*tensors: Tensor) -> bool:
+    """Whether nobody has to see a call of ``tensors``, autograd neither."""
+    return not is_grad_enabled() and is_plain(*tensors)
