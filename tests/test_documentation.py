@@ -91,7 +91,7 @@ def test_code_for_several_processes_runs(
     python(*launch, script, cwd=tmp_path)
 
 
-MODULES = "functional.averages functional.maxima functional.quantized minima quantized"
+MODULES = "functional.averages functional.maxima functional.quantized minima morphology quantized"
 
 
 @PYTORCH_ANNOUNCES

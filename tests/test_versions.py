@@ -84,7 +84,6 @@ LOADED_LATER = {
     "torch.utils._sympy": "inductor",
     "torch.distributed": "distributed",
     "torch._subclasses": "distributed",
-    "torch._assert_async": "distributed",
     "torch.onnx": "onnx",
 }
 """Parts of PyTorch that are loaded later than this package, and the room that is loaded with

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_dmlpool import integrations as integrations
 from torch_dmlpool import keywords as _keywords
-from torch_dmlpool import nn
+from torch_dmlpool import morphology, nn
 from torch_dmlpool.backends.fallbacks import SlowBackendWarning
 from torch_dmlpool.functional import (
     adaptive_average_pooling,
@@ -54,6 +54,7 @@ __all__ = [
     "max_pooling_grad",
     "max_unpooling",
     "min_pooling",
+    "morphology",
     "nn",
     "quantized_average_pooling",
     "quantized_linear_average_pooling",

@@ -14,6 +14,9 @@ import torch
 from torch import _VF as _VF
 from torch import Tensor
 
+# a condition that a compiled graph checks where it runs, without waiting for a GPU
+from torch import _assert_async as _assert_async
+
 # whether a tensor is a wrapper of functionalization, which has no memory
 from torch import _is_functional_tensor as _is_functional_tensor
 

@@ -23,6 +23,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dmlpool import operands
+from torch_dmlpool._private import _assert_async
 from torch_dmlpool.window import Axis
 
 Side = Literal["input", "output", "channels"]
@@ -275,7 +276,7 @@ def agree(
     if like.device.type != "cpu":
         if mistake is not None:
             raise ValueError(mistake)
-        torch._assert_async(
+        _assert_async(
             extremes.sum() == 0,
             "the ranks of a spatially sharded pooling disagree about the request",
         )
