@@ -4,6 +4,7 @@ docs/images/*.svg.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -222,6 +223,28 @@ def plane(sizes: tuple[int, int], **arguments: Any) -> str:
     return picture(title, 2 * step, MARGIN * 2 + CELL * 2 + GAP + padded[0] * CELL, shapes())
 
 
+def speed() -> str:
+    """README's rows that have times, as bars of plain PyTorch's time over ours."""
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| ([^|]*?)(?:: [^|]*)? \| ([\d.]+) ms \| ([\d.]+) ms \|$", page)
+    ratios = {name: float(plain) / float(ours) for name, plain, ours in rows}
+    bar, most = CELL // 2, max(ratios.values())
+
+    def shapes() -> Iterator[str]:
+        for line, (name, ratio) in enumerate(ratios.items(), 1):
+            top, length = MARGIN + line * 2 * bar, round(300 * ratio / most)
+            top += (line - 1) * GAP * 2
+            label = f"{ratio:.0f} times" if ratio > 10 else f"{ratio:.1f} times"
+            yield words(MARGIN, top - bar // 2 - 4, name)
+            yield (
+                f'<rect x="{MARGIN}" y="{top + bar}" width="{length}" height="{bar}" fill="{TAP}"/>'
+            )
+            yield words(MARGIN + length + GAP, top + bar // 2, label)
+
+    height = 2 * MARGIN + len(ratios) * 2 * (bar + GAP) + 2 * bar - GAP
+    return picture("Times as fast as plain PyTorch, one thread of a CPU", 450, height, shapes())
+
+
 def pictures() -> dict[str, str]:
     """Every picture by the name of its file."""
     return {
@@ -244,6 +267,7 @@ def pictures() -> dict[str, str]:
             },
             padding_counts=True,
         ),
+        "speed.svg": speed(),
         "same.svg": same(kernel_size=3, stride=2, size=6),
         "adaptive.svg": adaptive(output_size=3, size=8),
         "plane.svg": plane(

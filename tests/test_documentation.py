@@ -198,13 +198,80 @@ def test_the_pages_of_layers_have_each_public_name_once() -> None:
     assert sorted(found) == sorted(public)
 
 
-def test_the_first_page_has_the_means_of_the_benchmarks() -> None:
-    pattern = r"(?m)^\| forward(?: \+ backward)?, contiguous, float32 \| ([\d.]+)x"
-    means = re.findall(pattern, PAGES["docs/benchmarks.md"])
-    pattern = r"run ([\d.]+) times .* and ([\d.]+) times in training"
-    said = re.search(pattern, PAGES["docs/index.md"])
-    assert said is not None
-    assert list(map(float, said.groups())) == pytest.approx([*map(float, means[:2])], rel=0.05)
+CALLS = r"\| {} \| {} \| 1 \| 1 \| \d+ \| ([\d.]+)x"
+FIGURES = {
+    "README.md": [
+        (r"compiled models \| 1 \| ([\d.]+)", r"SqueezeNet 1.1 \| ([\d.]+)"),
+        (r"compiled models \| 1 \| [\d.]+; ([\d.]+)", r"ResNet-18 \| ([\d.]+)"),
+        (
+            r"compiled models \| 1 \| [\d.]+; [\d.]+; ([\d.]+)",
+            r"mean\*\*(?: \|[^|]*){2} \| ([\d.]+)",
+        ),
+        (r"public models run ([\d.]+) times", CALLS.format("forward", "contiguous")),
+        (r"([\d.]+) times in\nchannels_last", CALLS.format("forward", "channels_last")),
+        (r"and ([\d.]+) and [\d.]+ times in training", CALLS.format("training", "contiguous")),
+        (r"and [\d.]+ and ([\d.]+) times in training", CALLS.format("training", "channels_last")),
+        (r"maxima at batch 32 run ([\d.]+) times", r"\| max \| \d+ \| [\d.]+ \| ([\d.]+)x"),
+        (r"averages ([\d.]+) times and", r"\| avg \| \d+ \| [\d.]+ \| ([\d.]+)x"),
+        (r"global averages ([\d.]+) times", r"\| adaptive avg \| \d+ \| [\d.]+ \| ([\d.]+)x"),
+    ],
+    "docs/index.md": [
+        (r"run ([\d.]+) times as fast", r"forward, contiguous, float32 \| ([\d.]+)x"),
+        (r"([\d.]+) times in training", r"forward \+ backward, contiguous, float32 \| ([\d.]+)x"),
+    ],
+    "docs/limitations.md": [
+        (r"up to ([\d.]+) µs more in inference", r"forward \|.*? \| 1 \| 2 .* / (5\.\d) µs"),
+        (r"up to ([\d.]+) µs more in training", r"training \|.*? \| 1 \| 2 .* / ([\d.]+) µs"),
+    ],
+}
+"""Where a page's prose has a figure, and where docs/benchmarks.md has it, which is made of the
+results."""
+
+
+@pytest.mark.parametrize("page", FIGURES)
+def test_figures_in_prose_are_those_of_the_results(page: str) -> None:
+    for said, measured in FIGURES[page]:
+        figures = [
+            float(re.search(pattern, PAGES[name])[1])
+            for name, pattern in ((page, said), ("docs/benchmarks.md", measured))
+        ]
+        assert figures[0] == pytest.approx(figures[1], rel=0.06), said
+
+
+def test_limitations_say_what_the_networks_lose() -> None:
+    rows = json.loads((ROOT / "benchmarks/results/models.json").read_text("utf-8"))["rows"]
+    losses = {
+        row["name"]: 100 - 100 * row["seconds"]["original"] / row["seconds"]["ours"] for row in rows
+    }
+    page = PAGES["docs/limitations.md"]
+    for name in ("EfficientNet-B0", "single ones"):
+        said = re.search(rf"{name} (?:loses|lose) (\d+) %", page)
+        ways = "EfficientNet-B0 eager, forward" if name[0] == "E" else "compiled, forward"
+        assert said is not None
+        worst = max(loss for way, loss in losses.items() if ways in way)
+        assert worst < int(said[1]) + 0.5, name
+
+
+def test_blur_pool_of_the_gallery_is_the_published_filter() -> None:
+    """Published code (antialiased-cnns, timm) centres 1, 2, 1 on every second element."""
+    code = PAGES["docs/gallery.md"].partition("max_blur_pool = ")[2].partition("\nassert")[0]
+    layers = eval(code, {"torch": torch, "pooling": dmlpool.nn})
+    maxima = layers[0](torch.rand(1, 1, 16, 16))
+    weights = torch.tensor([1.0, 2.0, 1.0])
+    padded = torch.nn.functional.pad(maxima, (1, 1, 1, 1), mode="reflect")
+    kernel = (weights[:, None] * weights)[None, None] / 16
+    published = torch.nn.functional.conv2d(padded, kernel, stride=2)
+    found = layers[1:](maxima)
+    torch.testing.assert_close(found[..., 1:-1, 1:-1], published[..., 1:-1, 1:-1])
+
+
+def test_pages_of_layers_begin_with_images_and_those_of_operators_with_the_signature() -> None:
+    for page, text in PAGES.items():
+        found = re.findall(r"(?m)^(::: .*|```cpp|```python)$", text)
+        if page.startswith("docs/layers/") and any("1d" in line for line in found):
+            assert "2d" in found[0], page
+        if page.startswith("docs/operators/") and not page.endswith("index.md"):
+            assert found[0].startswith("::: "), page
 
 
 GONE = {"slide", "sum_axis"}

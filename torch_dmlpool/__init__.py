@@ -8,7 +8,7 @@ and averages that leave padding out.
 >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(2))
 >>> print(dmlpool.nn.convert(model))
 replaced 1, left 0
-  replaced  1  MaxPool2d: training keeps 1 byte per output in place of 8, and the input only if another layer needs it
+  replaced  1  MaxPool2d: training keeps 1 byte per output, not 8, and no input for itself
 >>> dmlpool.max_pooling(torch.rand(1, 3, 8, 8), window_size=3, strides=2, start_padding=1).shape
 torch.Size([1, 3, 4, 4])
 """

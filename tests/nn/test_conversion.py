@@ -278,12 +278,12 @@ def test_what_is_left_and_why(name: str) -> None:
     assert str(report) == f"replaced 0, left 1\n  left      0  {reason}"
 
 
-THEIRS = "per output in place of 8, and the input only if another layer needs it"
+THEIRS = "per output, not 8, and no input for itself"
 EFFECTS = {
     f"training keeps 1 byte {THEIRS}": torch.nn.MaxPool2d(15),
     f"training keeps 2 bytes {THEIRS}": torch.nn.MaxPool2d(16),
     f"training keeps at most 4 bytes {THEIRS}": torch.nn.AdaptiveMaxPool1d(1),
-    "training keeps the input only if another layer needs it": torch.nn.AvgPool3d(2),
+    "training keeps no input for itself, as torch.nn does": torch.nn.AvgPool3d(2),
     "the same memory as torch.nn": torch.nn.AdaptiveAvgPool2d((1, 1)),
     "where a norm is 0, its gradient is 0 and not NaN": torch.nn.LPPool1d(2, 2),
     "the same result run after run, on a GPU too": torch.nn.MaxUnpool2d(2),

@@ -165,7 +165,7 @@ def convert(
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), *pools)
         >>> print(dmlpool.nn.convert(model))
         replaced 1, left 1
-          replaced  1  MaxPool2d: training keeps 1 byte per output in place of 8, and the input only if another layer needs it
+          replaced  1  MaxPool2d: training keeps 1 byte per output, not 8, and no input for itself
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
     """
     _check_model(model)
@@ -419,7 +419,7 @@ def _effect(layer: Any) -> str:
     :func:`convert` says.
     """
     family = type(layer).__name__[:-2]
-    theirs = "per output in place of 8, and the input only if another layer needs it"
+    theirs = "per output, not 8, and no input for itself"
     asked = getattr(layer, "output_size", None)
     sizes = listed(asked) or (asked,)
     if family == "AdaptiveAvgPool" and all(size == 1 for size in sizes):
@@ -432,7 +432,7 @@ def _effect(layer: Any) -> str:
         "AdaptiveMaxPool": f"training keeps at most 4 bytes {theirs}",
         "LPPool": "where a norm is 0, its gradient is 0 and not NaN",
         "MaxUnpool": "the same result run after run, on a GPU too",
-    }.get(family, "training keeps the input only if another layer needs it")
+    }.get(family, "training keeps no input for itself, as torch.nn does")
 
 
 def _counterpart_of(module: Module, original: str, subclasses: bool) -> _Counterpart | str:
