@@ -351,8 +351,6 @@ SAID = {
     "quantized_export.py": r"8 bits, pools of integers +9\d\.\d%|this example needs torchao",
     "sentence_embeddings.py": r"\d\d sentences of \d+ to \d+ words\n"
     r"the nearest sentence has the same topic for [1-9]\d+ of them",
-    "large_volume.py": r"2097152 windows: 0 differ, their gradients add up to 2097152\n"
-    r"torch.nn, gathered .* 67.1 MB .*\ntorch_dmlpool, in slabs .* 16.8 MB",
 }
 
 

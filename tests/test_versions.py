@@ -83,7 +83,6 @@ LOADED_LATER = {
     "torch._inductor": "inductor",
     "torch.utils._sympy": "inductor",
     "torch.distributed": "distributed",
-    "torch._subclasses": "distributed",
     "torch.onnx": "onnx",
 }
 """Parts of PyTorch that are loaded later than this package, and the room that is loaded with

@@ -2,8 +2,7 @@
 
 ``import torch_dmlpool.distributed``, once in every process, teaches the operators about DTensors;
 the public functions and layers then take one like any other tensor. Shards of the batch and of the
-channels are pooled where they are. Shards of D, H or W fetch the halo that their windows reach
-into, and nothing more.
+channels are pooled where they are. Shards of D, H or W are gathered first.
 """
 
 import torch

@@ -1,14 +1,12 @@
 """What every operator does with DTensors: one line of :data:`RULES` each.
 
 Operators pool every sample and channel alone, so shards of the batch and the channels are pooled
-where they are. A spatial shard fetches the halo that its part of the result needs, then runs the
-same operator on what it holds; a gradient is computed by the rank that owns the element, from the
-windows that cover it, so nothing is ever added up between ranks. Operators are linear or not:
-``Partial`` sums pass through a linear one as they are.
+where they are. Shards of D, H and W are gathered first. Operators are linear or not: ``Partial``
+sums pass through a linear one as they are.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,11 +17,14 @@ from torch.distributed.tensor.placement_types import Placement
 
 from torch_dmlpool import operands
 from torch_dmlpool._private import OpOverload
-from torch_dmlpool.distributed.exchange import ShardedAxis, Side, agree, shards
 from torch_dmlpool.elements import first_indices
 from torch_dmlpool.ops import registration
 from torch_dmlpool.registry import NAMESPACE, WINDOW_SCHEMA
-from torch_dmlpool.window import AXIS_NAMES, Window
+from torch_dmlpool.window import Window
+
+Side = Literal["input", "output", "channels"]
+"""The sizes that a tensor has: the forward input's, the forward output's, or those of a scale or
+zero point."""
 
 
 class Rule(NamedTuple):
@@ -62,8 +63,11 @@ RULES = {
     "scatter_positions": Rule({"input": "output", "positions": "output"}, ("input",), "input"),
     "unique_positions": Rule({"positions": "output"}, ("output",)),
 }
-"""A rule for each operator, by its name in the namespace ``dmlpool``. Operators without a window
-have no halo: shards of D, H and W are gathered for them."""
+"""A rule for each operator, by its name in the namespace ``dmlpool``."""
+
+MOVED = dict.fromkeys((torch.int16, torch.uint16), torch.float16)
+MOVED |= {torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Data types that gloo does not move, with one of their size that it does."""
 
 WINDOW_ARGUMENTS = [word.split()[1] for word in WINDOW_SCHEMA.split(", ")]
 
@@ -84,7 +88,7 @@ class _Request:
     def __init__(self, operator: OpOverload, arguments: dict[str, Any]) -> None:
         self.operator, self.arguments = operator, arguments
         self.name = operator._schema.name.removeprefix(f"{NAMESPACE}::")
-        self.rule, self.has_indices = RULES[self.name], "index_dtype" in arguments
+        self.rule = RULES[self.name]
         self.sides = self.rule.arguments
         self.tensors: dict[str, DTensor] = {
             name: arguments[name] for name in self.sides if name not in operands.PARAMETERS
@@ -124,8 +128,8 @@ class _Request:
         return meshes[0]
 
     def _place(self) -> list[Placement]:
-        """Redistribute the tensors so that a rank needs nothing of another but halos; returns the
-        placements of the results.
+        """Redistribute the tensors so that a rank needs nothing of another; returns the placements
+        of the results.
 
         Where placements differ, the tensor that the operator is linear in takes those of the
         others.
@@ -137,11 +141,7 @@ class _Request:
                 name: tensor.placements[mesh_dimension] for name, tensor in self.tensors.items()
             }
             others_first = [held[name] for name in sorted(held, key=lambda name: name == linear_in)]
-            kept = [
-                each
-                for each in others_first
-                if type(each) is Shard and (each.dim < 2 or self.window)
-            ]
+            kept = [each for each in others_first if type(each) is Shard and each.dim < 2]
             summed = held.get(linear_in or "")
             if not isinstance(summed, Partial) or summed.reduce_op not in ("sum", "avg"):
                 summed = Replicate()
@@ -151,9 +151,7 @@ class _Request:
                 Replicate() if each.is_partial() and name != linear_in else each for each in results
             ]
             if list(tensor.placements) != placements:
-                # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that
-                # require a gradient.
-                self.tensors[name] = tensor.detach().redistribute(placements=placements)  # type: ignore[attr-defined]
+                self.tensors[name] = _redistributed(tensor, placements)
         return results
 
     def answer(self) -> Any:
@@ -166,102 +164,42 @@ class _Request:
 
     def _own_results(self) -> list[Tensor]:
         """The parts of the results that this rank owns."""
-        axes = self._sharded_axes()
         held = {name: _local(tensor) for name, tensor in self.tensors.items()}
-        self._agree(held, axes)
-        for axis in axes:
-            held = {name: axis.fetched(tensor, self.sides[name]) for name, tensor in held.items()}
-        if not all(axis.portion.windows for axis in axes):
-            # This rank has nothing to compute, but others may have needed what it owns.
-            sides = zip(self._nothing(), self.rule.results, strict=True)
-            return [
-                nothing.new_zeros([len(part) for part in self._owned(side)])
-                for nothing, side in sides
-            ]
-        results = self._run(held, axes)
-        for axis in axes:
-            results = [axis.kept(result) for result in results]
-        if self.has_indices:
-            results[-1] = self._numbered(results[-1], axes)
-        return results
-
-    def _sharded_axes(self) -> list[ShardedAxis]:
-        """The axes of the window that are split over a mesh dimension."""
-        if self.window is None:
-            return []
-        mesh_dimensions: dict[int, int] = {}
-        for mesh_dimension, placement in enumerate(self.placements):
-            if not isinstance(placement, Shard) or placement.dim < 2:
-                continue
-            if placement.dim in mesh_dimensions:
-                raise ValueError(
-                    f"{self.name}: {AXIS_NAMES[self.window.rank][placement.dim - 2]} is over two, "
-                    f"placements {tuple(self.placements)}: shard another dimension over the "
-                    "second, or make the two one"
-                )
-            mesh_dimensions[placement.dim] = mesh_dimension
-        axes, sizes, to_input = self.window.axes, self.sizes["input"], self.rule.results[0]
-        return [
-            ShardedAxis(at, axes[at - 2], sizes[at], self.mesh, mesh_dimension, to_input == "input")
-            for at, mesh_dimension in sorted(mesh_dimensions.items())
-        ]
-
-    def _owned(self, side: Side) -> list[range]:
-        """The positions that this rank owns of a tensor of that side, in every dimension."""
-        owned = [range(size) for size in self.sizes[side]]
-        along = zip(self.placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True)
-        for placement, ranks, coordinate in along:
-            if isinstance(placement, Shard):
-                part = shards(len(owned[placement.dim]), ranks)[coordinate]
-                owned[placement.dim] = owned[placement.dim][part.start : part.stop]
-        return owned
-
-    def _agree(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> None:
-        """Reject local tensors that are not the shards that they should be. If tensors are
-        exchanged, all ranks raise the error together.
-        """
-        mistake = None
+        owned = self._owned()
         for name, tensor in held.items():
-            sizes = tuple(len(part) for part in self._owned(self.sides[name]))
+            sizes = (*map(len, owned), *self.sizes[self.sides[name]][2:])
             if tuple(tensor.shape) != sizes:
-                mistake = (
+                raise ValueError(
                     f"{name} of {self.name} is {tuple(self.tensors[name].shape)} with placements "
                     f"{tuple(self.placements)}: this rank must hold {sizes} of it, but holds "
                     f"{tuple(tensor.shape)}"
                 )
-        sides = {self.sides[name] for name in held}
-        mesh_dimensions = [axis.mesh_dimension for axis in axes if any(map(axis.exchanges, sides))]
-        if mesh_dimensions:
-            types = ", ".join(
-                f"{name} {tensor.dtype}" for name, tensor in held.items() if name != "taps"
-            )
-            sizes, placements = tuple(self.sizes["input"]), tuple(self.placements)
-            request = (
-                f"{self.name} of an input {sizes} with placements {placements}, "
-                f"{types}, {self.window}"
-            )
-            agree(request, mistake, next(iter(held.values())), self.mesh, mesh_dimensions)
-        elif mistake is not None:
-            raise ValueError(mistake)
-
-    def _run(self, held: Mapping[str, Tensor], axes: Sequence[ShardedAxis]) -> list[Tensor]:
-        """The results of the operator on what this rank holds, with the axes of this rank's
-        portions.
-        """
-        arguments = {**self.arguments, **held}
-        arguments.update(self._of_channels(self._owned("input")[1]))
-        if self.has_indices:
+        arguments = {**self.arguments, **held, **self._of_channels(owned[1])}
+        is_renumbered = not arguments.get("per_plane", True)
+        if is_renumbered:
             arguments.update(index_dtype=torch.int64, per_plane=True)
-        if self.window is not None:
-            window_axes, spatial_sizes = list(self.window.axes), self.sizes["input"][2:]
-            for axis in axes:
-                window_axes[axis.dimension - 2] = axis.portion.axis
-                spatial_sizes[axis.dimension - 2] = len(axis.portion.elements)
-            arguments.update(
-                zip(WINDOW_ARGUMENTS, Window(tuple(window_axes)).arguments, strict=True)
-            )
-            arguments.update(spatial_sizes=spatial_sizes)
-        return self._called(arguments)
+        results = self._called(arguments)
+        if is_renumbered:
+            # Indices count in the whole tensor (rule M4), of which this rank has some planes.
+            positions = results[-1]
+            samples, channels = (slice(part.start, part.stop) for part in owned)
+            whole = positions + first_indices(positions, self.sizes["input"])[samples, channels]
+            indices = torch.where(positions < 0, positions, whole)
+            results[-1] = indices.to(self.arguments["index_dtype"])
+        return results
+
+    def _owned(self) -> list[range]:
+        """The samples and the channels that this rank owns, in the chunks that Shard cuts: equal
+        ones, the last of them short or empty.
+        """
+        owned = [range(size) for size in self.sizes["input"][:2]]
+        along = zip(self.placements, self.mesh.shape, self.mesh.get_coordinate() or (), strict=True)
+        for placement, ranks, coordinate in along:
+            if isinstance(placement, Shard):
+                part = owned[placement.dim]
+                chunk = -(-len(part) // ranks)
+                owned[placement.dim] = part[coordinate * chunk : (coordinate + 1) * chunk]
+        return owned
 
     def _called(self, arguments: Mapping[str, Any]) -> list[Tensor]:
         """The results of the operator as a list."""
@@ -299,27 +237,6 @@ class _Request:
             )
         return found
 
-    def _numbered(self, positions: Tensor, axes: Sequence[ShardedAxis]) -> Tensor:
-        """Positions in this rank's part of the planes as the indices that were asked for (rule M4);
-        -1 stays -1.
-        """
-        per_plane, sizes = self.arguments["per_plane"], self.sizes["input"]
-        if not axes and per_plane:
-            return positions.to(self.arguments["index_dtype"])
-        # This is the part that ``positions`` count in: what the rank owns of N and C, and what it
-        # reads of the others.
-        held = [*self._owned("output")[:2], *map(range, sizes[2:])]
-        for axis in axes:
-            held[axis.dimension] = axis.portion.elements
-        left, whole, step = positions, torch.zeros_like(positions), 1
-        for part, size in zip(reversed(held[2:]), reversed(sizes[2:]), strict=True):
-            whole += (left % len(part) + part.start) * step
-            left, step = left // len(part), step * size
-        if not per_plane:
-            samples, channels = (slice(part.start, part.stop) for part in held[:2])
-            whole += first_indices(positions, sizes)[samples, channels]
-        return torch.where(positions < 0, positions, whole).to(self.arguments["index_dtype"])
-
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
         """A result's part ``local`` as a DTensor."""
         sizes = torch.Size(self.sizes[side])
@@ -335,7 +252,30 @@ class _Request:
         )
 
 
+def _redistributed(tensor: DTensor, placements: list[Placement]) -> DTensor:
+    # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a
+    # gradient.
+    tensor, dtype = cast("DTensor", tensor.detach()), tensor.dtype
+    if any(each.is_partial() for each in tensor.placements):
+        return tensor.redistribute(placements=placements)
+    moved = _as_type(tensor, MOVED.get(dtype, dtype)).redistribute(placements=placements)
+    return _as_type(moved, dtype)
+
+
+def _as_type(tensor: DTensor, dtype: torch.dtype) -> DTensor:
+    """The bits of a tensor as another data type of their size."""
+    if tensor.dtype is dtype:
+        return tensor
+    local, how = _local(tensor).view(dtype), (tensor.device_mesh, tensor.placements)
+    return DTensor.from_local(
+        local, *how, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
 def _local(tensor: DTensor) -> Tensor:
-    """The local part of a DTensor, once it has arrived."""
+    """The local part of a DTensor, once it has arrived. What was gathered has lost its layout."""
     local = tensor.to_local()
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+    local = local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+    if not operands.is_channels_last(tensor):
+        return local
+    return operands.laid_out(local, operands.suggested_memory_format(tensor))
