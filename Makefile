@@ -31,7 +31,7 @@ test: $(FOR)test $(LIBRARY)  ## the everyday tests, then the Triton kernels unde
 test-all: $(FOR)test $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
-	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/ops
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" --sample 24 tests/operators
 
 test-tools: $(FOR)test $(FOR)tools $(LIBRARY)  ## other people's tools on converted models
 	$(BIN)/python -m pytest tests/test_tools.py

@@ -11,26 +11,22 @@ import torch_dmlpool
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = PACKAGE.parent / "kernels"
-ROOMS = ["bench", "distributed", "nn", "quantized", "morphology", "minima", "functional", "ops"]
-ROOMS += ["integrations", "inductor", "onnx", "decompositions", "backends", "kernels"]
+ROOMS = ["bench", "distributed", "morphology", "nn", "operators", "integrations", "inductor"]
+ROOMS += ["onnx", "decompositions", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
 LEAVES = {"window", "operands", "elements", "keywords", "overloads"}
 LEAVES |= {"counterparts", "observers", "registry", "timing", "_private"}
 NOT_NEIGHBOURS = {
-    "distributed": {"nn", "quantized", "minima", "functional", "onnx", "kernels"},
+    "distributed": {"nn", "onnx", "kernels"},
     "nn": {"onnx", "backends", "kernels"},
-    "quantized": {"onnx", "nn", "minima", "backends", "kernels"},
-    "morphology": {"onnx", "ops", "backends", "kernels"},
-    "minima": {"onnx", "backends", "kernels"},
-    "functional": {"onnx", "backends", "kernels"},
-    "ops": {"inductor", "onnx", "decompositions", "kernels"},
+    "morphology": {"onnx", "backends", "kernels"},
+    "operators": {"inductor", "onnx", "decompositions", "kernels"},
     "integrations": {"backends", "kernels"},
     "inductor": {"onnx", "backends", "kernels"},
     "onnx": {"backends", "kernels"},
     "kernels": LEAVES,
 }
-"""nn and quantized call functional or ops, functional calls ops, ops calls a backend; kernels know
-triton alone.
+"""nn calls operators, operators call a backend; kernels know triton alone.
 
 distributed stands above the operators, which it teaches about DTensors; nothing imports it but the
 user. integrations is what an operator asks about compilers and exporters."""
@@ -105,7 +101,7 @@ def test_the_rooms_are_there() -> None:
 
 
 def test_imports_follow_the_arrow() -> None:
-    """nn, quantized → functional → ops → backends → kernels, with window and operands as leaves."""
+    """nn → operators → backends → kernels, with window and tensors as leaves."""
     for name in filter(None, SOURCES):
         room = name.split(".")[0]
         imported = rooms_of(imports_of(name)) - {"__version__"}
@@ -168,7 +164,7 @@ def test_only_kernels_and_their_launcher_know_triton() -> None:
 
 def test_operators_and_backends_are_bound_where_an_editor_finds_them() -> None:
     """No function of the package's own is looked up by a name that is put together at run time."""
-    for room in ("ops", "backends", "decompositions", "integrations"):
+    for room in ("operators", "backends", "decompositions", "integrations"):
         for name in SOURCES:
             if name.split(".")[0] != room or name == "backends.library":
                 continue  # that looks up C functions and fields of structs
@@ -182,6 +178,7 @@ LOOKED_UP = {
     ("torch.ops.dmlpool", "self.name"),  # the operator that has just been defined
     ("torch", "'quint8'"),  # which PyTorch has announced to remove
     ("tensor", "'placements'"),  # DTensors have them
+    ("parameters[3]", "'dtype'"),  # a zero point, if it is a tensor
     ("hook", "'calls'"),  # chains of Triton's hooks have them
     ("importlib.import_module(f'torch_dmlpool.kernels.{module}')", "name"),  # Triton's kernels
 }
@@ -191,7 +188,7 @@ def test_no_assert_stands_for_a_refusal() -> None:
     """Mistakes of the caller are refused by exceptions, which python -O keeps."""
     for name in SOURCES:
         asserts = [node for node in nodes_of(name) if isinstance(node, ast.Assert)]
-        if name.split(".")[0] in {"functional", "operands", "window", "nn", "quantized"}:
+        if name.split(".")[0] in {"operators", "tensors", "window", "nn"}:
             assert not [node.lineno for node in asserts], name
         # Elsewhere an assert says what a type checker cannot see, and nothing else.
         assert all(ast.unparse(node.test).endswith(" is not None") for node in asserts), name

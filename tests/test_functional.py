@@ -10,7 +10,6 @@ import samples
 import torch
 
 import torch_dmlpool as dmlpool
-import torch_dmlpool.functional
 
 WINDOW = "window_size, strides=1, start_padding=0, end_padding=0, dilations=1"
 PARAMETERS = "input_scale, input_zero_point, output_scale, output_zero_point"

@@ -82,7 +82,10 @@ def caches() -> dict[str, Callable[..., object]]:
     return found
 
 
-ENDLESS = {"torch_dmlpool.backends.serving", "torch_dmlpool.quantized._hide_the_warning"}
+ENDLESS = {
+    "torch_dmlpool.backends.serving",
+    "torch_dmlpool.operators.quantized_tensors._hide_the_warning",
+}
 """By the name of a device type, and by nothing at all."""
 
 

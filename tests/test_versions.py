@@ -213,7 +213,7 @@ def settings():
 
 before = settings()
 assert len(before) > 500
-import torch_dmlpool, torch_dmlpool.decompositions, torch_dmlpool.quantized, torch_dmlpool.onnx
+import torch_dmlpool, torch_dmlpool.decompositions, torch_dmlpool.operators, torch_dmlpool.onnx
 after = settings()
 print([name for name in {**before, **after} if before.get(name) != after.get(name)])
 

@@ -16,25 +16,28 @@ torch.Size([1, 3, 4, 4])
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch_dmlpool import integrations as integrations
 from torch_dmlpool import keywords as _keywords
 from torch_dmlpool import morphology, nn
 from torch_dmlpool.backends.fallbacks import SlowBackendWarning
-from torch_dmlpool.functional import (
+from torch_dmlpool.operators.adaptive_pooling import (
     adaptive_average_pooling,
     adaptive_max_pooling,
-    average_pooling,
-    average_pooling_grad,
-    lp_pooling,
-    max_pooling,
-    max_pooling_grad,
-    max_unpooling,
+    adaptive_min_pooling,
+)
+from torch_dmlpool.operators.average_pooling import average_pooling, average_pooling_grad
+from torch_dmlpool.operators.lp_pooling import lp_pooling
+from torch_dmlpool.operators.max_pooling import max_pooling, max_pooling_grad
+from torch_dmlpool.operators.max_unpooling import max_unpooling
+from torch_dmlpool.operators.min_pooling import min_pooling
+from torch_dmlpool.operators.quantized_linear_average_pooling import (
     quantized_linear_average_pooling,
 )
-from torch_dmlpool.minima import adaptive_min_pooling, min_pooling
-from torch_dmlpool.ops.segment_pooling import segment_pooling, token_pooling
-from torch_dmlpool.ops.statistics_pooling import statistics_pooling
-from torch_dmlpool.quantized import quantized_average_pooling, quantized_max_pooling
+from torch_dmlpool.operators.quantized_tensors import (
+    quantized_average_pooling,
+    quantized_max_pooling,
+)
+from torch_dmlpool.operators.segment_pooling import segment_pooling, token_pooling
+from torch_dmlpool.operators.statistics_pooling import statistics_pooling
 from torch_dmlpool.window import ArgumentError, Window
 
 __version__ = "0.2.0"

@@ -14,9 +14,9 @@ from torch.compiler import is_dynamo_compiling
 
 from torch_dmlpool import elements, operands
 from torch_dmlpool._private import _assert_async
-from torch_dmlpool.functional import max_pooling
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.minima import min_pooling
+from torch_dmlpool.operators.max_pooling import max_pooling
+from torch_dmlpool.operators.min_pooling import min_pooling
 from torch_dmlpool.window import ArgumentError, Integers, check_spatial_sizes, entries
 
 __all__ = ["bottom_hat", "closing", "dilation", "erosion", "gradient", "opening", "top_hat"]

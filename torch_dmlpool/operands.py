@@ -1,6 +1,5 @@
 """What a tensor must be to be pooled, and how the tensors that pooling returns are laid out."""
 
-import ctypes
 import math
 import numbers
 import sys
@@ -19,7 +18,6 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.window import (
     ArgumentError,
-    Window,
     check_spatial_sizes,
     entries,
     index_of,
@@ -43,8 +41,6 @@ COMPLEX_TYPES = (torch.complex64, torch.complex128)
 AVERAGED_TYPES = FLOAT_TYPES + COMPLEX_TYPES
 ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # maxima and minima take these; kernels get bools as bytes
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
-PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
-_NUMBERS = {int, float, type(None)}  # types of scales and zero points that are no tensors
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
@@ -214,7 +210,7 @@ def checked_norm(name: str, p: Any) -> float:
     """
     number = p if isinstance(p, float) else index_of(p)
     if number is None and _is_real(p):
-        number = _as_float(p)
+        number = as_float(p)
     if number is None:
         raise wrong_type(name, "a number", p)
     if not number >= 1:
@@ -236,7 +232,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real) or not isinstance(value, numbers.Complex)
 
 
-def _as_float(number: Any) -> float:
+def as_float(number: Any) -> float:
     """A real number as a float, infinite if none can hold it."""
     try:
         return float(number)
@@ -250,7 +246,7 @@ def check_index_type(
     """Reject an index type other than DirectML's and PyTorch's, or too small for a tensor of
     ``sizes`` (rule M4).
     """
-    if not _is_one_of(index_dtype, INDEX_TYPES):
+    if not is_one_of(index_dtype, INDEX_TYPES):
         raise TypeError(
             f"index_dtype must be one of {names_of(INDEX_TYPES)}, got {name_of(index_dtype)}"
         )
@@ -266,7 +262,7 @@ def check_index_type(
         )
 
 
-def _is_one_of(dtype: object, types: tuple[torch.dtype, ...]) -> bool:
+def is_one_of(dtype: object, types: tuple[torch.dtype, ...]) -> bool:
     """Whether ``dtype`` is one of ``types``; an array would compare its elements with them."""
     return isinstance(dtype, torch.dtype) and dtype in types
 
@@ -279,15 +275,6 @@ def check_taps(taps: int, name: str = "window_size") -> None:
         )
 
 
-def check_counted(window: Window, include_padding: bool) -> None:
-    """Reject quantized averages that count padding and have 2^63 taps or more."""
-    if include_padding and is_sure(window.taps >= 2**63):
-        raise ArgumentError(
-            f"window_size must be less than {2**63} taps in all where quantized averages count "
-            f"padding, got {window.taps}"
-        )
-
-
 def tap_dtype(taps: int) -> torch.dtype:
     """The integer type that holds the tap numbers of a window of ``taps`` taps; rejects more than
     fit.
@@ -297,103 +284,6 @@ def tap_dtype(taps: int) -> torch.dtype:
     if is_sure(taps <= 225):
         return torch.uint8
     return torch.int16 if is_sure(taps <= 2**15) else torch.int32
-
-
-def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any) -> Any:
-    """A checked scale (``dtype`` float32) or zero point (integer ``dtype``) (rules Q3 and Q4).
-
-    The result is a number, or a tensor of one entry for all channels of ``input`` or one each. A
-    zero point of 0 is returned as None.
-    """
-    is_scale = dtype is torch.float32
-    if isinstance(parameter, Tensor):
-        if not is_scale and parameter.dtype in QUANTIZED_TYPES:
-            check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
-        check_dense(
-            name, parameter, FLOAT_TYPES if is_scale else (dtype,), "a number or a dense tensor"
-        )
-        check_device(name, parameter, input)
-        channels, shape = input.shape[1], tuple(parameter.shape)
-        spread = (1, channels, *(1 for _ in input.shape[2:]))
-        if parameter.numel() != 1 and shape not in ((channels,), spread):
-            raise ArgumentError(
-                f"{name} must have one element or shape ({channels},) or {spread}, got shape "
-                f"{shape}"
-            )
-        return parameter.reshape(-1).to(torch.float32) if is_scale else parameter.reshape(-1)
-    if not is_scale:
-        number = 0 if parameter is None else integer(name, parameter, parameter)
-        if type(number) is not int:
-            return number
-        check_range(name, number, dtype)
-        return number or None
-    if isinstance(parameter, (torch.SymFloat, torch.SymInt)):
-        return parameter
-    if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
-        raise wrong_type(name, "a number or a tensor", parameter)
-    scale = _as_float(parameter)
-    # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
-    # infinity.
-    if not 2.0**-150 < scale < (2 - 2.0**-24) * 2.0**127:
-        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {shown(parameter)}")
-    # Dynamo's trace knows no ctypes. The operator that it records rounds the scale.
-    return scale if torch.compiler.is_dynamo_compiling() else ctypes.c_float(scale).value
-
-
-def check_range(name: str, number: int, dtype: torch.dtype) -> None:
-    """Reject a zero point that its type cannot hold (rule Q4)."""
-    bounds = torch.iinfo(dtype)
-    if not bounds.min <= number <= bounds.max:
-        raise ArgumentError(
-            f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got "
-            f"{shown(number)}"
-        )
-
-
-def check_output_type(
-    output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = QUANTIZED_TYPES
-) -> None:
-    """Reject a data type that a quantized average cannot have (rule Q3)."""
-    if output_dtype is not None and not _is_one_of(output_dtype, types):
-        raise TypeError(
-            f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}"
-        )
-
-
-def checked_quantization(
-    input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
-) -> tuple[tuple[Any, ...], torch.dtype]:
-    """Scale and zero point of ``input`` and of the output, and the output's data type, checked
-    (rules Q3 and Q4). Without ``output_dtype`` the type is that of a tensor
-    ``output_zero_point`` of int8 or uint8, else the input's.
-    """
-    check_output_type(output_dtype)
-    if output_dtype is None:
-        output_dtype = getattr(parameters[3], "dtype", None)
-        output_dtype = output_dtype if output_dtype in QUANTIZED_TYPES else input.dtype
-    dtypes = torch.float32, input.dtype, torch.float32, output_dtype
-    return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
-
-
-def are_numbers(parameters: Sequence[Any]) -> bool:
-    """Whether all scales and zero points are plain numbers or None."""
-    # This takes a third of the time of a search for tensors.
-    return _NUMBERS.issuperset(map(type, parameters))
-
-
-def check_scale_values(name: str, scales: Tensor) -> None:
-    """Reject a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
-    if scales.numel() == 0:
-        return
-    least, most = scales.aminmax()
-    # If any scale is NaN both of these are NaN, and a comparison with NaN is False.
-    if least.item() > 0 and most.item() < math.inf:
-        return
-    channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
-    where = f" in channel {channel}" if scales.numel() > 1 else ""
-    raise ArgumentError(
-        f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}"
-    )
 
 
 def position_dtype(plane: int) -> torch.dtype:

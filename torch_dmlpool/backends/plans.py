@@ -232,7 +232,7 @@ def quantization(
 
     ``parameters``: the input's scale and zero point, and then the output's.
     """
-    if operands.are_numbers(parameters):
+    if not any(isinstance(parameter, Tensor) for parameter in parameters):
         return _remembered(channels, output_dtype, *parameters)
     return _quantization(channels, output_dtype, *parameters)
 

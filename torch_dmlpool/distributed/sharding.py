@@ -18,7 +18,8 @@ from torch.distributed.tensor.placement_types import Placement
 from torch_dmlpool import operands
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.elements import first_indices
-from torch_dmlpool.ops import registration
+from torch_dmlpool.operators import registration
+from torch_dmlpool.operators.quantized_linear_average_pooling import PARAMETERS
 from torch_dmlpool.registry import NAMESPACE, WINDOW_SCHEMA
 from torch_dmlpool.window import Window
 
@@ -37,7 +38,7 @@ class Rule(NamedTuple):
     linear_in: str | None = None
 
 
-QUANTIZATION: dict[str, Side] = dict.fromkeys(operands.PARAMETERS, "channels")
+QUANTIZATION: dict[str, Side] = dict.fromkeys(PARAMETERS, "channels")
 RULES = {
     "average_pooling": Rule({"input": "input"}, ("output",), "input"),
     "average_pooling_grad": Rule({"input_gradient": "output"}, ("input",), "input_gradient"),
@@ -91,7 +92,7 @@ class _Request:
         self.rule = RULES[self.name]
         self.sides = self.rule.arguments
         self.tensors: dict[str, DTensor] = {
-            name: arguments[name] for name in self.sides if name not in operands.PARAMETERS
+            name: arguments[name] for name in self.sides if name not in PARAMETERS
         }
         self.mesh, self.window = self._common_mesh(), None
         if "window_size" in arguments:
@@ -227,7 +228,7 @@ class _Request:
 
     def _of_channels(self, channels: range) -> dict[str, Tensor | None]:
         """Scales and zero points, cut to ``channels`` if they have one entry for each channel."""
-        found = {name: self.arguments[name] for name in operands.PARAMETERS if name in self.sides}
+        found = {name: self.arguments[name] for name in PARAMETERS if name in self.sides}
         for name, parameter in found.items():
             if isinstance(parameter, DTensor):
                 parameter = parameter.full_tensor()

@@ -18,7 +18,7 @@ from torch_dmlpool import operands, timing
 from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
-from torch_dmlpool.ops import missing_kernels
+from torch_dmlpool.operators import missing_kernels
 from torch_dmlpool.window import ArgumentError, Window, listed, plain
 
 __all__ = ["Conversion", "convert", "reverted"]

@@ -15,7 +15,7 @@ from torch.overrides import has_torch_function_unary
 from torch_dmlpool import operands
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.ops.calls import prepared
+from torch_dmlpool.operators.calls import prepared
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Integers, NoOutputError, Window
 
 

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from torch_dmlpool import operands, quantized
+from torch_dmlpool import operands
 from torch_dmlpool._private import OpOverload
-from torch_dmlpool.ops.adaptive_pooling import bins
+from torch_dmlpool.operators import quantized_tensors as quantized
+from torch_dmlpool.operators.adaptive_pooling import bins
 from torch_dmlpool.window import Axis, Window
 
 _QUANTIZE, _DEQUANTIZE = (

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.functional import Pooled
 from torch_dmlpool.nn import quantized_tensors
 from torch_dmlpool.nn.dimensions import Family, window_of
-from torch_dmlpool.ops import (
+from torch_dmlpool.operators import (
     adaptive_pooling,
     average_pooling,
     lp_pooling,
-    masked_pooling,
     max_pooling,
     max_unpooling,
     min_pooling,
 )
-from torch_dmlpool.ops.complex_pooling import by_parts
+from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.max_pooling import Pooled
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
@@ -109,12 +108,12 @@ def _numbered_bins(
 
 
 def _averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
-    return by_parts(lambda each: masked_pooling.averages(each, mask, *request), input)
+    return by_parts(lambda each: average_pooling.averages(each, mask, *request), input)
 
 
 def _maxima(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
-    maxima: Pooled = min_pooling.maxima(
-        lambda each: masked_pooling.maxima(each, mask, *request), input
+    maxima: Pooled = max_pooling.of_bools(
+        lambda each: max_pooling.maxima_of(each, mask, *request), input
     )
     return maxima
 
@@ -122,25 +121,25 @@ def _maxima(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
 def _minima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Pooled:
     window.output_sizes(operands.ints(input.shape[2:]))  # rejected before any work
     minima: Pooled = min_pooling.minima(
-        lambda each: masked_pooling.maxima(each, mask, window, *numbering), input
+        lambda each: max_pooling.maxima_of(each, mask, window, *numbering), input
     )
     return minima
 
 
 def _averages_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
-    return by_parts(lambda each: masked_pooling.adaptive_averages(each, mask, *request), input)
+    return by_parts(lambda each: adaptive_pooling.averages_of_bins(each, mask, *request), input)
 
 
 def _maxima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
-    maxima: Pooled = min_pooling.maxima(
-        lambda each: masked_pooling.adaptive_maxima(each, mask, *request), input
+    maxima: Pooled = max_pooling.of_bools(
+        lambda each: adaptive_pooling.maxima_of_bins(each, mask, *request), input
     )
     return maxima
 
 
 def _minima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
     minima: Pooled = min_pooling.minima(
-        lambda each: masked_pooling.adaptive_maxima(each, mask, *request), input
+        lambda each: adaptive_pooling.maxima_of_bins(each, mask, *request), input
     )
     return minima
 
@@ -150,7 +149,7 @@ avg_pool = Family(
     operands.AVERAGED_TYPES,
     _counted_windows,
     _averages,
-    average_pooling.prepared,
+    average_pooling.prepared_average_pooling,
     quantized_tensors.averages,
 )
 max_pool = Family(
@@ -158,7 +157,7 @@ max_pool = Family(
     operands.ORDERED_TYPES,
     _numbered_windows,
     _maxima,
-    max_pooling.prepared,
+    max_pooling.prepared_max_pooling,
     quantized_tensors.extremes,
 )
 max_pool_with_indices = Family(
@@ -166,7 +165,7 @@ max_pool_with_indices = Family(
     operands.ORDERED_TYPES,
     _numbered_windows,
     _maxima,
-    max_pooling.prepared,
+    max_pooling.prepared_max_pooling,
     quantized_tensors.extremes,
     "_with_indices",
 )
@@ -175,11 +174,15 @@ min_pool = Family(
     operands.ORDERED_TYPES,
     _numbered_windows,
     _minima,
-    min_pooling.prepared,
+    min_pooling.prepared_min_pooling,
     quantized_tensors.extremes,
 )
 lp_pool = Family(
-    "lp_pool", operands.FLOAT_TYPES, _normed_windows, masked_pooling.norms, lp_pooling.prepared
+    "lp_pool",
+    operands.FLOAT_TYPES,
+    _normed_windows,
+    lp_pooling.norms,
+    lp_pooling.prepared_lp_pooling,
 )
 adaptive_avg_pool = Family(
     "adaptive_avg_pool",
@@ -255,7 +258,7 @@ def _unpooled_sizes(
 
 def _unpooled(input: Tensor, _: None, indices: Tensor, sizes: list[int]) -> Tensor:
     """Every element at its index, zeros elsewhere. It takes no mask."""
-    return by_parts(lambda each: max_unpooling.max_unpooling(each, indices, sizes, True), input)
+    return by_parts(lambda each: max_unpooling.unpooled(each, indices, sizes, True), input)
 
 
 max_unpool = Family(

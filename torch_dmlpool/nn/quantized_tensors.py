@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands, quantized
+from torch_dmlpool import operands
 from torch_dmlpool.nn.dimensions import window_of
-from torch_dmlpool.ops.adaptive_pooling import bins
+from torch_dmlpool.operators import quantized_tensors as quantized
+from torch_dmlpool.operators.adaptive_pooling import bins
 from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared, shown
 
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torch_dmlpool.ops.segment_pooling import (
+from torch_dmlpool.operators.segment_pooling import (
     Reduction,
     check_reduction,
     segment_pooling,
     token_pooling,
 )
-from torch_dmlpool.ops.statistics_pooling import statistics_pooling
+from torch_dmlpool.operators.statistics_pooling import statistics_pooling
 
 __all__ = ["SegmentPool", "StatisticsPool", "TokenPool"]
 

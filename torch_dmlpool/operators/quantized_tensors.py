@@ -14,11 +14,20 @@ from torch import Tensor
 
 from torch_dmlpool import operands, overloads
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
-from torch_dmlpool.functional import Integers, Pooled, max_pooling
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.ops.dispatching import is_readable
-from torch_dmlpool.ops.quantized_average_pooling import quantized_linear_average_pooling
-from torch_dmlpool.window import ArgumentError, Window
+from torch_dmlpool.operators.dispatching import is_readable
+from torch_dmlpool.operators.max_pooling import Pooled, max_pooling
+from torch_dmlpool.operators.quantized_linear_average_pooling import (
+    check_output_type,
+    check_range,
+    checked_quantization,
+    pooled_integers,
+)
+from torch_dmlpool.window import (
+    ArgumentError,
+    Integers,
+    Window,
+)
 
 CHANNEL_AXIS = 1
 
@@ -111,7 +120,7 @@ def average(
         output_type = output_dtype
         for quantized, plain in plain_types.items():
             output_type = quantized if output_dtype is plain else output_type
-        operands.check_output_type(output_type, tuple(plain_types))
+        check_output_type(output_type, tuple(plain_types))
     own = _parameters(input)
     wanted = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
     dtypes = plain_types[input.dtype], plain_types[output_type]
@@ -140,10 +149,10 @@ def average_of_integers(
     scale, zero_point, output_scale, output_zero_point = parameters
     zero_point = narrowed("input_zero_point", zero_point, input.dtype)
     output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
-    parameters, _ = operands.checked_quantization(
+    parameters, _ = checked_quantization(
         input, (scale, zero_point, output_scale, output_zero_point), dtype
     )
-    return quantized_linear_average_pooling(input, parameters, window, include_padding, dtype)
+    return pooled_integers(input, parameters, window, include_padding, dtype)
 
 
 @overloads.pooling
@@ -259,7 +268,7 @@ def narrowed(name: str, zero_point: int | Tensor, dtype: torch.dtype) -> int | T
         return zero_point
     if zero_point.dtype is not dtype and is_readable(zero_point):
         for number in zero_point.flatten().tolist():
-            operands.check_range(name, number, dtype)
+            check_range(name, number, dtype)
     return zero_point.to(dtype)
 
 

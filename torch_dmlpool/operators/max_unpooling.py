@@ -18,20 +18,68 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.backends import serving
 from torch_dmlpool.elements import first_indices
-from torch_dmlpool.ops.derivatives import records_gradient
-from torch_dmlpool.ops.dispatching import may_skip_dispatcher
-from torch_dmlpool.ops.registration import Operator
-from torch_dmlpool.window import ArgumentError, check_spatial_sizes
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.derivatives import records_gradient
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.window import (
+    ArgumentError,
+    check_spatial_sizes,
+)
 
 
-def max_unpooling(
+@operator
+def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Every element at the position of its maximum, zeros elsewhere (``DML_MAX_UNPOOLING``).
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
+            float64, complex64, complex128, or any integer type of 8 to 64 bits.
+        indices: The same shape as ``input``; int32, int64, uint32 or uint64. Positions in the whole
+            output, flattened in ``N, C, D, H, W`` order, as :func:`max_pooling` returns them. -1
+            (all ones if unsigned) is skipped. A position outside the plane of its own sample and
+            channel is an error on the CPU in eager mode, and is skipped elsewhere.
+        output_size: All sizes of the output, ``(N, C, *spatial)``; N and C are the input's.
+
+    Returns:
+        A tensor of ``output_size`` and the input's data type. Where several elements have the same
+        index, the last of them in row-major order is written, and it alone has a gradient. It can
+        be differentiated to any order.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[1., 4., 2., 3.]]])
+        >>> dmlpool.max_unpooling(*dmlpool.max_pooling(row, 2, 2, return_indices=True), row.shape)
+        tensor([[[0., 4., 0., 3.]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_unpooling_operator_desc
+    """
+    check(input, indices)
+    sizes = operands.checked_full_size("output_size", output_size, input)
+    if tuple(sizes[:2]) != tuple(input.shape[:2]):
+        raise ArgumentError(
+            f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
+        )
+    check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
+    request = indices, sizes[2:], False
+    return by_parts(lambda each: unpooled(each, *request), input)
+
+
+def unpooled(
     input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
 ) -> Tensor:
     """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
     checked already, but the values of the indices are not.
     """
     if not may_skip_dispatcher(input, indices):
-        return _max_unpooling(input, indices, spatial_sizes, per_plane)
+        return max_unpooling_op(input, indices, spatial_sizes, per_plane)
     unpool = serving(input.device.type).max_unpooling
     if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
@@ -62,7 +110,7 @@ class MaxUnpooling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         (unique,) = ctx.saved_tensors
-        gradient = None if arriving is None else gather_positions(arriving, unique, False)
+        gradient = None if arriving is None else gather_positions_op(arriving, unique, False)
         return gradient, None, None, None, None
 
 
@@ -84,11 +132,11 @@ class GatherPositions(torch.autograd.Function):
             return None, None, None
         call = ctx.call
         request = *ctx.saved_tensors, call.sizes, *call.arguments, call.channels_last
-        return scatter_positions(call.sharded(arriving), *request), None, None
+        return scatter_positions_op(call.sharded(arriving), *request), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
-        return gather_positions(direction, *ctx.saved_tensors, *ctx.call.arguments)
+        return gather_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 class ScatterPositions(torch.autograd.Function):
@@ -109,11 +157,11 @@ class ScatterPositions(torch.autograd.Function):
             return None, None, None
         _, bins, _ = ctx.call.arguments
         arriving = ctx.call.sharded(arriving)
-        return gather_positions(arriving, *ctx.saved_tensors, bins), None, None
+        return gather_positions_op(arriving, *ctx.saved_tensors, bins), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
-        return scatter_positions(direction, *ctx.saved_tensors, *ctx.call.arguments)
+        return scatter_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:
@@ -146,8 +194,8 @@ def _unpooled(
     positions = _positions(indices, sizes, per_plane)
     if rejects:
         _check_positions(positions, indices, math.prod(sizes))
-    unique = unique_positions(positions, sizes)
-    return scatter_positions(input, unique, sizes, False, operands.is_channels_last(input))
+    unique = unique_positions_op(positions, sizes)
+    return scatter_positions_op(input, unique, sizes, False, operands.is_channels_last(input))
 
 
 def _reject_index(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> None:
@@ -187,12 +235,15 @@ def _check_operator(
 
 
 _apply = applied_at_a_single_level(MaxUnpooling)
-_max_unpooling = Operator(
+
+
+max_unpooling_op = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
     [operands.MAX_TYPES, operands.INDEX_TYPES],
     _check_operator,
     compose=_unpooled,
 )
+
 
 POSITION_TYPES = (torch.int32, torch.int64)
 
@@ -226,7 +277,7 @@ def _check_scatter(
     return [*input.shape[:2], *spatial_sizes]
 
 
-unique_positions = Operator(
+unique_positions_op = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     [POSITION_TYPES],
     _check_unique,
@@ -235,7 +286,9 @@ unique_positions = Operator(
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
 ones."""
-gather_positions = Operator(
+
+
+gather_positions_op = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     [operands.MAX_TYPES, POSITION_TYPES],
     _check_gather,
@@ -244,7 +297,9 @@ gather_positions = Operator(
     layout_of=1,
 )
 """The element of ``input`` at each position, 0 where there is none."""
-scatter_positions = Operator(
+
+
+scatter_positions_op = Operator(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
     "channels_last) "
     "-> Tensor",

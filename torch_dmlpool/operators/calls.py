@@ -17,7 +17,7 @@ from torch import Tensor, is_grad_enabled
 from torch_dmlpool import operands, window
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Function
-from torch_dmlpool.ops.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
 Prepare = Callable[..., Callable[[Tensor], Any] | None]
 """Makes the call for a meta tensor that lies as the input, its kind of device, and the arguments of

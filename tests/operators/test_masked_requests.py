@@ -17,7 +17,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import operands
-from torch_dmlpool.ops import masked_pooling
+from torch_dmlpool.operators import adaptive_pooling, average_pooling, masks, max_pooling
 from torch_dmlpool.window import Window
 
 
@@ -158,18 +158,18 @@ def test_planes_that_are_pooled_in_parts(
     mask[..., : sizes[-1] // 3] = False
     input = laid_out(samples.normal(*sizes, dtype=dtype)).requires_grad_()
     compare(
-        masked_pooling.averages(input, mask, window, True, None),
-        masked_pooling._composed_averages(input, mask, window, True, None),
+        average_pooling.averages(input, mask, window, True, None),
+        masks._composed_averages(average_pooling._SUMS, input, mask, window, True, None),
         input,
     )
     filled = torch.where(mask, input, -math.inf)
     numbering = torch.int64, False
-    values, indices = masked_pooling.maxima(input, mask, window, *numbering)
-    expected, places = masked_pooling.maxima(filled, None, window, *numbering)
+    values, indices = max_pooling.maxima_of(input, mask, window, *numbering)
+    expected, places = max_pooling.maxima_of(filled, None, window, *numbering)
     places = torch.where(expected == -math.inf, -1, places)
     assert torch.equal(values, expected)
     assert torch.equal(indices, places)
-    alone = masked_pooling.maxima(input.detach(), mask, window, *numbering)
+    alone = max_pooling.maxima_of(input.detach(), mask, window, *numbering)
     assert torch.equal(alone[0], values)
     assert torch.equal(alone[1], places)
     compare(values, expected, input)
@@ -195,7 +195,7 @@ def test_uneven_bins_of_large_planes(laid_out: Any) -> None:
     input = laid_out(samples.normal(*sizes)).requires_grad_()
     compare(
         dmlpool.adaptive_average_pooling(input, (7, 9), mask=mask),
-        masked_pooling._composed_averages(input, mask, (7, 9), False, None),
+        masks._composed_averages(adaptive_pooling._SUMS, input, mask, (7, 9), False, None),
         input,
     )
     filled = torch.where(mask, input, -math.inf)

@@ -16,8 +16,8 @@ from torch.autograd.function import BackwardCFunction
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import backends
-from torch_dmlpool.ops.average_pooling import AveragePooling
-from torch_dmlpool.ops.max_pooling import MaxPooling
+from torch_dmlpool.operators.average_pooling import AveragePooling
+from torch_dmlpool.operators.max_pooling import MaxPooling
 
 
 def test_the_operators_are_those_of_this_list() -> None:

@@ -22,7 +22,7 @@ from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails
 
 import torch_dmlpool
 from torch_dmlpool import registry
-from torch_dmlpool.ops import revision
+from torch_dmlpool.operators import revision
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 KERNELS = (
@@ -69,9 +69,9 @@ else:
 
 CHANGE = """
 
-average_pooling_grad_of_old = average_pooling_grad
-average_pooling_grad = lambda arriving, sizes, window, include_padding, _: (
-    average_pooling_grad_of_old(arriving, sizes, window, include_padding, 2)
+old_gradient = average_pooling_grad_op
+average_pooling_grad_op = lambda arriving, sizes, window, include_padding, _: (
+    old_gradient(arriving, sizes, window, include_padding, 2)
 )
 """
 
@@ -86,7 +86,7 @@ def compiled_by(
         package, skips = tmp_path / version / "torch_dmlpool", shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE, package, ignore=skips)
         shutil.copytree(KERNELS, package / "kernels", dirs_exist_ok=True)
-    with (tmp_path / "new/torch_dmlpool/ops/average_pooling.py").open("a") as source:
+    with (tmp_path / "new/torch_dmlpool/operators/average_pooling.py").open("a") as source:
         source.write(CHANGE)
 
     def gradient(version: str, function: str, where: str) -> tuple[list[float], bool]:

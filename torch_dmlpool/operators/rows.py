@@ -22,14 +22,14 @@ from torch_dmlpool._private import (
 from torch_dmlpool.backends import reference, serving
 from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.elements import shards_of
-from torch_dmlpool.ops import revision
-from torch_dmlpool.ops.derivatives import (
+from torch_dmlpool.operators import revision
+from torch_dmlpool.operators.derivatives import (
     carries_derivative,
     records_gradient,
     with_ordinary_tangent,
 )
-from torch_dmlpool.ops.dispatching import may_skip_dispatcher
-from torch_dmlpool.ops.registration import _library, below_autograd, call
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.registration import _library, below_autograd, call
 
 
 def tensors_of(arguments: tuple[Any, ...]) -> list[Tensor]:

@@ -1,4 +1,8 @@
-"""Min pooling with DirectML's names, though DirectML has none: its arguments are max pooling's."""
+"""Min pooling, and maxima of bools: made of max pooling, with all its derivatives.
+
+A minimum is a maximum in the opposite order. Floats are negated, which is exact. Integers have all
+their bits flipped, which has no overflow and suits signed and unsigned types alike.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands, overloads
-from torch_dmlpool.functional import Integers, OutputSize, Pooled
-from torch_dmlpool.functional.maxima import numbered_bins, numbered_windows
-from torch_dmlpool.ops import masked_pooling as _masked
-from torch_dmlpool.ops import min_pooling as _min
-from torch_dmlpool.ops.calls import prepared
-
-__all__ = ["adaptive_min_pooling", "min_pooling"]
+from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool.operators.calls import prepared
+from torch_dmlpool.operators.max_pooling import (
+    Pooled,
+    maxima_of,
+    numbered_windows,
+    of_bools,
+    prepared_max_pooling,
+    with_values,
+)
+from torch_dmlpool.window import (
+    Integers,
+)
 
 
 @overloads.pooling
@@ -76,63 +85,52 @@ def min_pooling(
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
     asked = return_indices, *window
-    call = (
-        prepared(_prepared_minima, input, *asked, dtypes=(index_dtype,)) if mask is None else None
-    )
+    call = prepared(_prepared, input, *asked, dtypes=(index_dtype,)) if mask is None else None
     if call is not None:
         return call(input)
     request = numbered_windows(input, *asked, index_dtype)
     request[0].output_sizes(input.shape[2:])  # rejected before any work
     mask = operands.checked_mask(mask, input)
-    return _min.minima(lambda each: _masked.maxima(each, mask, *request), input)
+    return minima(lambda each: maxima_of(each, mask, *request), input)
 
 
-def _prepared_minima(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Pooled] | None:
-    return _min.prepared(like, device, *numbered_windows(like, *asked))
+def _prepared(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Pooled] | None:
+    return prepared_min_pooling(like, device, *numbered_windows(like, *asked))
 
 
-@overloads.adaptive_pooling
-def adaptive_min_pooling(
-    input: Tensor,
-    output_size: OutputSize,
-    *,
-    return_indices: bool = False,
-    index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
-) -> Pooled:
-    """Minimum over ``output_size`` windows that cover the input evenly; 1 is the minimum of whole
-    planes.
+def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
+    """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
+    opposite = _opposite(input)
+    # PyTorch's own operators keep the order of strides, which may suggest another memory format.
+    if operands.is_channels_last(opposite) != operands.is_channels_last(input):
+        opposite = operands.laid_out_like(opposite, input)
+    return operands.laid_out_like(with_values(_restored, of_bools(pool, opposite)), input)
 
-    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
 
-    Args:
-        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
-            :func:`max_pooling`.
-        output_size: Number of windows, as in :func:`adaptive_average_pooling`.
-        return_indices: Whether to return the indices of the minima too.
-        index_dtype: int32, int64, uint32 or uint64.
-        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
-            ones alone. An element where it is False is left out, NaN too: it never wins, adds
-            nothing, is not counted and has no gradient.
+def _opposite(tensor: Tensor) -> Tensor:
+    """Elements whose order is the opposite of that in ``tensor``."""
+    if tensor.dtype.is_floating_point:
+        return -tensor
+    flipped = ~elements.signed(tensor)
+    return flipped.view(tensor.dtype) if tensor.dtype in elements.SIGNED else flipped
 
-    Returns:
-        ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it
-        and its indices. They count, and ties and NaN are decided, as in :func:`min_pooling`.
 
-    It can be differentiated to any order, except for integers and bools. The gradient goes to the
-    winning elements.
-
-    Raises:
-        TypeError: An argument has the wrong type, or a data type that is not supported.
-        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
-
-    Example:
-        >>> import torch, torch_dmlpool as dmlpool
-        >>> row = torch.tensor([[[3., 1., 4., 1., 5.]]])
-        >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
-        (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
+def _restored(values: Tensor) -> Tensor:
+    """The elements whose ``_opposite`` are ``values``. A zero comes back positive, as maxima may
+    have lost its sign.
     """
-    request = numbered_bins(input, output_size, return_indices, index_dtype)
-    operands.checked_output_size(output_size, tuple(input.shape[2:]))  # rejected before any work
-    mask = operands.checked_mask(mask, input)
-    return _min.minima(lambda each: _masked.adaptive_maxima(each, mask, *request), input)
+    return 0 - values if values.dtype.is_floating_point else _opposite(values)
+
+
+def prepared_min_pooling(like: Tensor, *request: Any) -> Callable[[Tensor], Any] | None:
+    """The call of minima for plain tensors that lie as ``like``. ``request`` is that of
+    ``max_pooling.prepared``.
+    """
+    pool = prepared_max_pooling(like, *request)
+    if pool is None or not operands.is_dense(like):
+        return None
+
+    def minima(input: Tensor) -> Any:
+        return operands.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
+
+    return minima

@@ -7,8 +7,8 @@ from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool import operands
 from torch_dmlpool.backends import reference_rows, serving
-from torch_dmlpool.ops.dispatching import may_skip_dispatcher
-from torch_dmlpool.ops.rows import RowOperator
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.rows import RowOperator
 from torch_dmlpool.window import ArgumentError, integer
 
 

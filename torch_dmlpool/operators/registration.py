@@ -32,13 +32,13 @@ from torch_dmlpool._private import (
 from torch_dmlpool.backends import serving
 from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.elements import shards_of
-from torch_dmlpool.ops import revision
-from torch_dmlpool.ops.derivatives import (
+from torch_dmlpool.operators import revision
+from torch_dmlpool.operators.derivatives import (
     carries_derivative,
     records_gradient,
     with_ordinary_tangent,
 )
-from torch_dmlpool.ops.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
 from torch_dmlpool.window import Window
 

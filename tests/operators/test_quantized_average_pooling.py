@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import operands
+from torch_dmlpool.operators import quantized_linear_average_pooling as quantized
 
 pool = dmlpool.quantized_linear_average_pooling
 operators = torch.ops.dmlpool
@@ -233,7 +233,7 @@ def test_a_scale_is_that_of_float32_after_a_trace() -> None:
     pool = torch.compile(dmlpool.quantized_linear_average_pooling, backend="eager")
     for scale in (0.0123, np.float32(0.25)):
         pool(image, float(scale), 0, 1.0, 0, 2)
-        kept, *_ = operands.checked_quantization(image, (scale, 0, 1.0, 0), None)[0]
+        kept, *_ = quantized.checked_quantization(image, (scale, 0, 1.0, 0), None)[0]
         assert kept == torch.tensor(scale, dtype=torch.float32).item()
 
 

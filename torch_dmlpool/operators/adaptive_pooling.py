@@ -1,0 +1,468 @@
+"""Adaptive pooling: as many bins as the output has elements, spread evenly over the input. Their
+sizes differ by at most one.
+
+Along an axis bin ``i`` of ``outputs`` reads from ``floor(i · size / outputs)`` to ``ceil((i + 1) ·
+size / outputs)``. Seen from the input it is the same: the bins that read element ``x`` are bin
+``x`` of ``size`` over the ``outputs``. So the adjoint of adaptive sums is adaptive sums. Where
+every size divides, the bins are an ordinary window with a stride.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool.backends import serving
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
+from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
+from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.masks import (
+    Sums,
+    Winners,
+    averages_under,
+    gathered,
+    kernel_of,
+    winners_of,
+)
+from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, prepared_max_pooling
+from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
+from torch_dmlpool.operators.min_pooling import minima
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.window import (
+    LARGEST_ARGUMENT,
+    ArgumentError,
+    Axis,
+    OutputSize,
+    Window,
+    check_spatial_sizes,
+)
+
+
+@operator
+def adaptive_average_pooling(
+    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
+) -> Tensor:
+    """Average over ``output_size`` windows that cover the input evenly; 1 averages whole planes.
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
+            :func:`average_pooling`.
+        output_size: Number of windows: one int for all dimensions or one each. None keeps the
+            input's size, 0 gives an empty output.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
+
+    Returns:
+        ``(N, C, *output_size)`` of the input's data type. Window ``i`` along an axis reads the
+        elements from ``i * size // output_size`` up to, not including, ``ceil((i + 1) * size /
+        output_size)``, as in PyTorch. float16 and bfloat16 are summed in float32 and rounded once.
+
+    Where ``output_size`` divides every size, it is :func:`average_pooling`. It can be
+    differentiated to any order.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
+        tensor([[[0.5000, 2.0000, 3.5000]]])
+    """
+    call = prepared(_prepared_averages, input, output_size) if mask is None else None
+    if call is not None:
+        return call(input)
+    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
+    asked = operands.checked_mask(mask, input), output_size, input.dim() - 2
+    return by_parts(lambda each: averages_of_bins(each, *asked), input)
+
+
+@overloads.adaptive_pooling
+def adaptive_max_pooling(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Maximum over ``output_size`` windows that cover the input evenly; 1 is the maximum of whole
+    planes.
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
+            :func:`max_pooling`.
+        output_size: Number of windows, as in :func:`adaptive_average_pooling`.
+        return_indices: Whether to return the indices of the maxima too.
+        index_dtype: int32, int64, uint32 or uint64.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
+
+    Returns:
+        ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it
+        and its indices. They count, and ties and NaN are decided, as in :func:`max_pooling`.
+
+    It can be differentiated to any order, except for integers and bools. The gradient goes to the
+    winning elements, added up in a fixed order.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[3., 1., 4., 1., 5.]]])
+        >>> dmlpool.adaptive_max_pooling(row, 3, return_indices=True)
+        (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
+    """
+    asked = output_size, return_indices
+    call = (
+        prepared(_prepared_maxima, input, *asked, dtypes=(index_dtype,)) if mask is None else None
+    )
+    if call is not None:
+        return call(input)
+    request = numbered_bins(input, *asked, index_dtype)
+    mask = operands.checked_mask(mask, input)
+    return of_bools(lambda each: maxima_of_bins(each, mask, *request), input)
+
+
+def numbered_bins(
+    input: Tensor, output_size: OutputSize, return_indices: bool, index_dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """The output size, the number of spatial dimensions, and with ``return_indices`` as
+    ``numbered_windows``, checked.
+    """
+    operands.check_pooled("input", input, operands.ORDERED_TYPES)
+    operands.check_flag("return_indices", return_indices)
+    operands.check_index_type(index_dtype, input.shape)
+    return output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ())
+
+
+@overloads.adaptive_pooling
+def adaptive_min_pooling(
+    input: Tensor,
+    output_size: OutputSize,
+    *,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Minimum over ``output_size`` windows that cover the input evenly; 1 is the minimum of whole
+    planes.
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; the data types of
+            :func:`max_pooling`.
+        output_size: Number of windows, as in :func:`adaptive_average_pooling`.
+        return_indices: Whether to return the indices of the minima too.
+        index_dtype: int32, int64, uint32 or uint64.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
+
+    Returns:
+        ``(N, C, *output_size)`` of the input's data type; with ``return_indices`` the pair of it
+        and its indices. They count, and ties and NaN are decided, as in :func:`min_pooling`.
+
+    It can be differentiated to any order, except for integers and bools. The gradient goes to the
+    winning elements.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[3., 1., 4., 1., 5.]]])
+        >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
+        (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
+    """
+    request = numbered_bins(input, output_size, return_indices, index_dtype)
+    operands.checked_output_size(output_size, tuple(input.shape[2:]))  # rejected before any work
+    mask = operands.checked_mask(mask, input)
+    return minima(lambda each: maxima_of_bins(each, mask, *request), input)
+
+
+def _prepared_averages(like: Tensor, device: str, output_size: OutputSize) -> Call | None:
+    operands.check_pooled("input", like, operands.AVERAGED_TYPES)
+    return prepared_averages(like, device, output_size, like.dim() - 2)
+
+
+def _prepared_maxima(like: Tensor, device: str, *asked: Any) -> Call | None:
+    return prepared_maxima(like, device, *numbered_bins(like, *asked))
+
+
+def prepared_averages(like: Tensor, device: str, output_size: Any, rank: int) -> Call | None:
+    """The call of averages of bins for plain tensors that lie as ``like``."""
+    sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
+    if window is not None:
+        return prepared_average_pooling(like, device, window, False, None)
+    if like.dtype not in operands.FLOAT_TYPES or 0 in sizes:
+        return None
+    backend = serving(device)
+    if backend.planned_averages is None:
+        plan: Any = Plan(backend.adaptive_average_pooling, None, sizes)
+    else:
+        plan = backend.planned_averages(like.shape, like.stride(), like.dtype, sizes, False, None)
+    return Call(adaptive_average_pooling_op.apply, plan, like, sizes)
+
+
+def prepared_maxima(
+    like: Tensor, device: str, output_size: Any, rank: int, *numbering: Any
+) -> Call | None:
+    """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
+    _, window = bins(output_size, tuple(like.shape)[2:], rank)
+    return None if window is None else prepared_max_pooling(like, device, window, *numbering)
+
+
+def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank: int) -> Tensor:
+    """Average of every bin, under a mask if there is one."""
+    sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
+    if window is not None:
+        return averages(input, mask, window, False, None)
+    if mask is None:
+        return bin_averages(input, sizes)
+    return operands.laid_out_like(averages_under(_SUMS, input, mask, sizes, False, None), input)
+
+
+def maxima_of_bins(
+    input: Tensor, mask: Tensor | None, output_size: Any, rank: int, *numbering: Any
+) -> Any:
+    """The maximum of every bin, under a mask if there is one. With ``numbering``, an index type and
+    whether indices count in each plane, their indices are returned too.
+    """
+    sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
+    if window is not None:
+        return maxima_of(input, mask, window, *numbering)
+    if mask is None:
+        values, positions = bin_maxima(input, sizes)
+        if not numbering:
+            return values
+    else:
+        winners = _bin_winners(input, mask, sizes)
+        positions = torch.where(winners.are_there, winners.places, -1)
+        values = gathered(
+            input, winners, lambda each, places: gather_positions_op(each, places, True)
+        )
+    if not numbering:
+        return operands.laid_out_like(values, input)
+    indices = elements.numbered(positions, input.shape, *numbering)
+    return operands.laid_out_like((values, indices), input)
+
+
+def _bin_winners(input: Tensor, mask: Tensor, sizes: Sequence[int]) -> Winners:
+    pool = (
+        None
+        if 0 in sizes
+        else kernel_of(lambda backend: backend.masked_adaptive_max_pooling, input, mask)
+    )
+    if pool is None:
+        return winners_of(input, mask, lambda each: bin_maxima(each, sizes))
+    values, positions = pool(input, mask, sizes)
+    return Winners(values, positions, positions >= 0)
+
+
+_SUMS = Sums(
+    lambda input, sizes, _: bin_averages(input, sizes),
+    lambda arriving, sizes, _: bin_averages_grad(arriving, sizes),
+)
+
+
+def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    """Average of every bin; the sizes say how many there are along each axis."""
+    return _over_bins(adaptive_average_pooling_op, input, output_sizes)
+
+
+def bin_averages_grad(arriving: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+    """The gradient of :func:`bin_averages` of an input of these spatial sizes."""
+    gradient: Tensor = adaptive_average_pooling_grad_op(arriving, spatial_sizes)
+    return gradient
+
+
+def bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Maximum of every bin, and its position in the plane."""
+    return _over_bins(adaptive_max_pooling_op, input, output_sizes)
+
+
+def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
+    """The results of ``operator``, which is called with a size of 1 where an output size is 0.
+
+    The results are then sliced to size 0, so that autograd returns a gradient of zeros.
+    """
+    if 0 not in [size for size in output_sizes if type(size) is int]:
+        return operator(input, output_sizes)
+    results = operator(
+        input, [1 if type(size) is int and size == 0 else size for size in output_sizes]
+    )
+    asked: Any = (..., *(slice(size) for size in output_sizes))
+    return (
+        results[asked]
+        if isinstance(results, Tensor)
+        else tuple(result[asked] for result in results)
+    )
+
+
+def bins(
+    output_size: Any, sizes: tuple[int, ...], rank: int
+) -> tuple[tuple[int, ...], Window | None]:
+    """The output's spatial sizes, and the window that gives the same bins, or None.
+
+    ``output_size`` applies to the last ``rank`` of the input's spatial ``sizes``. The output has
+    size 1 along the dimensions before them.
+    """
+    output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(
+        output_size, sizes[-rank:]
+    )
+    _check_products(sizes, output_sizes)
+    return output_sizes, _window_of_bins(sizes, output_sizes)
+
+
+def _check_products(sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
+    """Reject bins whose bounds are computed from products that overflow 64-bit integers."""
+    for size, count in zip(sizes, output_sizes, strict=True):
+        if type(size) is type(count) is int and (count + 1) * size >= 2**63:
+            raise ArgumentError(
+                f"output_size + 1 times the input's size must be less than {2**63}, got {count} "
+                f"for {size}"
+            )
+
+
+def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
+    """The window whose positions are the bins, or None. Symbolic sizes must be known to divide: a
+    guess would become a guard of the compiled graph. In a trace of torch.jit, where sizes are
+    tensors, it is None: the window would become a constant of the trace.
+    """
+    if isinstance(sizes[0], Tensor):
+        return None
+    steps = []
+    for size, output in zip(sizes, output_sizes, strict=True):
+        if type(output) is int and output < 1:
+            return None
+        divides = size % output == 0
+        if type(divides) is not bool or torch.compiler.is_compiling():
+            # It is imported here because that takes long.
+            from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+            divides = statically_known_true(divides)
+        steps.append(size // output)
+        if not divides or (type(steps[-1]) is int and steps[-1] > LARGEST_ARGUMENT):
+            return None
+    return Window(tuple(Axis(step, step, 0, 0, 1, False) for step in steps))
+
+
+def _output_sizes(input: Tensor, sizes: Sequence[int]) -> list[int]:
+    check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    check_spatial_sizes("the output", sizes, input.dim() - 2)
+    _check_products(input.shape[2:], sizes)
+    return [*input.shape[:2], *sizes]
+
+
+class AdaptiveAveragePooling(torch.autograd.Function):
+    """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        if call.is_planned and is_unobserved(arriving):
+            return call.gradient(arriving), None
+        return adaptive_average_pooling_grad_op(call.sharded(arriving), call.sizes), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return adaptive_average_pooling_op(direction, *ctx.call.arguments)
+
+
+class AdaptiveAveragePoolingGrad(torch.autograd.Function):
+    """The gradient of averages of bins. It is linear: its own gradient is the average."""
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input_gradient)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        return adaptive_average_pooling_op(ctx.call.sharded(arriving), ctx.call.sizes), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return adaptive_average_pooling_grad_op(direction, *ctx.call.arguments)
+
+
+class AdaptiveMaxPooling(torch.autograd.Function):
+    """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> tuple[Tensor, Tensor]:
+        values, positions = call.run(input)
+        ctx.call = call
+        ctx.save_for_backward(positions)
+        ctx.save_for_forward(positions)
+        ctx.mark_non_differentiable(positions)
+        ctx.set_materialize_grads(False)
+        return values, positions
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        request = *ctx.saved_tensors, call.sizes, True, call.channels_last
+        return scatter_positions_op(call.sharded(arriving), *request), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> tuple[Tensor, None]:
+        return gather_positions_op(direction, *ctx.saved_tensors, True), None
+
+
+adaptive_average_pooling_op = Operator(
+    "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
+    [operands.FLOAT_TYPES],
+    _output_sizes,
+    lambda backend: backend.adaptive_average_pooling,
+    function=AdaptiveAveragePooling,
+)
+
+
+adaptive_average_pooling_grad_op = Operator(
+    "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
+    [operands.FLOAT_TYPES],
+    _output_sizes,
+    lambda backend: backend.adaptive_average_pooling_grad,
+    function=AdaptiveAveragePoolingGrad,
+)
+
+
+adaptive_max_pooling_op = Operator(
+    "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
+    [operands.MAX_TYPES],
+    _output_sizes,
+    lambda backend: backend.adaptive_max_pooling,
+    function=AdaptiveMaxPooling,
+    dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
+)

@@ -1,0 +1,286 @@
+"""Average pooling: (0, +, ÷ counted taps), and its gradient, its exact adjoint (rule A6)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends import serving
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
+from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.masks import Sums, averages_under, with_checked_mask
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.window import (
+    Integers,
+    Window,
+)
+
+
+@operator
+def average_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    divisor_override: int | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of
+    ``…POOLING1``).
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
+            float64, complex64 or complex128.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
+        divisor_override: Divide every sum by this instead of the count; not 0.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
+
+    Returns:
+        ``(N, C, *output)`` of the input's data type, where
+        ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
+        ``extent = (window_size - 1) * dilations + 1``.
+        A window that counts no element gives 0. float16 and bfloat16 are summed in float32 and
+        rounded once.
+
+    It can be differentiated to any order, in reverse and forward mode. The gradient is
+    :func:`average_pooling_grad`.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> dmlpool.average_pooling(torch.tensor([[[1., 3., 5., 9.]]]), window_size=2)
+        tensor([[[2., 4., 7.]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
+    """
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = include_padding, divisor_override, *window
+    call = prepared(_prepared, input, *asked) if mask is None else None
+    if call is not None:
+        return call(input)
+    request = _counted_windows(input, *asked)
+    if mask is None and not input.is_complex():
+        return average_pooling_op(input, *request)
+    mask = operands.checked_mask(mask, input)
+    return by_parts(lambda each: averages(each, mask, *request), input)
+
+
+def _counted_windows(
+    input: Tensor, include_padding: bool, divisor_override: int | None, *window: Any
+) -> tuple[Window, bool, int | None]:
+    """The operator's arguments, checked."""
+    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    divisor_override = operands.checked_divisor(divisor_override)
+    return Window.directml(input.dim() - 2, *window), include_padding, divisor_override
+
+
+@operator
+def average_pooling_grad(
+    input_gradient: Tensor,
+    input_size: Sequence[int],
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Gradient of :func:`average_pooling` with respect to its input (``DML_AVERAGE_POOLING_GRAD``).
+
+    Args:
+        input_gradient: The gradient of the forward output, of the same sizes; float32, float16,
+            bfloat16, float64, complex64 or complex128.
+        input_size: Sizes of the forward input, all of them: ``(N, C, *spatial)``.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
+        divisor_override: The forward pass divided by this instead of the count; not 0.
+
+    Returns:
+        A tensor of ``input_size``: the exact adjoint of the average, whose own gradient is the
+        average. float16 and bfloat16 are added up in float32.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> dmlpool.average_pooling_grad(torch.tensor([[[2., 4., 8.]]]), (1, 1, 4), window_size=2)
+        tensor([[[1., 3., 6., 4.]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
+    """
+    operands.check_pooled("input_gradient", input_gradient, operands.AVERAGED_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    divisor_override = operands.checked_divisor(divisor_override)
+    numbers = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
+    window = Window.directml(input_gradient.dim() - 2, *numbers)
+    sizes = operands.checked_full_size("input_size", input_size, input_gradient)
+    operands.check_sizes(
+        "input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])]
+    )
+    request = sizes[2:], window, include_padding, divisor_override
+    return by_parts(lambda each: average_pooling_grad_op(each, *request), input_gradient)
+
+
+def _prepared(like: Tensor, device: str, *asked: Any) -> Call | None:
+    return prepared_average_pooling(like, device, *_counted_windows(like, *asked))
+
+
+def prepared_average_pooling(
+    like: Tensor, device: str, window: Window, include_padding: bool, divisor: int | None
+) -> Call | None:
+    """The call of averages for plain tensors that lie as ``like``."""
+    if like.dtype not in operands.FLOAT_TYPES:
+        return None
+    request, backend = (window, include_padding, divisor), serving(device)
+    window.output_sizes(like.shape[2:])  # rejected before any work
+    if backend.planned_averages is None:
+        plan: Any = Plan(backend.average_pooling, None, *request)
+    else:
+        plan = backend.planned_averages(like.shape, like.stride(), like.dtype, *request)
+    return Call(average_pooling_op.apply, plan, like, *request)
+
+
+def averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
+    """Averages of windows, under a mask if there is one."""
+    if mask is None:
+        return average_pooling_op(input, *request)
+    return masked_average_pooling_op(input, mask, *request)
+
+
+def _masked(input: Tensor, mask: Tensor, *request: Any) -> Tensor:
+    return averages_under(_SUMS, input, mask, *request)
+
+
+_SUMS = Sums(
+    lambda input, window, divisor: average_pooling_op(input, window, False, divisor),
+    lambda arriving, sizes, window: average_pooling_grad_op(arriving, sizes, window, False, 1),
+)
+
+
+class AveragePooling(torch.autograd.Function):
+    """Averages of windows. Their gradient is ``average_pooling_grad``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        if call.is_planned and is_unobserved(arriving):
+            return call.gradient(arriving), None
+        return average_pooling_grad_op(call.sharded(arriving), call.sizes, *call.arguments), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return average_pooling_op(direction, *ctx.call.arguments)
+
+
+class AveragePoolingGrad(torch.autograd.Function):
+    """The gradient of averages. It is linear: its own gradient is the average."""
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input_gradient)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        return average_pooling_op(ctx.call.sharded(arriving), *ctx.call.arguments[1:]), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return average_pooling_grad_op(direction, *ctx.call.arguments)
+
+
+def _output_sizes(
+    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
+) -> list[int]:
+    operands.checked_divisor(divisor_override)
+    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
+def _input_sizes(
+    gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None
+) -> list[int]:
+    operands.checked_divisor(divisor)
+    operands.check_sizes(
+        "input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)]
+    )
+    return [*gradient.shape[:2], *sizes]
+
+
+average_pooling_op: Operator = Operator(
+    "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> "
+    "Tensor",
+    [operands.FLOAT_TYPES],
+    _output_sizes,
+    lambda backend: backend.average_pooling,
+    function=AveragePooling,
+)
+
+
+average_pooling_grad_op: Operator = Operator(
+    "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool "
+    "include_padding, "
+    "SymInt? divisor_override) -> Tensor",
+    [operands.FLOAT_TYPES],
+    _input_sizes,
+    lambda backend: backend.average_pooling_grad,
+    function=AveragePoolingGrad,
+)
+
+
+masked_average_pooling_op = Operator(
+    "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
+    "SymInt? divisor_override) -> Tensor",
+    [operands.FLOAT_TYPES, (torch.bool,)],
+    lambda input, mask, window, include_padding, divisor: operands.checked_divisor(divisor),
+    complete=with_checked_mask,
+    compose=_masked,
+)

@@ -1,0 +1,173 @@
+"""Lp pooling: (0, + |x|^p, ^(1/p)), composed of sums, maxima and their derivatives."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import elements, operands
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
+from torch_dmlpool.operators.calls import is_plain, prepared
+from torch_dmlpool.operators.derivatives import (
+    records_gradient,
+)
+from torch_dmlpool.operators.masks import kept
+from torch_dmlpool.operators.max_pooling import max_pooling_op, prepared_max_pooling
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.window import (
+    Integers,
+    Window,
+)
+
+
+@operator
+def lp_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    p: float = 2,
+    *,
+    ceil_mode: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The p-norm of the elements in a sliding window (``DML_LP_POOLING``, with the dilations of
+    ``…POOLING1``).
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16 or
+            float64.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute
+            value.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
+
+    Returns:
+        ``(N, C, *output)`` of the input's data type: ``(Σ |x|^p) ^ (1/p)`` over the elements of
+        each window, as DirectML and ONNX define it; a window that reads no element gives 0. float16
+        and bfloat16 are powered and summed in float32 and rounded once. Powers are not scaled:
+        ``|x|^p`` beyond the type's range gives infinity.
+
+    It can be differentiated to any order. The gradient is ``sign(x) · (|x| / norm) ^ (p - 1)``, and
+    0 where the norm is 0.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> dmlpool.lp_pooling(torch.tensor([[[[3., -4.], [0., 0.]]]]), window_size=2, p=2)
+        tensor([[[[5.]]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
+    """
+    asked = p, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    call = prepared(_prepared, input, *asked) if mask is None else None
+    if call is not None:
+        return call(input)
+    request = _normed_windows(input, *asked)
+    return norms(input, operands.checked_mask(mask, input), *request)
+
+
+def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
+    """The operator's arguments, checked."""
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    made = Window.directml(input.dim() - 2, *window)
+    return made, float(operands.checked_norm("p", p))
+
+
+def _prepared(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Tensor] | None:
+    return prepared_lp_pooling(like, device, *_normed_windows(like, *asked))
+
+
+def prepared_lp_pooling(
+    like: Tensor, device: str, window: Window, p: float
+) -> Callable[[Tensor], Tensor] | None:
+    """The call of norms for plain tensors that lie as ``like``."""
+    if like.dtype not in operands.FLOAT_TYPES or not operands.is_dense(like):
+        return None
+    dtype = like.dtype if p == math.inf or like.dtype.itemsize > 2 else torch.float32
+    powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+    pool = (
+        prepared_max_pooling(powers, device, window)
+        if p == math.inf
+        else prepared_average_pooling(powers, device, window, False, 1)
+    )
+    if pool is None:
+        return None
+
+    def norms(input: Tensor) -> Tensor:
+        pooled = pool(_powers(input, p))
+        result: Tensor = operands.laid_out_like(_roots(input, pooled, p), input)
+        return result
+
+    return norms
+
+
+def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tensor:
+    """Norms of windows, under a mask if there is one: zeros add nothing to them."""
+    if mask is not None:
+        window.output_sizes(input.shape[2:])  # rejected before any work
+        input = kept(input, mask)
+    return lp_pooling_op(input, window, p)
+
+
+def _norms(input: Tensor, window: Window, p: float) -> Tensor:
+    window.output_sizes(input.shape[2:])  # rejected before any work
+    if p == math.inf:
+        pooled = max_pooling_op(_powers(input, p), window)
+    else:
+        pooled = average_pooling_op(_powers(input, p), window, False, 1)
+    return _roots(input, pooled, p)
+
+
+def _powers(input: Tensor, p: float) -> Tensor:
+    """What is pooled: ``|x|^p``, for infinity ``|x|``."""
+    if p == math.inf:
+        return input.abs()
+    # Half precision is powered, summed and rooted in float32, and rounded once.
+    wide = elements.widened(input)
+    return wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
+
+
+def _roots(input: Tensor, pooled: Tensor, p: float) -> Tensor:
+    """The norms, from the sums of powers or, for infinity, from maxima."""
+    if p == math.inf:
+        # An empty window's norm is 0, as for every other p.
+        return pooled.clamp(min=0)
+    # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and
+    # not 0 · ∞.
+    zero = pooled == 0 if p != 1 and (records_gradient(input) or not is_plain(input)) else None
+    sums = pooled if zero is None else torch.where(zero, 1, pooled)
+    roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
+    return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
+
+
+def _output_sizes(input: Tensor, window: Window, p: float) -> list[int]:
+    operands.checked_norm("p", p)
+    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
+lp_pooling_op = Operator(
+    "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
+    [operands.FLOAT_TYPES],
+    _output_sizes,
+    compose=_norms,
+)

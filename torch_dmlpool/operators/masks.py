@@ -1,0 +1,266 @@
+"""How a mask enters a pool: an element where it is False is not there (rules K1 to K6).
+
+Masked elements become 0 in sums, which are divided by pooled masks, and the lowest value in maxima.
+An element that has the lowest value itself, such as minus infinity, would tie with them: then the
+winner is the first element of the window that the mask keeps. A backend may read the mask itself.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import elements, operands
+from torch_dmlpool._private import applied_at_a_single_level
+from torch_dmlpool.backends import reference, serving
+from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends.reductions import is_unpadded
+from torch_dmlpool.operators.calls import is_unobserved
+from torch_dmlpool.operators.derivatives import (
+    may_be_differentiated,
+    records_gradient,
+    save,
+    saved,
+)
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.window import (
+    Window,
+    is_sure,
+)
+
+
+def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
+    """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
+    if not may_skip_dispatcher(input, mask):
+        return reference.masked(input, mask, fills_lowest)
+    fill = serving(input.device.type).masked
+    if not records_gradient(input):
+        return fill(input, mask, fills_lowest)
+    return _kept(input, mask, fill, fills_lowest)
+
+
+class Masked(torch.autograd.Function):
+    """The elements that a mask keeps, of plain tensors. Their gradient is what it keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, fill: Any, fills_lowest: bool) -> Tensor:
+        save(ctx, mask)
+        ctx.set_materialize_grads(False)
+        output: Tensor = fill(input, mask, fills_lowest)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        (mask,) = saved(ctx)
+        return None if arriving is None else kept(arriving, mask), None, None, None
+
+
+def over_planes(mask: Tensor, input: Tensor) -> Tensor:
+    """The mask with the input's spatial sizes, and samples and channels of its own."""
+    return mask.expand(*mask.shape[:2], *input.shape[2:])
+
+
+def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """1 for True and 0 for False. PyTorch converts bools faster by way of bytes."""
+    return mask.to(torch.uint8).to(dtype)
+
+
+def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -> Any:
+    """The function of the input's backend for plain tensors; None where it has none, or where
+    somebody has to see the operators that a pool under a mask is made of.
+    """
+    if not may_skip_dispatcher(input, mask):
+        return None
+    return computes(serving(input.device.type))
+
+
+class Sums(NamedTuple):
+    """What averages under a mask are made of, for windows or for bins."""
+
+    pool: Callable[[Tensor, Any, int], Tensor]
+    """Sums over a divisor, of a tensor and its windows; averages of bins."""
+    gradient: Callable[[Tensor, Sequence[int], Any], Tensor]
+    """Their gradient, of what arrives, the input's spatial sizes, and windows."""
+
+
+def averages_under(sums: Sums, input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Tensor:
+    """Averages of windows or bins, by ``sums`` of these. ``counted``: whether padding counts, and
+    the divisor or None.
+    """
+    if isinstance(windows, Window):
+        windows.output_sizes(input.shape[2:])  # rejected before any work
+    has_results = isinstance(windows, Window) or 0 not in windows
+    pool = (
+        kernel_of(lambda backend: backend.masked_average_pooling, input, mask)
+        if has_results
+        else None
+    )
+    if pool is None:
+        return _composed_averages(sums, input, mask, windows, *counted)
+    if records_gradient(input):
+        return _averages(input, mask, sums, windows, *counted)
+    return pool(input, mask, windows, *counted)
+
+
+class MaskedAveragePooling(torch.autograd.Function):
+    """Averages of plain tensors under a mask, by a backend that has them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, mask: Tensor, sums: Sums, windows: Any, *counted: Any
+    ) -> Tensor:
+        backend: Any = serving(input.device.type)
+        ctx.request = tuple(input.shape[2:]), windows, *counted
+        ctx.channels_last, ctx.backend, ctx.sums = operands.is_channels_last(input), backend, sums
+        save(ctx, mask)
+        ctx.set_materialize_grads(False)
+        output: Tensor = backend.masked_average_pooling(input, mask, windows, *counted)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+        (mask,), nothing = saved(ctx), (None,) * 5
+        if arriving is None:
+            return None, *nothing
+        if not is_unobserved(arriving, mask):
+            return _composed_shares(ctx.sums, arriving, mask, *ctx.request), *nothing
+        request = arriving, mask, *ctx.request, ctx.channels_last
+        return ctx.backend.masked_average_pooling_grad(*request), *nothing
+
+
+def _composed_averages(
+    sums: Sums,
+    input: Tensor,
+    mask: Tensor,
+    windows: Any,
+    include_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    if divisor is not None:
+        return sums.pool(kept(input, mask), windows, divisor)
+    summed = elements.widened(kept(input, mask))
+    counts = _counts(sums, mask, input.shape[2:], summed, windows, include_padding)
+    return (sums.pool(summed, windows, 1) / counts).to(input.dtype)
+
+
+def _composed_shares(
+    sums: Sums,
+    arriving: Tensor,
+    mask: Tensor,
+    sizes: Sequence[int],
+    windows: Any,
+    include_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    """The gradient of :func:`_composed_averages`, of an input of spatial ``sizes``."""
+    wide = elements.widened(arriving)
+    if divisor is None:
+        shares = (wide / _counts(sums, mask, sizes, wide, windows, include_padding)).to(wide.dtype)
+    else:
+        shares = wide / divisor
+    gradient = sums.gradient(shares, sizes, windows)
+    return kept(gradient.to(arriving.dtype), mask)
+
+
+def _counts(
+    sums: Sums,
+    mask: Tensor,
+    sizes: Sequence[int],
+    like: Tensor,
+    windows: Any,
+    include_padding: bool,
+) -> Tensor:
+    """What sums of spatial ``sizes``, with the data type of ``like``, are divided by under a mask:
+    counts of windows, and the share of each bin that is kept, as the size of the bin cancels in the
+    quotient.
+    """
+    taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
+    present = mask.expand(*mask.shape[:2], *sizes)
+    numbers = as_numbers(present, _count_dtype(taps, like))
+    counts = sums.pool(numbers, windows, 1)
+    if not isinstance(windows, Window):
+        return torch.where(counts == 0, 1, counts)
+    if include_padding and not all(map(is_unpadded, windows.axes)):
+        padding = reference.padding_counts(windows, sizes, numbers)
+        counts = counts + elements.beside(padding, like)
+    return counts.clamp(min=1)
+
+
+def _count_dtype(taps: int, sums: Tensor) -> torch.dtype:
+    """The data type that counts up to ``taps`` exactly (rule K3): that of ``sums``, or float64, as
+    float32 has no odd numbers above 2**24. Symbolic sizes of an exported program count as small.
+    """
+    is_exact = sums.device.type == "mps" or not is_sure(taps > 2**24)
+    return sums.dtype if is_exact else torch.float64
+
+
+class Winners(NamedTuple):
+    """The maxima that a mask leaves."""
+
+    values: Tensor
+    places: Tensor
+    """The winners' tap numbers or positions."""
+    are_there: Tensor
+    """Whether a window has an element; broadcasts to the values."""
+
+
+def winners_of(input: Tensor, mask: Tensor, pool: Any) -> Winners:
+    """The winners of the elements that the mask keeps. ``pool`` returns maxima and their tap
+    numbers or positions.
+    """
+    # The input is detached only where the values are gathered again: a traced graph may be
+    # differentiated later even if nobody asks for derivatives now.
+    again = is_gathered_again(input)
+    values, places = pool(kept(input.detach() if again else input, mask, True))
+    any_there, first_there = pool(as_pooled(over_planes(mask, input)))
+    places = torch.where(elements.is_lowest(values), first_there, places)
+    return Winners(values, places, as_bools(any_there))
+
+
+def is_gathered_again(input: Tensor) -> bool:
+    """Whether values must be gathered again from ``input``, because a derivative may be wanted."""
+    return input.is_floating_point() and may_be_differentiated(input)
+
+
+def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
+    """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
+    if not is_gathered_again(input):
+        return winners.values
+    return elements.where(
+        winners.are_there, gather(input, winners.places), elements.lowest(input.dtype)
+    )
+
+
+def may_equal_fill(input: Tensor, values: Tensor) -> bool:
+    """Whether a winner may equal the lowest value, which fills the masked elements: it does where
+    both ``input`` and ``values`` hold that value.
+
+    On other devices than the CPU it is True, as reading values would synchronize.
+    """
+    lowest = elements.lowest(input.dtype)
+    return not values.is_cpu or not (
+        values.numel() == 0 or any(each.amin().item() > lowest for each in (values, input))
+    )
+
+
+def with_checked_mask(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
+    return input, operands.checked_mask(mask, input), *request
+
+
+_kept = applied_at_a_single_level(Masked)
+_averages = applied_at_a_single_level(MaskedAveragePooling)
+
+
+def as_pooled(bools: Tensor) -> Tensor:
+    """``bools`` as maxima take them: as they are where the kernels read bools, else as uint8. A
+    view would not do, as a True may have any byte but 0.
+    """
+    are_taken = may_skip_dispatcher(bools) and serving(bools.device.type).takes_bools
+    return bools if are_taken else bools.to(torch.uint8)
+
+
+def as_bools(values: Tensor) -> Tensor:
+    """The inverse of :func:`as_pooled`."""
+    return values.view(torch.bool) if may_skip_dispatcher(values) else values.to(torch.bool)

@@ -1,0 +1,450 @@
+"""Max pooling: (lowest value, maximum, identity), under a mask and of bools too, and its gradient.
+
+Training saves the number of each window's winning tap (rule M6).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool._private import applied_at_a_single_level
+from torch_dmlpool.backends import serving
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
+from torch_dmlpool.operators.derivatives import (
+    may_be_differentiated,
+    records_gradient,
+    save,
+    saved,
+)
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.masks import (
+    as_bools,
+    as_pooled,
+    gathered,
+    is_gathered_again,
+    kept,
+    kernel_of,
+    may_equal_fill,
+    over_planes,
+    winners_of,
+    with_checked_mask,
+)
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.winners import (
+    max_pooling_gather_op,
+    max_pooling_grad_from_taps_op,
+    max_pooling_indices_op,
+    numbered_over_batches,
+)
+from torch_dmlpool.window import (
+    Integers,
+    Window,
+)
+
+Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
+
+
+@overloads.pooling
+def max_pooling(
+    input: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    *,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    index_dtype: torch.dtype = torch.int64,
+    mask: Tensor | None = None,
+) -> Pooled:
+    """Maximum of the elements in a sliding window, and its index if ``return_indices`` is True
+    (``DML_MAX_POOLING2``).
+
+    The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; float32, float16, bfloat16,
+            float64, bool, or any signed or unsigned integer type of 8 to 64 bits. The maximum of
+            bools is whether any is True.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
+        return_indices: Whether to return the indices of the maxima too.
+        index_dtype: int32, int64, uint32 or uint64.
+        mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial
+            ones alone. An element where it is False is left out, NaN too: it never wins, adds
+            nothing, is not counted and has no gradient.
+
+    Returns:
+        ``(N, C, *output)`` of the input's data type, where
+        ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
+        ``extent = (window_size - 1) * dilations + 1``;
+        with ``return_indices`` the pair of it and its indices, which count from 0 over the whole
+        input read as a contiguous ``N, C, D, H, W`` array. Among equal maxima the one with the
+        lowest index wins (−0.0 equals 0.0), the first NaN wins over everything. Padding never wins:
+        a window that reads no element gives −inf, False or the type's lowest value, and index −1
+        (all ones if unsigned).
+
+    It can be differentiated to any order, except for integers and bools. The gradient goes to the
+    winning elements (:func:`max_pooling_grad`).
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[1., 4., 2., 3.]]])
+        >>> dmlpool.max_pooling(row, window_size=2, return_indices=True)
+        (tensor([[[4., 4., 3.]]]), tensor([[[1, 1, 3]]]))
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
+    """
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = return_indices, *window
+    call = prepared(_prepared, input, *asked, dtypes=(index_dtype,)) if mask is None else None
+    if call is not None:
+        return call(input)
+    request = numbered_windows(input, *asked, index_dtype)
+    mask = operands.checked_mask(mask, input)
+    return of_bools(lambda each: maxima_of(each, mask, *request), input)
+
+
+def numbered_windows(input: Tensor, return_indices: bool, *asked: Any) -> tuple[Any, ...]:
+    """The window and, with ``return_indices``, the index type and that indices count in the whole
+    tensor, checked.
+    """
+    *window, index_dtype = asked
+    operands.check_pooled("input", input, operands.ORDERED_TYPES)
+    operands.check_flag("return_indices", return_indices)
+    made = Window.directml(input.dim() - 2, *window)
+    operands.check_index_type(index_dtype, input.shape)
+    if not return_indices:
+        return (made,)
+    operands.check_taps(made.taps)
+    return made, index_dtype, False
+
+
+@operator
+def max_pooling_grad(
+    input: Tensor,
+    input_gradient: Tensor,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    *,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Gradient of :func:`max_pooling` with respect to its input (``DML_MAX_POOLING_GRAD``); needs
+    no indices.
+
+    Args:
+        input: The forward input, ``(N, C, *spatial)``; float32, float16, bfloat16 or float64.
+        input_gradient: The gradient of the forward output, of its sizes; the input's data type and
+            device.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
+
+    Returns:
+        A tensor of the input's sizes: each window's gradient at its winning element, added up where
+        windows share one (in float32 for float16 and bfloat16), 0 elsewhere. It is constant in
+        ``input``.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> row = torch.tensor([[[1., 4., 2., 3.]]])
+        >>> dmlpool.max_pooling_grad(row, torch.tensor([[[1., 2., 5.]]]), window_size=2)
+        tensor([[[0., 3., 0., 5.]]])
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
+    """
+    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
+    window = Window.directml(
+        input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
+    max_pooling_grad_op.output_sizes(input, input_gradient, window)
+    return max_pooling_grad_op(input, input_gradient, window)
+
+
+def _prepared(like: Tensor, device: str, *asked: Any) -> Call | None:
+    return prepared_max_pooling(like, device, *numbered_windows(like, *asked))
+
+
+def prepared_max_pooling(like: Tensor, device: str, window: Window, *numbering: Any) -> Call | None:
+    """The call of maxima for plain tensors that lie as ``like``. With ``numbering``, an index type
+    and whether indices count in each plane, indices are returned too.
+    """
+    backend = serving(device)
+    if like.dtype is torch.bool and not backend.takes_bools:
+        return None
+    window.output_sizes(like.shape[2:])  # rejected before any work
+    if backend.planned_maxima is not None:
+        plan = backend.planned_maxima(like.shape, like.stride(), like.dtype, window, *numbering)
+    elif numbering:
+        return None
+    else:
+        plan = Plan(backend.max_pooling, backend.max_pooling_with_taps, window)
+    return Call(max_pooling_op.apply, plan, like, window)
+
+
+def maxima_of(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Any:
+    """Maxima, under a mask if there is one. With ``numbering``, an index type and whether indices
+    count in each plane, their indices are returned too.
+    """
+    if mask is None:
+        pool = max_pooling_with_indices_op if numbering else max_pooling_op
+        return pool(input, window, *numbering)
+    operator = masked_max_pooling_with_indices_op if numbering else masked_max_pooling_op
+    return operator(input, mask, window, *numbering)
+
+
+def of_bools(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
+    """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
+    if input.dtype is not torch.bool:
+        return pool(input)
+    return operands.laid_out_like(with_values(as_bools, pool(as_pooled(input))), input)
+
+
+def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
+    """The results of a pool, values alone or with indices, with ``change`` applied to the
+    values.
+    """
+    if isinstance(results, Tensor):
+        return change(results)
+    values, indices = results
+    return change(values), indices
+
+
+class MaxPooling(torch.autograd.Function):
+    """Maxima of windows. Their gradient is ``max_pooling_grad_from_taps``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+        *results, taps = call.record(input)  # with indices if these are wanted
+        if call.returns_winners:
+            results.append(taps)
+        ctx.call, ctx.further = call, len(results) - 1
+        ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
+        ctx.set_materialize_grads(False)
+        if not ctx.further:
+            return results[0]
+        ctx.mark_non_differentiable(*results[1:])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        (taps,), call = ctx.saved_tensors, ctx.call
+        if call.is_planned and is_unobserved(arriving, taps):
+            return call.gradient(arriving, taps), None
+        request = call.sizes, call.arguments[0], call.channels_last
+        return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
+        tangent = max_pooling_gather_op(direction, *ctx.saved_tensors, ctx.call.arguments[0])
+        return (tangent, *[None] * ctx.further) if ctx.further else tangent
+
+
+def _output_sizes(input: Tensor, window: Window) -> list[int]:
+    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
+def _check_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> list[int]:
+    operands.check_index_type(index_dtype, input.shape, per_plane)
+    operands.check_taps(window.taps)
+    return _output_sizes(input, window)
+
+
+def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
+    operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
+    operands.check_sizes("input_gradient", input_gradient, _output_sizes(input, window), input)
+    operands.check_taps(window.taps)
+    return input.shape
+
+
+def _composed_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
+    values, taps = max_pooling_with_taps_op(input, window)
+    return values, max_pooling_indices_op(taps, input.shape[2:], window, *numbering)
+
+
+def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    """Linear in the gradient, constant in the input."""
+    _, taps = max_pooling_with_taps_op(input.detach(), window)
+    return max_pooling_grad_from_taps_op(
+        input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input)
+    )
+
+
+max_pooling_with_taps_op = Operator(
+    "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
+    [operands.MAX_TYPES],
+    _output_sizes,
+    lambda backend: backend.max_pooling_with_taps,
+    function=MaxPooling,
+    dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
+)
+
+
+max_pooling_op = Operator(
+    "max_pooling(Tensor input, WINDOW) -> Tensor",
+    [operands.MAX_TYPES],
+    _output_sizes,
+    lambda backend: backend.max_pooling,
+    function=MaxPooling,
+    recorded=max_pooling_with_taps_op,
+)
+
+
+max_pooling_with_indices_op: Operator = Operator(
+    "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
+    "(Tensor, Tensor)",
+    [operands.MAX_TYPES],
+    _check_with_indices,
+    lambda backend: backend.max_pooling_with_indices,
+    compose=_composed_with_indices,
+    dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
+    vmap=lambda *arguments: numbered_over_batches(max_pooling_with_indices_op, *arguments),
+)
+
+
+max_pooling_grad_op = Operator(
+    "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
+    [operands.FLOAT_TYPES, operands.FLOAT_TYPES],
+    _check_grad,
+    lambda backend: backend.max_pooling_grad,
+    compose=_composed_grad,
+)
+
+
+class MaskedMaxPooling(torch.autograd.Function):
+    """Maxima of plain tensors under a mask, and the taps of their winners. The winner of a window
+    without an element is masked, and so the mask removes its gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        pool = (
+            kernel_of(lambda backend: backend.masked_max_pooling_with_taps, input, mask)
+            or _maxima_with_taps
+        )
+        values, taps = pool(input, mask, window)
+        ctx.request = input.shape[2:], window, operands.is_channels_last(input)
+        save(ctx, taps, mask)
+        ctx.mark_non_differentiable(taps)
+        ctx.set_materialize_grads(False)
+        return values, taps
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+        taps, mask = saved(ctx)
+        if arriving is None:
+            return None, None, None
+        spread = kernel_of(
+            lambda backend: backend.masked_max_pooling_grad_from_taps, arriving, mask
+        )
+        if spread is not None and is_unobserved(arriving, taps):
+            return spread(arriving, taps, mask, *ctx.request), None, None
+        gradient = max_pooling_grad_from_taps_op(arriving, taps, *ctx.request)
+        return kept(gradient, mask), None, None
+
+
+def _maxima_with_taps(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    pool = max_pooling_with_taps_op
+    values, taps = pool(kept(input, mask, True), window)
+    if may_equal_fill(input, values):
+        _, first_there = pool(as_pooled(over_planes(mask, input)), window)
+        taps = torch.where(elements.is_lowest(values), first_there, taps)
+    return values, taps
+
+
+def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
+    window.output_sizes(input.shape[2:])  # rejected before any work
+    if not may_be_differentiated(input):
+        pool = kernel_of(lambda backend: backend.masked_max_pooling, input, mask)
+        if pool is not None:
+            return pool(input, mask, window)
+        return max_pooling_op(kept(input, mask, True), window)
+    return _window_maxima(input, mask, window)[0]
+
+
+def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor, Any]:
+    """Maxima, the taps of their winners, and a function. It returns a mask of windows, which is
+    True for windows that have an element.
+    """
+    if may_skip_dispatcher(input, mask) and records_gradient(input):
+        there = as_pooled(over_planes(mask, input))
+        values, taps = _maxima_under(input, mask, window)
+        return values, taps, lambda: max_pooling_op(there, window) != 0
+    winners = winners_of(input, mask, lambda each: max_pooling_with_taps_op(each, window))
+    values = gathered(input, winners, lambda each, taps: max_pooling_gather_op(each, taps, window))
+    return values, winners.places, lambda: winners.are_there
+
+
+def _maxima_with_indices(
+    input: Tensor, mask: Tensor, window: Window, *numbering: Any
+) -> tuple[Tensor, Tensor]:
+    window.output_sizes(input.shape[2:])  # rejected before any work
+    if is_gathered_again(input):
+        values, taps, are_there = _window_maxima(input, mask, window)
+        indices = max_pooling_indices_op(taps, input.shape[2:], window, *numbering)
+        return values, elements.where(are_there(), indices, -1)
+    pool = kernel_of(lambda backend: backend.masked_max_pooling_with_indices, input, mask)
+    if pool is not None:
+        return pool(input, mask, window, *numbering)
+    # Positions can be exported where numbers of taps cannot.
+    with_positions = max_pooling_with_indices_op
+    winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))
+    positions = torch.where(winners.are_there, winners.places, -1)
+    return winners.values, elements.numbered(positions, input.shape, *numbering)
+
+
+_maxima_under = applied_at_a_single_level(MaskedMaxPooling)
+
+
+masked_max_pooling_op = Operator(
+    "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
+    [operands.MAX_TYPES, (torch.bool,)],
+    lambda *_: None,
+    complete=with_checked_mask,
+    compose=_maxima,
+)
+
+
+masked_max_pooling_with_indices_op = Operator(
+    "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
+    "bool per_plane) -> (Tensor, Tensor)",
+    [operands.MAX_TYPES, (torch.bool,)],
+    lambda input, mask, window, dtype, per_plane: operands.check_index_type(
+        dtype, input.shape, per_plane
+    ),
+    complete=with_checked_mask,
+    compose=_maxima_with_indices,
+)

@@ -1,0 +1,362 @@
+"""Average pooling of quantized integers: their differences from the zero point are added up, and
+each sum is rescaled and rounded once.
+"""
+
+import ctypes
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.backends import serving
+from torch_dmlpool.keywords import operator
+from torch_dmlpool.operators.calls import is_plain, prepared
+from torch_dmlpool.operators.derivatives import (
+    carries_derivative,
+)
+from torch_dmlpool.operators.dispatching import is_readable
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.window import (
+    ArgumentError,
+    Integers,
+    Window,
+    integer,
+    is_sure,
+    shown,
+    wrong_type,
+)
+
+
+@operator
+def quantized_linear_average_pooling(
+    input: Tensor,
+    input_scale: float | Tensor,
+    input_zero_point: int | Tensor | None,
+    output_scale: float | Tensor,
+    output_zero_point: int | Tensor | None,
+    window_size: Integers,
+    strides: Integers = 1,
+    start_padding: Integers = 0,
+    end_padding: Integers = 0,
+    dilations: Integers = 1,
+    include_padding: bool = False,
+    *,
+    ceil_mode: bool = False,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Average of quantized integers, which represent ``scale * (integer - zero_point)``
+    (``DML_QUANTIZED_LINEAR_AVERAGE_POOLING``).
+
+    A scale or a zero point is one for all channels (a number, or a tensor of one element) or one
+    for each (a tensor of shape ``(C,)``, ``(1, C, 1, 1)`` or ``(1, C, 1, 1, 1)``). Scales in
+    tensors are checked on a CPU in eager mode.
+
+    Args:
+        input: ``(N, C, *spatial)`` with 1 to 3 spatial dimensions; int8 or uint8.
+        input_scale: Real numbers per step of the input, finite and above 0, rounded to float32.
+        input_zero_point: The integer that stands for 0, of the input's data type if a tensor; None
+            for 0.
+        output_scale: Real numbers per step of the output, as above.
+        output_zero_point: The output's integer for 0, likewise of the output's data type.
+        window_size: Size of the window, at least 1. This and the next four arguments are one int
+            for all spatial dimensions or one each, in ``D, H, W`` order.
+        strides: Step from one window to the next, at least 1.
+        start_padding: Padding before the first element, at least 0. Any amount is allowed.
+        end_padding: Padding after the last element.
+        dilations: Step from one element of a window to the next, at least 1.
+        include_padding: Whether padding counts in the divisor. It never adds to the sum.
+        ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
+            input or the padding before it. What lies there never counts.
+        output_dtype: int8 or uint8; that of ``output_zero_point`` if it is a tensor, else the
+            input's, unless given.
+
+    Returns:
+        ``(N, C, *output)`` of ``output_dtype``, where
+        ``output = (size + start_padding + end_padding - extent) // strides + 1`` and
+        ``extent = (window_size - 1) * dilations + 1``:
+        ``round(average / output_scale) + output_zero_point``, saturated to the type's limits, as
+        in exact arithmetic. Ties are rounded to even before the zero point is added. Padding is
+        the real number 0.
+
+    It has no gradient: a scale that requires one raises RuntimeError.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a data type that is not supported.
+        ValueError: A wrong number, size or device, or no window fits. It is a RuntimeError too.
+
+    Example:
+        >>> import torch, torch_dmlpool as dmlpool
+        >>> # 0, 1, 2 and 4 in steps of 0.5 from 10; 1.75 / 0.25 + 3
+        >>> image = torch.tensor([[[[10, 12], [14, 18]]]], dtype=torch.uint8)
+        >>> dmlpool.quantized_linear_average_pooling(image, 0.5, 10, 0.25, 3, window_size=2)
+        tensor([[[[10]]]], dtype=torch.uint8)
+
+    Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_quantized_linear_average_pooling_operator_desc
+    """
+    parameters = input_scale, input_zero_point, output_scale, output_zero_point
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    asked = parameters, include_padding, *window
+    call = prepared(_prepared, input, *asked, dtypes=(output_dtype,))
+    if call is not None:
+        return call(input)
+    return pooled_integers(input, *_quantized_windows(input, *asked, output_dtype))
+
+
+def _quantized_windows(
+    input: Tensor, parameters: tuple[Any, ...], include_padding: bool, *asked: Any
+) -> tuple[Any, ...]:
+    """The operator's arguments, checked."""
+    *window, output_dtype = asked
+    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
+    operands.check_flag("include_padding", include_padding)
+    made = Window.directml(input.dim() - 2, *window)
+    parameters, dtype = checked_quantization(input, parameters, output_dtype)
+    return parameters, made, include_padding, dtype
+
+
+def _prepared(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Tensor]:
+    return prepared_quantized(device, *_quantized_windows(like, *asked))
+
+
+def pooled_integers(
+    input: Tensor,
+    parameters: Sequence[Any],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """The average of every window of ``input``, requantized; operands are checked already but for
+    tensors' values.
+    """
+    check_counted(window, include_padding)
+    tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
+    if not is_plain(input, *tensors):
+        numbers = tuple(
+            parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
+        )
+        if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
+            request = *window.arguments, include_padding, output_dtype
+            return quantized_linear_average_pooling_of_numbers_op.dispatch(
+                input, *numbers, *request
+            )
+        # The operator of tensors takes no numbers, so tensors are filled on the device, which does
+        # not wait for it.
+        vectors = list(parameters)
+        for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
+            if vectors[at] is not None and not isinstance(vectors[at], Tensor):
+                vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
+        return quantized_linear_average_pooling_op.dispatch(
+            input, *vectors, *window.arguments, include_padding, output_dtype
+        )
+    if tensors:
+        _check_tensors(parameters)
+    pool = quantized_linear_average_pooling_op.backend_function(input)
+    return pool(input, *parameters, window, include_padding, output_dtype)
+
+
+def prepared_quantized(device: str, *request: Any) -> Callable[[Tensor], Tensor]:
+    """The call for plain tensors, whose scales and zero points are numbers."""
+    parameters, window, include_padding, output_dtype = request
+    check_counted(window, include_padding)
+    pool = serving(device).quantized_linear_average_pooling
+    return lambda input: pool(input, *parameters, window, include_padding, output_dtype)
+
+
+def _output_sizes(input: Tensor, *arguments: Any) -> list[int]:
+    *_, window, include_padding, _ = arguments
+    check_counted(window, include_padding)
+    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+
+
+def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
+    """Reject scales and zero points that are differentiated, and bad scale values on the CPU.
+
+    ``gradients`` and ``values`` turn the first and the second check on.
+    """
+    for name, parameter in zip(PARAMETERS, parameters, strict=True):
+        if not isinstance(parameter, Tensor):
+            continue
+        if gradients and carries_derivative(parameter):
+            raise RuntimeError(
+                f"quantized_linear_average_pooling has no gradient, but {name} requires one: "
+                "detach it"
+            )
+        # On other devices than the CPU the check would wait for the device.
+        if values and parameter.is_floating_point() and parameter.is_cpu:
+            check_scale_values(name, parameter)
+
+
+def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    """Scales and zero points as vectors, or as numbers that rules Q3 and Q4 allow."""
+    parameters, _ = checked_quantization(input, arguments[:4], arguments[-1])
+    if is_readable(input):
+        _check_tensors(parameters, gradients=False)
+    return input, *parameters, *arguments[4:]
+
+
+def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+    # The dimension that vmap maps over becomes more channels, which have parameters of their own.
+    batch = info.batch_size
+    batched = (
+        input.expand(batch, *input.shape)
+        if dimensions[0] is None
+        else input.movedim(dimensions[0], 0)
+    )
+    batched, channels = batched.movedim(0, 1), batched.shape[2]
+    vectors = []
+    for parameter, dimension in zip(arguments[:4], dimensions[1:5], strict=True):
+        if parameter is not None:
+            own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
+            parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
+        vectors.append(parameter)
+    pooled = quantized_linear_average_pooling_op.dispatch(
+        batched.flatten(1, 2), *vectors, *arguments[4:]
+    )
+    return pooled.unflatten(1, (batch, channels)), 1
+
+
+quantized_linear_average_pooling_op = Operator(
+    "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
+    "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
+    "output_dtype) -> Tensor",
+    [operands.QUANTIZED_TYPES],
+    _output_sizes,
+    lambda backend: backend.quantized_linear_average_pooling,
+    complete=_complete,
+    dtypes=lambda input, *arguments: (arguments[-1],),
+    vmap=_vmap,
+    reject=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
+)
+
+
+quantized_linear_average_pooling_of_numbers_op = Operator(
+    "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
+    "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
+    "bool include_padding, ScalarType output_dtype) -> Tensor",
+    [operands.QUANTIZED_TYPES],
+    _output_sizes,
+    lambda backend: backend.quantized_linear_average_pooling,
+    complete=_complete,
+    dtypes=lambda input, *arguments: (arguments[-1],),
+)
+
+
+PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+
+
+_NUMBERS = {int, float, type(None)}  # types of scales and zero points that are no tensors
+
+
+def check_counted(window: Window, include_padding: bool) -> None:
+    """Reject quantized averages that count padding and have 2^63 taps or more."""
+    if include_padding and is_sure(window.taps >= 2**63):
+        raise ArgumentError(
+            f"window_size must be less than {2**63} taps in all where quantized averages count "
+            f"padding, got {window.taps}"
+        )
+
+
+def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any) -> Any:
+    """A checked scale (``dtype`` float32) or zero point (integer ``dtype``) (rules Q3 and Q4).
+
+    The result is a number, or a tensor of one entry for all channels of ``input`` or one each. A
+    zero point of 0 is returned as None.
+    """
+    is_scale = dtype is torch.float32
+    if isinstance(parameter, Tensor):
+        if not is_scale and parameter.dtype in operands.QUANTIZED_TYPES:
+            operands.check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
+        operands.check_dense(
+            name,
+            parameter,
+            operands.FLOAT_TYPES if is_scale else (dtype,),
+            "a number or a dense tensor",
+        )
+        operands.check_device(name, parameter, input)
+        channels, shape = input.shape[1], tuple(parameter.shape)
+        spread = (1, channels, *(1 for _ in input.shape[2:]))
+        if parameter.numel() != 1 and shape not in ((channels,), spread):
+            raise ArgumentError(
+                f"{name} must have one element or shape ({channels},) or {spread}, got shape "
+                f"{shape}"
+            )
+        return parameter.reshape(-1).to(torch.float32) if is_scale else parameter.reshape(-1)
+    if not is_scale:
+        number = 0 if parameter is None else integer(name, parameter, parameter)
+        if type(number) is not int:
+            return number
+        check_range(name, number, dtype)
+        return number or None
+    if isinstance(parameter, (torch.SymFloat, torch.SymInt)):
+        return parameter
+    if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
+        raise wrong_type(name, "a number or a tensor", parameter)
+    scale = operands.as_float(parameter)
+    # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
+    # infinity.
+    if not 2.0**-150 < scale < (2 - 2.0**-24) * 2.0**127:
+        raise ArgumentError(f"{name} must be finite and above 0 in float32, got {shown(parameter)}")
+    # Dynamo's trace knows no ctypes. The operator that it records rounds the scale.
+    return scale if torch.compiler.is_dynamo_compiling() else ctypes.c_float(scale).value
+
+
+def check_range(name: str, number: int, dtype: torch.dtype) -> None:
+    """Reject a zero point that its type cannot hold (rule Q4)."""
+    bounds = torch.iinfo(dtype)
+    if not bounds.min <= number <= bounds.max:
+        raise ArgumentError(
+            f"{name} must be {bounds.min} to {bounds.max}, the range of "
+            f"{operands.name_of(dtype)}, got "
+            f"{shown(number)}"
+        )
+
+
+def check_output_type(
+    output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = operands.QUANTIZED_TYPES
+) -> None:
+    """Reject a data type that a quantized average cannot have (rule Q3)."""
+    if output_dtype is not None and not operands.is_one_of(output_dtype, types):
+        raise TypeError(
+            f"output_dtype must be one of {operands.names_of(types)}, got "
+            f"{operands.name_of(output_dtype)}"
+        )
+
+
+def checked_quantization(
+    input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
+) -> tuple[tuple[Any, ...], torch.dtype]:
+    """Scale and zero point of ``input`` and of the output, and the output's data type, checked
+    (rules Q3 and Q4). Without ``output_dtype`` the type is that of a tensor
+    ``output_zero_point`` of int8 or uint8, else the input's.
+    """
+    check_output_type(output_dtype)
+    if output_dtype is None:
+        output_dtype = getattr(parameters[3], "dtype", None)
+        output_dtype = output_dtype if output_dtype in operands.QUANTIZED_TYPES else input.dtype
+    dtypes = torch.float32, input.dtype, torch.float32, output_dtype
+    return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
+
+
+def are_numbers(parameters: Sequence[Any]) -> bool:
+    """Whether all scales and zero points are plain numbers or None."""
+    # This takes a third of the time of a search for tensors.
+    return _NUMBERS.issuperset(map(type, parameters))
+
+
+def check_scale_values(name: str, scales: Tensor) -> None:
+    """Reject a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
+    if scales.numel() == 0:
+        return
+    least, most = scales.aminmax()
+    # If any scale is NaN both of these are NaN, and a comparison with NaN is False.
+    if least.item() > 0 and most.item() < math.inf:
+        return
+    channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
+    where = f" in channel {channel}" if scales.numel() > 1 else ""
+    raise ArgumentError(
+        f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}"
+    )

@@ -1,0 +1,150 @@
+"""The winners of max pooling, by the numbers of their taps (rule M6): their indices, the gradient
+that flows to them, and the elements there.
+
+Two operators are linear given the taps and each other's adjoint: the gradient from taps (spread to
+the winners) and the gather at taps (collect from the winners).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_dmlpool import operands
+from torch_dmlpool.elements import numbered
+from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.window import (
+    Window,
+)
+
+
+class MaxPoolingGradFromTaps(torch.autograd.Function):
+    """What arrives at each window, at its winner. It is linear, and its gradient is
+    ``max_pooling_gather``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input_gradient, taps)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        _, window, _ = ctx.call.arguments
+        arriving = ctx.call.sharded(arriving)
+        return max_pooling_gather_op(arriving, *ctx.saved_tensors, window), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
+        return max_pooling_grad_from_taps_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+
+
+class MaxPoolingGather(torch.autograd.Function):
+    """The element at each window's winner. It is linear, and its gradient is
+    ``max_pooling_grad_from_taps``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(taps)
+        ctx.save_for_forward(taps)
+        ctx.set_materialize_grads(False)
+        output: Tensor = call.run(input, taps)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call = ctx.call
+        request = *ctx.saved_tensors, call.sizes, *call.arguments, call.channels_last
+        return max_pooling_grad_from_taps_op(call.sharded(arriving), *request), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
+        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+
+
+def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
+    """Reject taps that do not fit the window; return the sizes of the input that they number."""
+    operands.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
+    operands.check_type("taps", taps, operands.tap_dtype(window.taps), "window's")
+    return [*taps.shape[:2], *spatial_sizes]
+
+
+def _check_indices(
+    taps: Tensor, sizes: Sequence[int], window: Window, dtype: torch.dtype, per_plane: bool
+) -> Any:
+    operands.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
+    return taps.shape
+
+
+def _check_grad_from_taps(
+    input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
+) -> list[int]:
+    operands.check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
+    return _check_taps(taps, sizes, window)
+
+
+def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
+    _check_taps(taps, input.shape[2:], window)
+    operands.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]], input)
+    return taps.shape
+
+
+def numbered_over_batches(
+    operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any
+) -> Any:
+    """The vmap rule of an operator that returns indices, with or without values.
+
+    It computes positions in planes over the merged batch, then converts them to indices in each
+    example. Operators that return indices alone take the spatial sizes as an argument.
+    """
+    *request, index_dtype, per_plane = arguments
+    results, mapped = operator.over_batches(info, dimensions, tensor, *request, torch.int64, True)
+    if isinstance(results, Tensor):
+        return numbered(results, [*results.shape[1:3], *request[0]], index_dtype, per_plane), mapped
+    values, positions = results
+    sizes = [*values.shape[1:3], *tensor.movedim(dimensions[0], 0).shape[3:]]
+    return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped
+
+
+max_pooling_indices_op: Operator = Operator(
+    "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
+    "bool per_plane) "
+    "-> Tensor",
+    [operands.INTEGER_TYPES],
+    _check_indices,
+    lambda backend: backend.max_pooling_indices,
+    dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
+    vmap=lambda *arguments: numbered_over_batches(max_pooling_indices_op, *arguments),
+)
+
+
+max_pooling_grad_from_taps_op = Operator(
+    "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
+    "WINDOW, "
+    "bool channels_last) -> Tensor",
+    [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
+    _check_grad_from_taps,
+    lambda backend: backend.max_pooling_grad_from_taps,
+    function=MaxPoolingGradFromTaps,
+)
+
+
+max_pooling_gather_op = Operator(
+    "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
+    [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
+    _check_gather,
+    lambda backend: backend.max_pooling_gather,
+    function=MaxPoolingGather,
+    layout_of=1,
+)
