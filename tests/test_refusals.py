@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import nn
+from torch_dmlpool import keywords, nn
 from torch_dmlpool.backends import cpu
 
 REQUESTS = refusals.requests()
@@ -66,6 +66,11 @@ def test_names_of_the_others_are_answered_by_ones_own() -> None:
     [
         (lambda: nn.LPPool1d(), r"LPPool1d.__init__\(\) missing"),
         (lambda: nn.AvgPool3d(2, window=3), "unexpected keyword argument 'window'"),
+        (
+            lambda: nn.MaxPool2d(kernel=2),
+            "MaxPool2d has no argument kernel: did you mean kernel_size",
+        ),
+        (lambda: dmlpool.max_pooling(None, size=2), "argument size: did you mean window_size"),
         (lambda: nn.AvgPool2d(2, mask=True), r"called: layer\(input, mask=mask\)$"),
         (
             lambda: nn.MaxPool2d(torch.tensor(2.5), 2),
@@ -94,6 +99,9 @@ def test_a_mistake_is_told_what_was_meant(call: Any, told: str) -> None:
         (dmlpool, "avg_pooling", "average_pooling"),
         (dmlpool, "maxpooling", "max_pooling"),
         (nn, "max_pooling", "max_pooling"),
+        (nn, "GlobalAvgPool2d", "nn.AdaptiveAvgPool2d(1)"),
+        (nn, "GlobalMaxPool3d", "nn.AdaptiveMaxPool3d(1)"),
+        (nn, "MinPool", "nn.MinPool1d, torch_dmlpool.nn.MinPool2d, torch_dmlpool.nn.MinPool3d"),
     ],
 )
 def test_a_name_that_is_elsewhere_is_said_to_be_there(module: Any, name: str, meant: str) -> None:
@@ -101,6 +109,44 @@ def test_a_name_that_is_elsewhere_is_said_to_be_there(module: Any, name: str, me
     message = f"{missing}: did you mean torch_dmlpool.{meant}?"
     refused(AttributeError, message, lambda: getattr(module, name))
     assert not hasattr(module, "something_else")
+
+
+def test_a_module_that_must_be_imported_says_so(python: Callable[..., Any]) -> None:
+    """Unless somebody has imported it."""
+    for name in keywords.MODULES:
+        found = python(
+            "-c",
+            f"import torch_dmlpool\ntry: torch_dmlpool.{name}\n"
+            "except AttributeError as error: print(error)",
+        )
+        assert found.stdout in (
+            "",
+            f"module 'torch_dmlpool' has no attribute {name!r}: write "
+            f"import torch_dmlpool.{name}\n",
+        )
+        python("-c", f"import torch_dmlpool.{name}")
+
+
+def test_completion_shows_public_names_alone() -> None:
+    for module in (dmlpool, nn, nn.functional):
+        assert dir(module) == sorted(module.__all__)
+
+
+def test_errors_name_no_class_that_users_do_not_know() -> None:
+    with pytest.raises(
+        TypeError, match=r"^forward\(\) got an unexpected keyword argument 'indices'"
+    ):
+        nn.MaxPool2d(2)(torch.ones(1, 1, 4, 4), indices=True)
+
+
+def test_a_report_that_is_called_says_where_the_model_is() -> None:
+    """``model = convert(model)`` is the first mistake of everybody."""
+    model = nn.convert(torch.nn.Sequential(torch.nn.MaxPool2d(2)))
+    refused(
+        TypeError,
+        "convert changed the model in place, and returned a report: call report.model",
+        lambda: model(torch.ones(1, 1, 4, 4)),
+    )
 
 
 OF_VALUES = re.compile("an index|a channel|a tensor of 0$|a tensor$|a quantized tensor|a nested")

@@ -67,6 +67,12 @@ __all__ = [
     "token_pooling",
 ]
 
+
+def __dir__() -> list[str]:
+    """Public names: what completion shows."""
+    return __all__
+
+
 if not TYPE_CHECKING:  # a type checker would take every name to exist
 
     def __getattr__(name: str) -> Any:

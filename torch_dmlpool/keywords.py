@@ -31,6 +31,10 @@ PYTORCHS_FOR_DIRECTMLS = {
     for pytorchs, names in DIRECTMLS_FOR_PYTORCHS.items()
     for directmls in names.split(" and ")
 }
+MODULES = "decompositions", "distributed", "inductor", "onnx"
+"""Public modules that are imported by those who need them."""
+OF_OTHERS = {"kernel": "kernel_size", "pool_size": "kernel_size", "size": "kernel_size"}
+"""Names in Keras and elsewhere, beside PyTorch's."""
 
 
 def suggestion(
@@ -39,8 +43,10 @@ def suggestion(
     """The error for the first keyword that ``function`` lacks and whose other name it accepts."""
     known = set(accepted)
     for name in passed:
-        if name not in known and meant.get(name, "").split(" ")[0] in known:
-            return TypeError(f"{function} has no argument {name}: did you mean {meant[name]}?")
+        other = OF_OTHERS.get(name, "")
+        other = meant.get(name) or (other if other in known else meant.get(other, ""))
+        if name not in known and other.split(" ")[0] in known:
+            return TypeError(f"{function} has no argument {name}: did you mean {other}?")
         if name == "mask" and name not in known and function[0].isupper():
             return TypeError(f"{function} takes mask where it is called: layer(input, mask=mask)")
     return None
@@ -111,8 +117,14 @@ def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> str:
     ``public`` has the names of each module by its path, which begins below torch_dmlpool.
     """
     paths = {each: f"{path}{each}" for path, names in public.items() for each in names}
-    similar = [name] if name in paths else []
+    found = [name] if name in paths else [each for each in paths if each[:-2] == name]
+    if name.startswith("Global"):  # Keras' and ONNX's word for one window over everything
+        found = [each for each in paths if each == name.replace("Global", "Adaptive")]
+    elif not found and name in MODULES and module == "torch_dmlpool":
+        return f"module {module!r} has no attribute {name!r}: write import {module}.{name}"
     for names in (public[""], paths):
-        similar = similar or difflib.get_close_matches(name, names, 1, 0.75)
-    hint = f": did you mean torch_dmlpool.{paths[similar[0]]}?" if similar else ""
+        found = found or difflib.get_close_matches(name, names, 1, 0.75)
+    one = "(1)" * name.startswith("Global")
+    hint = ", ".join(f"torch_dmlpool.{paths[each]}{one}" for each in found)
+    hint = hint and f": did you mean {hint}?"
     return f"module {module!r} has no attribute {name!r}{hint}"

@@ -67,6 +67,8 @@ def check_dense(
         raise TypeError(f"{name} must be {wanted} (torch.strided), got {layout}")
     if tensor.dtype not in types:
         hint = f": write {name}.bool()" if types == (torch.bool,) else ""
+        if torch.float32 in types and tensor.dtype in (*INTEGER_TYPES, torch.bool):
+            hint = f": write {name}.float()"
         raise TypeError(
             f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}{hint}"
         )

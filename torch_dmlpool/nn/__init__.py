@@ -34,6 +34,12 @@ __all__ = [
 ]
 __all__ += layers.__all__
 
+
+def __dir__() -> list[str]:
+    """Public names: what completion shows."""
+    return __all__
+
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

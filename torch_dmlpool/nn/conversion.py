@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -94,6 +94,12 @@ class Conversion:
                 _become(layer, before, attributes)
         self._before.clear()
         return self.model
+
+    def __call__(self, *_inputs: Any, **_named: Any) -> NoReturn:
+        """Say where the model is: ``model = convert(model)`` is a report."""
+        raise TypeError(
+            "convert changed the model in place, and returned a report: call report.model"
+        )
 
     def __str__(self) -> str:
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)}"]

@@ -58,6 +58,8 @@ class Masked(Pool, Generic[Result]):
         pool = self._pool
         return pool(self, input, mask, *[getattr(self, name) for name in pool.parameters])
 
+    forward.__qualname__ = "forward"  # errors of Python show it, and users know no Masked
+
     if TYPE_CHECKING:
 
         def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...

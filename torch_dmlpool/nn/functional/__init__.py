@@ -77,3 +77,8 @@ __all__ = [
 ]
 
 observed.PUBLIC.update({name: globals()[name] for name in __all__})
+
+
+def __dir__() -> list[str]:
+    """Public names: what completion shows."""
+    return __all__
