@@ -44,7 +44,7 @@ MODES = {
 """What is timed: the values; those and the indices of maxima; autograd's book-keeping without a
 backward pass; both passes; averages of integers that stand for real numbers."""
 WAYS = {"F": "forward", "T": "training", "I": "indices", "R": "recorded", "Q": "quantized"}
-APART = {"windows", "models", "peers", "prepared"}  # what rows.txt has for `calls` and `gpu`
+APART = {"windows", "models", "peers", "prepared", "filters"}  # measured when they are asked for
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
     "max 64x192x65536 window 8/1 pad 4 dilation 3": (10.7, 2.85),
@@ -307,6 +307,7 @@ def line(row: dict[str, Any]) -> str:
         f"{who} {each * 1e6:.1f} us ({times(each / seconds[OURS])})"
         for who, each in seconds.items()
     ]
+    parts += [f"{who} {why}" for who, why in row.get("skipped", {}).items()]
     return f"{row['name']:66} {', '.join(parts)}"
 
 
