@@ -91,11 +91,16 @@ def test_code_for_several_processes_runs(
     python(*launch, script, cwd=tmp_path)
 
 
-MODULES = "functional.averages functional.maxima functional.quantized minima morphology quantized"
+MODULES = [
+    f"{path.parent.name}.{path.stem}".removeprefix("torch_dmlpool.")
+    for folder in ("", "operators")
+    for path in sorted((ROOT / "torch_dmlpool" / folder).glob("*.py"))
+    if ">>> " in path.read_text("utf-8") and path.stem != "__init__"
+]
 
 
 @PYTORCH_ANNOUNCES
-@pytest.mark.parametrize("name", ["", "nn.conversion", *MODULES.split()])
+@pytest.mark.parametrize("name", ["", "nn.conversion", *MODULES])
 def test_the_examples_of_docstrings_run(name: str) -> None:
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
     found = doctest.testmod(module, extraglobs={"torch": torch})
