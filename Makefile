@@ -24,9 +24,9 @@ demo: $(FOR)demo $(LIBRARY)  ## what torch.nn's pools cannot do, and a small CNN
 	$(BIN)/python examples/beyond_torch.py
 	$(BIN)/python examples/digits.py
 
-test: $(FOR)test $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's interpreter
-	$(PYTEST) -m "not slow"
-	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
+test: $(FOR)test $(LIBRARY)  ## the everyday tests, then the Triton kernels under Triton's interpreter; TESTS=tests/test_window.py one file
+	$(PYTEST) -m "not slow" $(TESTS)
+	$(if $(TESTS),,TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels)
 
 test-all: $(FOR)test $(LIBRARY)  ## every test, with thorough property tests; the kernels' slow ones take 25 minutes of a core
 	$(PYTEST) --hypothesis-profile=thorough

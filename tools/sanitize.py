@@ -21,7 +21,9 @@ FOLDER = ROOT / "build" / "sanitized"
 FLAGS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-march=native"]
 # A sanitizer's own memory is not what the test measures that is left out.
 PYTEST = "-m pytest -q -n 2 -p no:cacheprovider -m 'not slow' --sample 4 -k 'not memory_beside'"
-TESTS = "tests/operators tests/backends/test_cpu.py tests/nn/test_layers.py tests/test_properties.py"
+TESTS = (
+    "tests/operators tests/backends/test_cpu.py tests/nn/test_layers.py tests/test_properties.py"
+)
 ASAN_OPTIONS = "detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0"
 
 
