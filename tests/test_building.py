@@ -180,7 +180,7 @@ def test_a_wheel_is_not_handed_out_as_it_should_not_be(tmp_path: Path, monkeypat
         pytest.skip("auditwheel is for Linux")
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     wheels = importlib.import_module("wheels")
-    wheel = tmp_path / "torch_dmlpool-0.2.0-py3-none-manylinux_2_17_x86_64.whl"
+    wheel = tmp_path / "torch_dmlpool-0.3.0-py3-none-manylinux_2_17_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch_dmlpool/__init__.py", "")
         archive.writestr("torch_dmlpool/kernels/pooling.lib", "")

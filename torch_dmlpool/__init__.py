@@ -40,7 +40,7 @@ from torch_dmlpool.operators.segment_pooling import segment_pooling, token_pooli
 from torch_dmlpool.operators.statistics_pooling import statistics_pooling
 from torch_dmlpool.window import ArgumentError, Window
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "ArgumentError",
