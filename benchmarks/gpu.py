@@ -36,12 +36,11 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks import common, inductor, kernels
+from benchmarks import common, inductor, kernels, smoke
 from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS
 from torch_dmlpool import operands
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
-from torch_dmlpool.bench import calls
 from torch_dmlpool.timing import Call
 
 ROOT, INDUCTOR = kernels.ROOT, "Inductor"
@@ -250,13 +249,13 @@ def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     return {"seconds": found, "groups": request.row.groups}
 
 
-def checked(call: calls.Call, clock: Clock) -> dict[str, Any]:
+def checked(call: smoke.Call, clock: Clock) -> dict[str, Any]:
     """Nothing, if the call's results are those of the reference on the CPU."""
     served, input = backend.BACKEND, call.input.to(clock.device)
     if clock.device == "meta":
         served, input = reference.BACKEND, call.input
     found = by_kernels(lambda: call.compute(served, input, call.window))
-    differs = calls.difference(call.compute(reference.BACKEND, call.input, call.window), found)
+    differs = smoke.difference(call.compute(reference.BACKEND, call.input, call.window), found)
     if differs:
         raise AssertionError(differs)
     return {}
@@ -294,8 +293,8 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
 
 
 STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], Iterable[Any]]]] = {
-    "smoke": (checked, lambda: calls.calls(True)),
-    "memcheck": (checked, lambda: itertools.islice(calls.calls(True), 0, None, 5)),
+    "smoke": (checked, lambda: smoke.calls(True)),
+    "memcheck": (checked, lambda: itertools.islice(smoke.calls(True), 0, None, 5)),
     "rows": (row_of, rows),
     "expected": (expected, rows),
 }
@@ -346,7 +345,7 @@ def wanted() -> list[tuple[Any, ...]]:
     with launches() as found:
         for each in asked:
             each.prepared()[1]()
-        for call in calls.calls(True):
+        for call in smoke.calls(True):
             call.compute(backend.BACKEND, call.input.to("meta"), call.window)
     return kernels_of(found)
 

@@ -18,7 +18,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
 
-from benchmarks import common, gpu, kernels, models, report  # noqa: E402
+from benchmarks import common, gpu, kernels, models, report, smoke  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 
 RESULTS = Path(gpu.ROOT, "benchmarks", "results")
@@ -98,6 +98,35 @@ def test_a_dry_run_takes_the_way_of_every_step(
         gpu.RUNS[number], 0
     )
     assert not found["not begun"]
+
+
+def test_the_calls_have_each_data_type_layout_and_operator() -> None:
+    """The forty every data type, rank and layout; with ``every`` each operator has each of its."""
+    listed = list(smoke.calls())
+    assert {call.input.dtype for call in listed} == {*smoke.FLOATS, *smoke.WHOLE_NUMBERS}
+    for name in ("NCHW", "NHWC"):
+        assert sum(name in call.name for call in listed) >= 12
+    assert {call.input.dim() for call in listed} == {3, 4, 5}
+    assert len({call.name for call in listed}) == 40
+    assert sum(bool(call.input.isnan().any()) for call in listed) >= 15
+    every = {(c.compute, c.input.dtype, c.input.is_contiguous()) for c in smoke.calls(True)}
+    named = {each.compute for each in listed if tuple(each.input.shape) == smoke.PLANES}
+    assert len(named) == 7
+    for compute in named:
+        for dtype in smoke.TYPES.get(compute, smoke.FLOATS):
+            assert {(compute, dtype, True), (compute, dtype, False)} <= every
+
+
+def test_the_calls_reach_every_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what would be launched; every kernel that a launch names is among them."""
+    launched = set()
+    monkeypatch.setattr(backend, "launch", lambda how, *_: launched.add(how.kernel))
+    for call in smoke.calls():
+        call.compute(backend.BACKEND, call.input, call.window)
+    named = set()
+    for path in Path(gpu.ROOT, "kernels").glob("*.py"):
+        named |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', path.read_text(encoding="utf-8")))
+    assert launched == named
 
 
 @pytest.mark.parametrize("name", ["smoke", "rows"])

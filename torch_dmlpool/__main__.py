@@ -8,7 +8,6 @@ otherwise.
 import argparse
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,7 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from torch_dmlpool import bench, timing
 from torch_dmlpool.backends import cpu
-from torch_dmlpool.bench import conditions, rows
-
-SECONDS = 8.0
-"""How long calls are compared with PyTorch's."""
+from torch_dmlpool.bench import conditions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m torch_dmlpool",
         description="What is installed, which kernels pool on which device, and whether results "
         "are right: a few seconds.",
-        epilog="python -m torch_dmlpool bench measures this machine in a minute: see its --help.",
+        epilog="python -m torch_dmlpool bench measures more, and a model of yours: see its --help.",
     )
     parser.add_argument(
         "--no-timing", "--quick", action="store_true", help="leave out the comparison with PyTorch"
@@ -62,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if busy is not None:
                 print(f"  The machine is busy: {busy}. The times say little.")
             print("  Milliseconds, median (quartiles), and how many times as long PyTorch takes")
-            for row in rows.measure(device, rows.ATEN, time.monotonic() + SECONDS):
-                print(row.line(busy))
+            for line in bench.measured(device, busy):
+                print(line)
     return 0 if right else 1
 
 

@@ -59,6 +59,19 @@ def verdict(ours: Times, theirs: Times, load: str | None = None) -> str:
     return "slower" if ours.lower > theirs.upper else "cannot tell"
 
 
+def line(name: str, rival: str, ours: Times, theirs: Times, load: str | None) -> str:
+    """A row of a table: both times in milliseconds, how many times as long the rival takes, and the
+    verdict.
+    """
+    own, other = (
+        "{1:.3g} ({0:.3g} to {2:.3g})".format(*(1e3 * each for each in times))
+        for times in (ours, theirs)
+    )
+    ratio = theirs.median / ours.median
+    figures = f"{own:>24}  {rival} {other:>24}{ratio:>7.2f}x"
+    return f"  {name:<62}{figures}  {verdict(ours, theirs, load)}"
+
+
 def load() -> str | None:
     """A sentence about the machine's load if less than half of its processors are idle,
     else None.

@@ -14,10 +14,10 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from benchmarks import smoke  # noqa: E402
 from torch_dmlpool import backends  # noqa: E402
 from torch_dmlpool.backends import fallbacks, reference  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
-from torch_dmlpool.bench import calls  # noqa: E402
 from torch_dmlpool.window import Window  # noqa: E402
 
 
@@ -52,14 +52,14 @@ def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried: list[str]) -> None:
-    listed = list(calls.calls())
+    listed = list(smoke.calls())
     with pytest.warns(
         fallbacks.SlowBackendWarning, match=r"cannot compile .*Failed to find C compiler"
     ) as heard:
         differ = [
             call.name
             for call in listed
-            if calls.difference(
+            if smoke.difference(
                 *(
                     call.compute(each, call.input, call.window)
                     for each in (reference.BACKEND, backend.BACKEND)

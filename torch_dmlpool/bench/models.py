@@ -1,7 +1,8 @@
-"""A user's model before and after ``convert``: eager and compiled, inference and training."""
+"""A user's model before and after ``convert``, in inference and in training."""
 
+import functools
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,10 +10,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from torch_dmlpool import nn, timing
-from torch_dmlpool.bench.rows import Measured
 
-BEFORE, AFTER = "as it is", "converted"
-EAGER, COMPILED = "inference, eager", "inference, torch.compile"
+SECONDS = 5.0
 
 
 def loaded(path: str, device: torch.device) -> tuple[Module, tuple[Any, ...]]:
@@ -21,75 +20,47 @@ def loaded(path: str, device: torch.device) -> tuple[Module, tuple[Any, ...]]:
     The factory is called without arguments and returns a model and a tuple of inputs, or a model
     alone, which gets eight images of 3x224x224.
     """
-    if ":" not in path:
-        raise SystemExit(f"--model must be package:factory, got {path}")
     try:
         factory = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise SystemExit(f"--model {path}: {error}") from None
-    made = factory()
+    made = factory() if callable(factory) else factory
     model, inputs = made if isinstance(made, tuple) else (made, None)
     if not isinstance(model, Module):
         raise SystemExit(
-            f"--model {path} must return a torch.nn.Module, got {type(model).__name__}"
+            f"--model must be package:factory of a torch.nn.Module, got {path}, which gives "
+            f"{type(model).__name__}"
         )
-    if inputs is None:
-        inputs = (torch.rand(8, 3, 224, 224, dtype=torch.float32, device=device),)
+    inputs = inputs or (torch.rand(8, 3, 224, 224, dtype=torch.float32, device=device),)
     return model.to(device), tuple(each.to(device) for each in inputs)
 
 
-def measure(
-    path: str, device: torch.device, seconds: float, load: str | None, compiles: bool
+def measured(
+    model: Module, inputs: tuple[Any, ...], device: torch.device, load: str | None
 ) -> Iterator[str]:
-    """Lines about a model: what was converted, and its times in each mode, which is measured for an
-    equal share of ``seconds``.
-
-    ``load`` says that the machine is busy, which allows no verdict.
-    """
-    model, inputs = loaded(path, device)
+    """Lines about a model: what was converted, and its times in each mode."""
     conversion = nn.convert(model, inplace=False, example_inputs=inputs)
-    yield f"{path}: {conversion}"
-    modes: dict[str, Callable[[Module], Callable[[], object]]] = {
-        EAGER: lambda each: _inference(each, inputs),
-        "training, eager": lambda each: _training(each, inputs),
-    }
-    if compiles:
-        modes[COMPILED] = lambda each: _inference(torch.compile(each), inputs)
-    pools = sum(times.theirs for times in conversion.times.values())
-    for mode, make in modes.items():
-        for each in (model, conversion.model):
-            each.train("training" in mode)
-        calls = {BEFORE: make(model), AFTER: make(conversion.model)}
+    yield f"\n{conversion}"
+    for mode in ("inference", "training"):
+        sides: dict[str, timing.Call] = {
+            name: functools.partial(_run, each.train(mode == "training"), inputs)
+            for name, each in (("converted", conversion.model), ("as it is", model))
+        }
         try:
-            times = timing.in_turn(calls, device, seconds / len(modes))
-        except Exception as error:  # a model that does not compile, or cannot be trained like this
-            yield f"  {mode}: {summary(error)}"
-            continue
-        row = Measured(f"{mode}, converted", BEFORE, times[AFTER], times[BEFORE])
-        yield row.line(load)
-        if mode == EAGER:
-            yield f"  pooling layers took {pools / row.theirs.median:.1%} of it"
+            ours, theirs = timing.in_turn(sides, device, SECONDS).values()
+        except Exception as error:  # such as of a model that cannot be trained like this
+            yield f"  {mode}: {type(error).__name__}: {error}"
+        else:
+            yield timing.line(f"{mode}, converted", "as it is", ours, theirs, load)
 
 
-def summary(error: Exception) -> str:
-    """The kind of an error and the first line of its text."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _inference(model: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[[], object]:
-    def call() -> object:
-        with torch.no_grad():
-            return model(*inputs)
-
-    return call
-
-
-def _training(model: Module, inputs: tuple[Any, ...]) -> Callable[[], object]:
-    def call() -> None:
+def _run(model: Module, inputs: tuple[Any, ...]) -> None:
+    """A call of the model; in training mode its backward pass too."""
+    with torch.set_grad_enabled(model.training):
+        output = model(*inputs)
+    if model.training:
         model.zero_grad(set_to_none=True)
-        torch.autograd.backward([_total(model(*inputs))])
-
-    return call
+        torch.autograd.backward([_total(output)])
 
 
 def _total(output: Any) -> Tensor:

@@ -1,18 +1,16 @@
-"""Forty calls that reach each kernel, data type and layout, each compared with the reference on the
-CPU.
+"""Forty calls that reach each kernel, data type and layout, which `make gpu` compares with the
+reference on the CPU.
 
 Inputs are small whole numbers with many ties and, in floating point, NaN for maxima. Sums of them
 are exact, so that averages may differ by the last rounding alone.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import chosen, reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.window import Window
 
@@ -28,24 +26,6 @@ class Call(NamedTuple):
     compute: Compute
     input: Tensor
     window: Window
-
-
-class Checked(NamedTuple):
-    """How many calls were equal, what was wrong with the others, and which were left out for lack
-    of time.
-    """
-
-    equal: int
-    wrong: dict[str, str]
-    left: list[str]
-
-    @property
-    def is_right(self) -> bool:
-        return not self.wrong and not self.left
-
-    def __str__(self) -> str:
-        count = self.equal + len(self.wrong) + len(self.left)
-        return f"{self.equal} of {count} equal, {len(self.left)} not begun"
 
 
 def maxima(backend: Backend, input: Tensor, window: Window) -> Any:
@@ -188,27 +168,6 @@ def calls(every: bool = False) -> Iterator[Call]:
         size = "x".join(str(axis.window) for axis in window.axes)
         name = f"{words}, {size}/{window.axes[-1].stride}, {str(dtype)[6:]}, {layout}"
         yield Call(f"{name}, {'x'.join(map(str, shape))}", compute, input, window)
-
-
-def check(device: torch.device, end: float) -> Checked:
-    """Every call on ``device`` beside the reference on the CPU; none is begun after ``end``."""
-    backend = chosen(device.type)[0]
-    equal, wrong, left = 0, {}, []
-    for call in calls():
-        if time.monotonic() > end:
-            left.append(call.name)
-            continue
-        try:
-            expected = call.compute(reference.BACKEND, call.input, call.window)
-            found = call.compute(backend, call.input.to(device), call.window)
-            differs = difference(expected, found)
-        except Exception as error:  # the check is there to report any failure
-            differs = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        if differs:
-            wrong[call.name] = differs
-        else:
-            equal += 1
-    return Checked(equal, wrong, left)
 
 
 def difference(expected: Any, found: Any) -> str:
