@@ -103,8 +103,9 @@ class Averages:
         self.back: CpuPlan | None = None  # that of the gradient, from the first one on
 
     def run(self, input: Tensor) -> Tensor:
-        output = _new(self.plan.output_sizes, self.plan.output_strides, self.dtype)
-        return _filled(output, library.dmlpool_average_pooling, self.plan, input)
+        plan = self.plan
+        output = _new(plan.output_sizes, plan.output_strides, self.dtype)
+        return _filled(output, library.dmlpool_average_pooling, plan, input)
 
     def gradient(self, arriving: Tensor) -> Tensor:
         sizes, window, counted = self.request
@@ -137,17 +138,21 @@ class Maxima:
         *numbering: Any,
     ) -> None:
         self.kind, self.window, self.numbering = (shape, strides, dtype), window, numbering
-        numbered = None
-        if numbering:
-            index_dtype, per_plane = numbering
-            numbered = index_dtype, POSITIONS if per_plane else INDICES
-        self.plan = plan_of(*self.kind, window, None, None, numbered)
-        # The plan with taps and that of the gradient, from the first call on that needs them.
+        window.output_sizes(shape[2:])  # rejected before any work
+        # The plan of the results, that with taps, and that of the gradient, from the first call on
+        # that needs them.
+        self.plan: CpuPlan | None = None
         self.recorded: CpuPlan | None = None
         self.back: CpuPlan | None = None
 
     def run(self, input: Tensor) -> Any:
         plan = self.plan
+        if plan is None:
+            numbered = None
+            if self.numbering:
+                index_dtype, per_plane = self.numbering
+                numbered = index_dtype, POSITIONS if per_plane else INDICES
+            plan = self.plan = plan_of(*self.kind, self.window, None, None, numbered)
         if self.numbering:
             return _with_winners(input, plan)
         values = _new(plan.output_sizes, plan.output_strides, input.dtype)
@@ -157,16 +162,20 @@ class Maxima:
         """The results, and then the taps of the winners."""
         plan = self.recorded
         if plan is None:
-            plan = self.recorded = plan_of(*self.kind, self.window, None, None, (None, TAPS))
+            plan = self.recorded = self._plan_with_taps()
         values, taps = _with_winners(input, plan)
         if not self.numbering:
             return values, taps
         sizes = self.kind[0][2:]
         return values, max_pooling_indices(taps, sizes, self.window, *self.numbering), taps
 
+    def _plan_with_taps(self) -> CpuPlan:
+        return plan_of(*self.kind, self.window, None, None, (None, TAPS))
+
     def gradient(self, arriving: Tensor, taps: Tensor) -> Tensor:
-        (shape, _, dtype), window, plan, back = self.kind, self.window, self.plan, self.back
-        if back is None:
+        (shape, _, dtype), window, plan, back = self.kind, self.window, self.recorded, self.back
+        if back is None or plan is None:
+            plan = self.recorded = plan or self._plan_with_taps()
             numbered = operands.tap_dtype(window.taps), TAPS
             output = plan.output_sizes, plan.output_strides, dtype
             back = plan_of(*output, window, None, shape[2:], numbered, plan.memory_format)

@@ -403,6 +403,8 @@ class Averages:
 
     def __init__(self, shape: Any, _: Any, __: Any, windows: AnyWindow, *counted: Any) -> None:
         self.sizes, self.windows, self.counted = shape[2:], windows, counted
+        if isinstance(windows, Window):
+            windows.output_sizes(self.sizes)  # rejected before any work
 
     def run(self, input: Tensor) -> Tensor:
         return average_pooling(input, self.windows, *self.counted)
@@ -423,6 +425,7 @@ class Maxima:
         like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         self.channels_last = operands.is_channels_last(like)
         self.sizes, self.window, self.numbering = shape[2:], window, numbering
+        window.output_sizes(self.sizes)  # rejected before any work
 
     def run(self, input: Tensor) -> Any:
         if self.numbering:

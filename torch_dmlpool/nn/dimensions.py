@@ -5,6 +5,7 @@ input, its window, and errors that name torch.nn's arguments.
 import functools
 import inspect
 from collections.abc import Callable
+from marshal import dumps, loads
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch_dmlpool import operands
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import prepared
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Integers, NoOutputError, Window
 
 
@@ -43,9 +45,12 @@ class Family:
     ) -> None:
         self.family, self.types, self.request_of, self.pool = name, types, request_of, pool
         self.names = ["", *(f"{name}{rank}d{suffix}" for rank in (1, 2, 3))]
+        self.originals = [observed.ORIGINALS.get(name) for name in self.names]
         self.parameters = list(inspect.signature(request_of).parameters)[2:]
+        self.depends_on_sizes = "output_size" in self.parameters
         self.prepare, self.of_quantized = prepare, of_quantized
         self.prepares = [functools.partial(self.prepared, rank) for rank in range(4)]
+        self.masks = [functools.partial(self.masked, rank) for rank in range(4)]
 
     def __call__(self, who: Any, input: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
         """The results for torch.nn's arguments, all by position, as keywords take a tenth of a
@@ -53,11 +58,17 @@ class Family:
         """
         rank = who if type(who) is int else who._rank
         if not is_dynamo_compiling():
-            is_seen = has_torch_function_unary(input) or observed.is_replaced(self.names[rank])
-            if mask is None and not is_seen and self.prepare is not None:
-                call = prepared(self.prepares[rank], input, *arguments)
-                if call is not None:
-                    return call(input)
+            original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
+            is_seen = not original or has_torch_function_unary(input)
+            if not is_seen and self.prepare is not None:
+                if mask is None:
+                    call = prepared(self.prepares[rank], input, *arguments)
+                    if call is not None:
+                        return call(input)
+                elif is_plain_mask(mask, input):
+                    call = prepared(self.masks[rank], input, tuple(mask.shape), *arguments)
+                    if call is not None:
+                        return call(input, mask)
             if is_seen or _is_tracing():
                 answer = observed.answer(self, who, rank, input, mask, arguments)
                 if answer is not NotImplemented:
@@ -100,13 +111,57 @@ class Family:
             return None
         batched, added = with_batch(f"{self.family}{rank}d", rank, like)
         try:
-            request = self.request_of(rank, batched, *arguments)
+            request = self._request(rank, batched, arguments)
             call = self.prepare(batched, device, *request)  # type: ignore[misc]
         except NoOutputError as error:
             raise error.naming("kernel_size") from None
         if call is None or added is None:
             return call
         return lambda unbatched: without(call(with_batch("", rank, unbatched)[0]), added)
+
+    def masked(
+        self, rank: int, like: Tensor, _: str, mask_shape: tuple[int, ...], *arguments: Any
+    ) -> Callable[[Tensor, Tensor], Any] | None:
+        """The call under a mask of these sizes, for plain tensors that lie as ``like``."""
+        if like.dtype not in self.types:
+            return None
+        batched, added = with_batch(f"{self.family}{rank}d", rank, like)
+        mask = torch.empty(mask_shape, dtype=torch.bool, device="meta")
+        missing = (None,) * (_mask_for(like, added, mask).dim() - mask.dim())
+        request = self._request(rank, batched, arguments)
+        if isinstance(request[0], Window):
+            try:
+                request[0].output_sizes(batched.shape[2:])
+            except NoOutputError as error:
+                raise error.naming("kernel_size") from None
+
+        def call(input: Tensor, mask: Tensor) -> Any:
+            mask = mask[missing] if missing else mask
+            if added is None:
+                return self.pool(input, mask, *request)
+            return without(self.pool(with_batch("", rank, input)[0], mask, *request), added)
+
+        return call
+
+    def _request(self, rank: int, batched: Tensor, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The operator's arguments, for a meta tensor."""
+        if self.depends_on_sizes or any(type(each) is str for each in arguments):
+            return self.request_of(rank, batched, *arguments)
+        return _known_request(self, rank, dumps(arguments, 2))
+
+
+@functools.lru_cache(maxsize=2048)
+def _known_request(family: Family, rank: int, written: bytes) -> tuple[Any, ...]:
+    """What ``request_of`` returns for arguments that do not depend on sizes: a size that a call has
+    not had before would spend a tenth of its time on them.
+    """
+    return family.request_of(rank, None, *loads(written))
+
+
+def is_plain_mask(mask: Any, input: Tensor) -> bool:
+    """Whether a mask is a plain tensor of bools where ``input`` is."""
+    is_bool = type(mask) is Tensor and mask.dtype is torch.bool and mask.layout is strided
+    return is_bool and mask.is_cpu == input.is_cpu and may_skip_dispatcher(mask)
 
 
 def with_batch(function: str, rank: int, input: Tensor) -> tuple[Tensor, int | None]:

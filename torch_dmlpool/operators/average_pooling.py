@@ -168,7 +168,6 @@ def prepared_average_pooling(
     if like.dtype not in operands.FLOAT_TYPES:
         return None
     request, backend = (window, include_padding, divisor), serving(device)
-    window.output_sizes(like.shape[2:])  # rejected before any work
     if backend.planned_averages is None:
         plan: Any = Plan(backend.average_pooling, None, *request)
     else:

@@ -19,7 +19,7 @@ from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Function
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
-Prepare = Callable[..., Callable[[Tensor], Any] | None]
+Prepare = Callable[..., Callable[..., Any] | None]
 """Makes the call for a meta tensor that lies as the input, its kind of device, and the arguments of
 a public function. It raises what a wrong argument raises, and returns None for what it does not
 prepare."""
@@ -89,14 +89,16 @@ class Call:
 
 def prepared(
     prepare: Prepare, input: Tensor, *arguments: Any, dtypes: tuple[torch.dtype | None, ...] = ()
-) -> Callable[[Tensor], Any] | None:
+) -> Callable[..., Any] | None:
     """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
     ``dtypes``, which marshal does not write, after the arguments.
 
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
     """
-    if type(input) is not Tensor or input.is_nested or not is_plain(input):
+    if type(input) is not Tensor or input.is_nested or profiler._is_profiler_enabled:
+        return None
+    if not may_skip_dispatcher(input):
         return None
     if dtypes and not _DTYPES.issuperset(map(type, dtypes)):
         return None
@@ -116,6 +118,15 @@ def prepared(
 _DTYPES = {torch.dtype, type(None)}
 
 
+@functools.lru_cache(maxsize=2048)
+def _arguments(written: bytes) -> tuple[Any, ...] | None:
+    """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
+    is written as bytes, without its type.
+    """
+    arguments: tuple[Any, ...] = loads(written)
+    return arguments if window.is_plain(arguments) else None
+
+
 @functools.lru_cache(maxsize=8192)
 def _remembered(
     prepare: Prepare,
@@ -125,10 +136,9 @@ def _remembered(
     strides: tuple[int, ...],
     dtype: torch.dtype,
     device: str,
-) -> Callable[[Tensor], Any] | None:
-    arguments = loads(written)
-    # Whatever has a buffer, such as a number of numpy, is written as bytes, without its type.
-    if not window.is_plain(arguments) or dtype not in operands.ORDERED_TYPES:
+) -> Callable[..., Any] | None:
+    arguments = _arguments(written)
+    if arguments is None or dtype not in operands.ORDERED_TYPES:
         return None
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return prepare(like, device, *arguments, *dtypes)
@@ -141,4 +151,5 @@ def is_plain(*tensors: Tensor) -> bool:
 
 def is_unobserved(*tensors: Tensor) -> bool:
     """Whether nobody has to see a call of ``tensors``, autograd neither."""
-    return not is_grad_enabled() and is_plain(*tensors)
+    is_recorded = is_grad_enabled() or profiler._is_profiler_enabled
+    return not is_recorded and may_skip_dispatcher(*tensors)

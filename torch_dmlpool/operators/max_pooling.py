@@ -200,7 +200,6 @@ def prepared_max_pooling(like: Tensor, device: str, window: Window, *numbering: 
     backend = serving(device)
     if like.dtype is torch.bool and not backend.takes_bools:
         return None
-    window.output_sizes(like.shape[2:])  # rejected before any work
     if backend.planned_maxima is not None:
         plan = backend.planned_maxima(like.shape, like.stride(), like.dtype, window, *numbering)
     elif numbering:
