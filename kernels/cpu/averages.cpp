@@ -98,8 +98,8 @@ struct AverageGradient {
             by(0, d, h, i + at, n, values, to + at * by.result_size);
         }
     }
-    // Writes each element of the gradient: the sum over the windows that read it of their shares,
-    // or of what arrives at them, divided by `divisor`.
+    // Each gradient element is the sum, over the windows that read it, of arriving / taps. Shares
+    // are divided already; otherwise `divisor` divides the sum.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
                      double divisor, char *to) const {
         const CountedWindows adjoint = adjoint_sums(windows, divisor);

@@ -162,8 +162,8 @@ struct GatheredMaxima : Gathering {
                                       : &GatheredMaxima::gather<0>;
         (this->*run)(m.windows.data(), count, group.positions, out);
     }
-    // Writes the sums of the positions of a group, each over `number` windows. `fixed` is that
-    // number if the library is compiled for it, else 0.
+    // `number` is how many windows each position has. It is compiled as `fixed` where it is common,
+    // so that loops unroll; a `fixed` of 0 is any number.
     template <int64_t fixed>
     void gather(const Reader *readers, int64_t number, int64_t positions, L *out) const {
         const int64_t count = fixed ? fixed : number;

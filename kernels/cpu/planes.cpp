@@ -37,7 +37,7 @@ struct PlanePooling {
     const int64_t pitch = channels * op.value_size;  // bytes from a result to the next
     const int64_t part = std::max<int64_t>(1, PART_ELEMENTS / channels);
     const int64_t parts = parts_of(size, part);
-    // The positions that are combined as one row.
+    // How many positions are added side by side as one row: as many as fill vectors.
     const int64_t row_positions =
         std::max<int64_t>(1, std::min({int64_t(64), ROW_ELEMENTS * (parts > 1 ? 4 : 1) / channels,
                                        std::min(part, size) / 4}));

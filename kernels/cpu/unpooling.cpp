@@ -167,7 +167,7 @@ bool write_parts(const Request &request, const std::function<void(const Part &)>
     const int64_t pixels = p.output_plane() / p.channels;
     const int64_t chunk = std::max({int64_t(1), CHUNK / p.channels, parts_of(pixels, LIMIT)});
     const int64_t count = parts_of(pixels, chunk);
-    // What a plane's only chunk reaches is not kept, but taken for all of the plane.
+    // A plane of one chunk needs no table: the chunk is taken to reach the whole plane.
     std::vector<Range> reached(count > 1 ? p.planes * count : 1, Range{0, size});
     std::atomic<bool> is_any_wrong = false;
     parallel(p.planes * count, 2. * double(chunk * p.channels), [&](int64_t begin, int64_t end) {

@@ -127,10 +127,9 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
 def _on_its_side_of_a_half(
     real: Tensor, sums: Tensor, divisor: Tensor, scale: Tensor, step: Tensor
 ) -> Tensor:
-    """``real``, with quotients near a half moved to the side of the half on which the exact
-    quotients lie.
+    """Correct float64 quotients that lie so near to a half that they could round to the wrong side.
 
-    Integers decide the side: twice the distance to the half times the denominator is an integer.
+    Integers decide exactly: twice the distance to the half times the denominator is an integer.
     """
     whole = real.floor()
     near = ((real - whole - 0.5).abs() < 2.0**-40 * (1 + whole.abs())) & (whole.abs() < 512)

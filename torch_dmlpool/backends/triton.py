@@ -197,7 +197,8 @@ def _maxima(
     sizes: tuple[int, ...] | None = None,
 ) -> tuple[Tensor, Tensor, GpuPlan]:
     """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``; their
-    plan. If ``code_dtype`` is None the second result is the values again.
+    plan. Without ``code_dtype`` no numbers are computed: the values stand in for them, as kernels
+    take a pointer in any case.
     """
     dtype = input.dtype
     plan = planned(
@@ -342,8 +343,8 @@ def _averages(
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
 ) -> tuple[Tensor, GpuPlan]:
-    """Averages, or with the spatial ``input_sizes`` their gradient, over a window or bins, and
-    their plan. With a ``dtype`` they are quantized by ``parameters``.
+    """Run one averaging plan, of a window or bins: forward if ``input_sizes`` is None, else the
+    gradient of an input of these sizes; quantized by ``parameters`` if a ``dtype`` is given.
     """
     window, outputs = (windows, None) if isinstance(windows, Window) else (None, tuple(windows))
     entries: tuple[Any, ...] = parameters

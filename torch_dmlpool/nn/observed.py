@@ -77,8 +77,8 @@ def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
 
 
 def _path_of(tracer: Any, who: Any) -> str:
-    """The name of a layer in a graph, where it is one call of a module; empty for the root and for
-    functions.
+    """A layer's path in the traced model, if the tracer keeps it as one node. It is empty if the
+    tracer does not, or if no layer was called.
     """
     try:
         return "" if type(who) is int else tracer.path_of_module(who)

@@ -143,8 +143,8 @@ def pooled_integers(
             return quantized_linear_average_pooling_of_numbers_op.dispatch(
                 input, *numbers, *request
             )
-        # The operator of tensors takes no numbers, so tensors are filled on the device, which does
-        # not wait for it.
+        # This operator takes tensors only. ``full`` makes them on the device, without a copy that
+        # would wait for it.
         vectors = list(parameters)
         for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
             if vectors[at] is not None and not isinstance(vectors[at], Tensor):
