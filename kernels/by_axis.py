@@ -40,13 +40,11 @@ SLICES = {True: (16_384, 8192), False: (1024, 512)}
 # reads at once what not all of them have in common, so that registers limit both.
 SHARED = ((8, 1), (8, 2), (4, 4), (2, 8), (2, 16))
 # Windows of at least SHARES_FROM elements and SHARES_OVER strides go to ``sliding.share``.
-# Along rows lanes load side by side from SIDE_FROM elements on: L1 would take longer than that.
-SHARES_FROM, SHARES_OVER, SIDE_FROM = 9, 4, 48
+SHARES_FROM, SHARES_OVER = 9, 4
 # Elements that a lane of ``folding.fold`` loads at once, of 16 bytes at most, where their number
 # divides what lies side by side: more than 96 positions of a plane, or columns. The keys say
 # whether the axis is the innermost one.
 VECTORS = {True: 4, False: 8}
-INPUTS = 8  # of a lane of ``gathering.gather``
 SPREAD = 1024  # elements of a program of ``spread``: twice as many need too many registers
 
 
@@ -147,7 +145,6 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
         "MODE": step.mode,
         "SHARED": shared,
         "ROWS": along.inner == 1,
-        "SIDE": along.inner == 1 and axis.window >= SIDE_FROM,
         "WIDE": max(largest) >= launch.WIDE_FROM,
         "B": launch.LANES,
     }
@@ -247,31 +244,28 @@ def spread(
 
 
 def gathers(request: Request) -> tuple[Launch, ...] | None:
-    """The gradient of maxima whose windows overlap, from taps; None where they are dilated.
-    Outermost axis first: windows of one column that won in the same row won the same element.
+    """The gradient of maxima whose windows overlap, from taps; None where they are dilated, or
+    have more taps than 32 bits count. Outermost axis first: windows of one column that won in the
+    same row won the same element.
     """
-    if request.is_dilated:
+    if request.is_dilated or request.window.taps >= 2**31:
         return None
     below, launches = prod(axis.window for axis in request.axes), []
     for along in launch.one_axis_at_a_time(request):
         axis = along.axis
         below //= axis.window
-        groups = launch.divided(along.targets, INPUTS)
-        lanes = along.outer * groups * along.inner
-        bound = min(launch.divided(axis.window + INPUTS - 1, axis.stride), along.source)
         sizes = (
-            *(lanes, along.source, along.targets, bound),
-            *map(launch.divider, (along.inner, groups, below)),
-            *(axis.window, launch.divider(axis.stride), axis.start),
+            along.results,
+            along.source,
+            launch.divider(along.targets),
+            min(launch.windows_over(axis), along.source),
+            launch.divider(along.inner),
+            below,
+            (axis.window, launch.divider(axis.stride), axis.start, 0, 0),
         )
-        farthest = launch.farthest(along.targets + INPUTS, along.source, axis)
-        constants = {
-            "G": INPUTS,
-            "ROWS": along.inner == 1,
-            "LAST": along.last,
-            "WIDE": max(farthest, lanes + launch.LANES) >= launch.WIDE_FROM,
-            "B": launch.LANES,
-        }
-        programs = launch.divided(lanes, launch.LANES)
+        largest = launch.farthest(along.targets, along.source, axis), along.results + launch.LANES
+        wide = max(largest) >= launch.WIDE_FROM
+        constants = {"LAST": along.last, "WIDE": wide, "B": launch.LANES}
+        programs = launch.divided(along.results, launch.LANES)
         launches.append(Launch.of("gathering.gather", programs, along.results, sizes, **constants))
     return tuple(launches)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from functools import lru_cache
 from math import gcd, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import by_axis, launch
 from .launch import Axis, Form, Launch, Request, Tile
@@ -425,3 +425,18 @@ def indices(request: Request, per_plane: bool) -> tuple[Launch, ...]:
     programs = launch.divided(results // vector, launch.LANES)
     kernel = "max_pooling_grad.indices"
     return (Launch.of(kernel, programs, results, numbers, **request.named_axes(), FORM=form),)
+
+
+def segments(
+    sizes: tuple[int, int, int, int], element_size: int, aligned: bool, **constants: Any
+) -> Launch:
+    """The launch that combines sets of rows. ``sizes`` are the numbers of sets, rows and channels,
+    and how far rows lie apart.
+    """
+    sets, rows, channels, apart = sizes
+    constants["V"] = vector = launch.vector_width(element_size, aligned, channels, apart)
+    # channels of a program: it reads at least four rows at once
+    constants["G"] = lanes = 128 if element_size < 8 else 64
+    blocks = launch.divided(channels, lanes)
+    numbers = rows, channels // vector, apart // vector, blocks
+    return Launch.of("segments.segments", sets * blocks, sets * channels, numbers, **constants)

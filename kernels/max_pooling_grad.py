@@ -8,7 +8,7 @@ written twice, so results are the same in every run. An empty window's tap lies 
 import triton
 import triton.language as tl
 
-from . import addressing
+from . import addressing, folding
 
 
 @triton.constexpr_function
@@ -73,7 +73,7 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
     R: tl.constexpr = FORM.tile[1] * ROW.stride
     Q: tl.constexpr = FORM.tile[2] * COLUMN.stride
     CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
-    SUM: tl.constexpr = tl.float64 if dx.dtype.element_ty == tl.float64 else tl.float32
+    SUM: tl.constexpr = folding.accumulated(dx.dtype.element_ty)
     # Read where there is no window: one byte holds taps 0 to 224.
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
     lengths, strides, targets, _ = sizes

@@ -7,9 +7,8 @@ A lane owns G neighbouring windows, and reads what all of them have in common on
     window 2            [. . . . . . . . . . . . . . . .]
                 |before |         core          | after |
 
-Along rows the lanes of very long windows load side by side, and hand elements over through shared
-memory. Nothing is subtracted: NaN and infinity stay in their windows, and additions are as deep as
-a tree's (rule E6). Windows have no dilation.
+Nothing is subtracted: NaN and infinity stay in their windows, and additions are as deep as a tree's
+(rule E6). Windows have no dilation.
 """
 
 import triton
@@ -58,39 +57,24 @@ def until(parts, FIRST, STEP, COUNT, OP):
 
 
 @triton.jit
-def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, SIDE):
-    """COUNT elements of each lane as parts of windows, with SIDE loaded side by side along a row.
-    Element j lies ``j // EDGE`` strides and then ``j % EDGE`` elements after ``first``. It is the
-    identity from ``end`` on, outside the line, and where the next stride has begun before it.
-    ``axis`` is the line's length and how far apart neighbours lie.
+def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE):
+    """COUNT elements of each lane as parts of windows. Element j lies ``j // EDGE`` strides and
+    then ``j % EDGE`` elements after ``first``. It is the identity from ``end`` on, outside the
+    line, and where the next stride has begun before it. ``axis`` is the line's length and how far
+    apart neighbours lie.
 
     The position is 0 before the line, so that a window of nothing but the lowest value gives its
     first element as the winner.
     """
     FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
-    B: tl.constexpr = first.shape[0]
-    WIDTH: tl.constexpr = COUNT if COUNT & (COUNT - 1) == 0 else COUNT + EDGE
     GAPS: tl.constexpr = EDGE > 1 and COUNT > EDGE
     parts = ()
-    columns = ()
-    if SIDE:
-        j = tl.arange(0, WIDTH)[None, :]
-        position = first[:, None] + (j // EDGE * stride + j % EDGE)
-        position = tl.max_contiguous(position, [1, WIDTH])  # said as in ``folding``
-        ok = live[:, None] & (position < end[:, None]) & (position >= 0) & (position < axis[0])
-        if GAPS:
-            ok = ok & (position < first[:, None] + (j // EDGE + 1) * stride)
-        v = addressing.load_filled(source[:, None] + position, ok, FILL, TYPE)
-        columns = addressing.split_columns(v, B, WIDTH)
     for j in tl.static_range(COUNT):
         position = first + j // EDGE * stride + j % EDGE
-        if SIDE:
-            v = columns[j]
-        else:
-            ok = live & (position < end) & (position >= 0) & (position < axis[0])
-            if GAPS:
-                ok = ok & (position < first + (j // EDGE + 1) * stride)
-            v = addressing.load_filled(source + position * axis[1], ok, FILL, TYPE)
+        ok = addressing.inside(live & (position < end), position, axis[0], True)
+        if GAPS:
+            ok = ok & (position < first + (j // EDGE + 1) * stride)
+        v = addressing.load_filled(source + position * axis[1], ok, FILL, TYPE)
         if OP == folding.FIRST_GREATEST and TYPE.is_floating():
             v = folding.greater(tl.full(v.shape, FILL, TYPE), v + 0.0)
         parts = parts + ((v, tl.maximum(position, 0)),)
@@ -98,14 +82,14 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE, SIDE):
 
 
 @triton.jit
-def core(source, first, turns, end, axis, live, OP, TYPE, SIDE):
+def core(source, first, turns, end, axis, live, OP, TYPE):
     """Positions ``first`` to ``end`` of a line combined, eight in each turn; sums compensated."""
     FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
     value = tl.full(live.shape, FILL, TYPE)
     error = value
     best = first
     for _ in range(turns):
-        parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE, SIDE)
+        parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE)
         group = until(parts, 0, 1, 8, OP)[8 - 1]
         if OP == folding.SUM and TYPE.is_floating():
             value, error = sums.with_group(value, error, group[0])
@@ -148,15 +132,14 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
 
 @addressing.launched
 def share(
-    x, numbers, y, codes, x_scale, x_zero, y_scale, y_zero, sizes, MODE, SHARED, ROWS, SIDE, WIDE, B
+    x, numbers, y, codes, x_scale, x_zero, y_scale, y_zero, sizes, MODE, SHARED, ROWS, WIDE, B
 ):
     """Writes the results of windows of ``x`` along one axis to ``y``; both are dense. Neighbours
     along the axis lie ``inner`` elements apart.
 
     A lane makes ``SHARED[0]`` windows, whose stride is at most ``SHARED[1]``. It reads their common
-    core in ``turns`` turns of eight positions, with SIDE side by side with other lanes. ``groups``
-    and ``inner`` are dividers (``launch.divider``). What is divided, counted and numbered: see
-    ``folding.fold``.
+    core in ``turns`` turns of eight positions. ``groups`` and ``inner`` are dividers
+    (``launch.divider``). What is divided, counted and numbered: see ``folding.fold``.
     """
     lanes, turns, divisor, groups, inner, axis, numbering, planes = sizes
     length, outputs, window, stride, start, end = axis
@@ -181,8 +164,8 @@ def share(
     EDGES: tl.constexpr = (G - 1) * EDGE
     opening = first + (G - 1) * stride  # of the core
     past = last + (G - 1) * stride
-    starts = read(source, first, opening, stride, line, live, EDGE, EDGES, OP, TYPE, SIDE)
-    ends = read(source, last, past, stride, line, live, EDGE, EDGES, OP, TYPE, SIDE)
+    starts = read(source, first, opening, stride, line, live, EDGE, EDGES, OP, TYPE)
+    ends = read(source, last, past, stride, line, live, EDGE, EDGES, OP, TYPE)
     before = ()
     after = ()
     for g in tl.static_range(G - 1):
@@ -190,7 +173,7 @@ def share(
         after = after + (until(ends, g * EDGE, 1, EDGE, OP)[EDGE - 1],)
     before = until(before, G - 2, -1, G - 1, OP)
     after = until(after, 0, 1, G - 1, OP)
-    middle = core(source, tl.maximum(opening, 0), turns, last, line, live, OP, TYPE, SIDE)
+    middle = core(source, tl.maximum(opening, 0), turns, last, line, live, OP, TYPE)
     results = ()
     winners = ()
     for g in tl.static_range(G):

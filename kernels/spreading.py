@@ -11,7 +11,7 @@ neighbours of the dense result, whatever its width:
 import triton
 import triton.language as tl
 
-from . import addressing, sums
+from . import addressing, folding, sums
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
     and ``axes`` holds the innermost axis first. RANK 0 is a plane that one window takes whole.
     """
     elements, divisor, channels, axes = sizes
-    FLOAT: tl.constexpr = tl.float64 if g.dtype.element_ty == tl.float64 else tl.float32
+    FLOAT: tl.constexpr = folding.accumulated(g.dtype.element_ty)
     element = addressing.lane_numbers(B, WIDE)
     live = element < elements
     q = addressing.over(element, channels) if CHANNELS else element

@@ -53,7 +53,7 @@ class Made(NamedTuple):
     def form(self) -> Hashable:
         """The types of all that it works on, and every choice that decides which of a kernel's code
         runs."""
-        modes = ("KIND", "COUNT", "RANK")
+        modes = ("KIND", "COUNT", "RANK", "OP", "V")
         given = dict(self.launch.constants)
         for group in ("FORM", "MODE"):
             given |= given.pop(group)._asdict() if group in given else {}
@@ -191,6 +191,20 @@ def bins(input: Tensor, window: Window) -> None:
         backend.BACKEND.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])
 
 
+def sets(input: Tensor, _: Window) -> None:
+    """Ragged ones and samples, with a mask and without."""
+    for channels in (64, 3):
+        rows = input.new_empty((1000, channels))
+        mask = rows.new_empty(1000, dtype=torch.bool)
+        for flags in itertools.product((False, True), (None, mask)):
+            is_flag, kept = flags
+            offsets = rows.new_empty(9, dtype=(torch.int32, torch.int64)[is_flag])
+            backend.segment_sums(rows, offsets, kept, is_flag)
+            backend.segment_maxima(rows, offsets, kept, is_flag)
+            kept = None if kept is None else kept.view(10, 100)
+            backend.segment_maxima(rows.view(10, 100, channels), None, kept, is_flag)
+
+
 FAMILIES: dict[str, tuple[Callable[[Tensor, Window], None], list[torch.dtype]]] = {
     "max": (maxima, samples.FLOATS + samples.INTEGERS),
     "max gradient": (max_gradients, samples.FLOATS),
@@ -198,6 +212,7 @@ FAMILIES: dict[str, tuple[Callable[[Tensor, Window], None], list[torch.dtype]]] 
     "average": (averages, samples.FLOATS),
     "quantized": (quantized, [torch.int8, torch.uint8]),
     "adaptive": (bins, [*samples.FLOATS, torch.int8, torch.uint64]),
+    "sets": (sets, samples.FLOATS),
 }
 
 
@@ -381,6 +396,31 @@ def test_nothing_goes_to_scratch_on_rdna(
         assert scratch == ["0"], made
 
 
+@cases.each("target", TARGETS, ["sm_90"])
+@pytest.mark.parametrize("dtype", samples.FLOATS)
+def test_sets_of_rows_are_read_by_16_bytes_and_nothing_spills(
+    dtype: torch.dtype, target: str, launches_of: Collector
+) -> None:
+    """E7: sums, means, maxima and minima, with a mask and without."""
+    sets(torch.empty(0, dtype=dtype, device="meta"), Window.directml(1, 1))
+    chosen = {
+        made.form(): made for made in launches_of.made if dict(made.launch.constants)["V"] > 1
+    }
+    assert len(chosen) >= 8
+    for made in chosen.values():
+        binary = to_machine_code(made, target)
+        if target == "gfx942":
+            assert re.search(r"load_dwordx4", binary.asm["amdgcn"]), made
+            used = re.findall(
+                r"\.(?:vgpr_spill_count|private_segment_fixed_size): +(\d+)", binary.asm["amdgcn"]
+            )
+            assert used == ["0", "0"], made
+        else:
+            assert re.search(r"ld\.global\S*\.v[24]\.b(32|64)", binary.asm["ptx"]), made
+            code = machine_code(binary.asm["cubin"])
+            assert not any(each.base in ("LDL", "STL") for each in code), made
+
+
 BLOCKS: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     *(("max", (size, size), window) for size in (16, 15) for window in ((3, 1, 1), (2, 2))),
     *(("max gradient", (16, 16), window) for window in ((3, 1, 1), (3, 2, 1), (9, 1, 4))),
@@ -390,6 +430,7 @@ BLOCKS: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     ("max", (9, 90), (70, 1, 35, 35)),
     ("adaptive", (30, 33), (5, 6)),
     ("quantized", (14, 14), (14,)),
+    ("sets", (4, 4), (2, 2)),
 ]
 """Families, sizes and windows that reach every block of threads."""
 
@@ -406,7 +447,7 @@ def test_neighbouring_threads_touch_neighbouring_memory(launches_of: Collector) 
         given = dict(made.launch.constants)
         form = given.get("FORM")
         blocks = form and (form.channels, form.vector, form.store)
-        blocks = blocks, *map(given.get, ("BLOCK", "ROWS", "SIDE"))
+        blocks = blocks, *map(given.get, ("BLOCK", "ROWS", "V"))
         chosen.setdefault((made.launch.kernel, blocks), made)
     wrong = {
         str(made.launch): apart(str(compiler.lowered(made.request(), "ttgir")[0]))

@@ -75,6 +75,22 @@ def planned(
     )
 
 
+@lru_cache(maxsize=1024)
+def planned_sets(
+    sizes: tuple[int, int, int, int], kinds: tuple[Any, ...], options: tuple[int, bool, bool]
+) -> Any:
+    """The launch that combines sets of rows. ``sizes`` are the numbers of sets, rows and channels,
+    and how far rows lie apart; ``kinds`` the data types of all tensors and whether they are
+    aligned. ``options`` say what is computed, and whether there are offsets and a mask.
+    """
+    sets, rows, channels, _ = sizes
+    if max(rows, sets * channels) >= kernel_named("launch", "WIDE_FROM"):
+        raise NoKernelError
+    (dtype, aligned), *_ = kinds
+    constants = dict(zip(("OP", "RAGGED", "MASKED"), options, strict=True))
+    return kernel_named("launches", "segments")(sizes, dtype.itemsize, aligned, **constants)
+
+
 def new(like: Tensor, plan: GpuPlan, dtype: torch.dtype) -> Tensor:
     """An uninitialised result of a plan, on the device of ``like``."""
     device = like.get_device()

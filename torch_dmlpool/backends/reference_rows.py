@@ -70,7 +70,11 @@ def segment_sums(
     numbers = _set_numbers(offsets, mask, input.shape[0])
     # In float64, as PyTorch adds one row after the other.
     exact = torch.zeros(sets + 1, input.shape[1], dtype=_wider(wide), device=input.device)
-    sums = exact.index_add(0, numbers, wide.to(exact.dtype))[:sets]
+    wide = wide.to(exact.dtype)
+    if input.is_cpu:
+        sums = exact.index_add(0, numbers, wide)[:sets]
+    else:  # ``index_add`` has no fixed order on other devices, ``index_put`` sorts before it adds
+        sums = exact.index_put((numbers,), wide, accumulate=True)[:sets]
     if is_mean:
         sums = sums / _counts(numbers, sets)[:sets, None].clamp(min=1)
     return sums.to(input.dtype)

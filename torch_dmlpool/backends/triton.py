@@ -16,23 +16,17 @@ from torch import Tensor
 
 from torch_dmlpool import operands
 from torch_dmlpool._private import current_gpu
-from torch_dmlpool.backends import reference
+from torch_dmlpool.backends import reference, reference_rows
 from torch_dmlpool.backends.compiling import compiled, kernel_named
-from torch_dmlpool.backends.fallbacks import MissingKernel, or_reference
-from torch_dmlpool.backends.gpu_plans import GpuPlan, new, planned
+from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
+from torch_dmlpool.backends.gpu_plans import GpuPlan, new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend
 from torch_dmlpool.backends.reference import gather_positions as gather_positions
 from torch_dmlpool.backends.reference import masked as masked
 from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
 from torch_dmlpool.backends.reference import unique_positions as unique_positions
 from torch_dmlpool.backends.reference_rows import (
-    segment_maxima as segment_maxima,
-)
-from torch_dmlpool.backends.reference_rows import (
     segment_shares as segment_shares,
-)
-from torch_dmlpool.backends.reference_rows import (
-    segment_sums as segment_sums,
 )
 from torch_dmlpool.backends.reference_rows import (
     statistics as statistics,
@@ -389,6 +383,48 @@ def _launch_averages(
             is_quantized = not source.is_floating_point()
             between = (torch.int32 if is_quantized else _sum_type(source.dtype),)
             _in_turn(plan.launches, (source, source), (target, target), between, parameters)
+
+
+@or_reference(reference_rows.segment_sums)
+def segment_sums(
+    input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
+) -> Tensor:
+    """The sum or the mean of each set."""
+    return _combined(input, offsets, mask, int(is_mean))[0]
+
+
+@or_reference(reference_rows.segment_maxima)
+def segment_maxima(
+    input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
+) -> tuple[Tensor, Tensor]:
+    """The greatest or least element of each channel of a set, and its row."""
+    if input.dtype not in operands.FLOAT_TYPES:
+        raise NoKernelError
+    return _combined(input, offsets, mask, 2 + are_minima)
+
+
+def _combined(
+    input: Tensor, offsets: Tensor | None, mask: Tensor | None, operation: int
+) -> tuple[Tensor, Tensor]:
+    """The results of sets, and their rows if ``operation`` has them; else the results again."""
+    is_ragged = offsets is not None
+    if offsets is None:  # samples are sets of equally many rows, one after the other
+        samples, rows, _ = input.shape
+        offsets = torch.arange(samples + 1, dtype=torch.int64, device=input.device) * rows
+        input = input.flatten(0, 1)
+    rows, channels = input.shape
+    if channels > 1 and input.stride(1) != 1:
+        input = input.contiguous()
+    values = input.new_empty((offsets.shape[0] - 1, channels))
+    winners = values if operation < 2 else values.new_empty(values.shape, dtype=torch.int64)
+    if values.numel() > 0:
+        # A bool's byte may be any but 0. Without a mask the kernel does not touch it.
+        kept = input if mask is None else mask.contiguous().view(torch.uint8)
+        tensors = input, offsets.contiguous(), kept, values, winners
+        sizes = values.shape[0], rows, channels, input.stride(0)
+        options = operation, is_ragged, mask is not None
+        launch(planned_sets(sizes, tuple(map(kind_of, tensors)), options), *tensors)
+    return values, winners
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:

@@ -306,8 +306,12 @@ class Threads:
         if opcode == "redux.sync.add.s32":
             sums = value.reshape(-1, WARP).sum(1, dtype=WORD)
             self._write(to, np.repeat(sums, WARP), None)
-        elif opcode == "shfl.sync.bfly.b32" and (others[1] == WARP - 1).all():
-            lanes = np.arange(self.count) ^ others[0].astype(np.int64)
+        elif (
+            opcode.startswith(("shfl.sync.bfly", "shfl.sync.idx")) and (others[1] == WARP - 1).all()
+        ):
+            lanes, given_lanes = np.arange(self.count), others[0].astype(np.int64)
+            is_named = "idx" in opcode  # in its warp, else by the bits that differ
+            lanes = lanes // WARP * WARP + given_lanes % WARP if is_named else lanes ^ given_lanes
             self._write(to, value[lanes], None)
         else:
             raise RefusedError("unknown exchange")
