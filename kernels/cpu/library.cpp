@@ -1,7 +1,7 @@
 // The library as backends/library.py calls it, by C functions alone.
 //
-// Python compares the version and the layout of the structs when it loads the library. Every other
-// function returns one of `Code`: no exception leaves the library, and none ends the process.
+// Python compares the version and the layout of the structs when it loads the library. Operators
+// return one of `Code`: no exception leaves the library, and none ends the process.
 
 #include <cstddef>
 #include <cstdio>
@@ -18,36 +18,37 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 2;
+constexpr int64_t VERSION = 3;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 
 // Why the last call in this thread FAILED.
 thread_local char message[256];
 
-// Calls `call`, and turns what it throws into a Code and a message.
-template <class Call>
-int32_t code_of(const Call &call) noexcept {
-    try {
-        call();
-        return DONE;
-    } catch (const std::bad_alloc &) {
-        return NO_MEMORY;
-    } catch (const std::length_error &) {  // more than any memory can hold
-        return NO_MEMORY;
-    } catch (const std::exception &error) {
-        std::snprintf(message, sizeof(message), "%s", error.what());
-    } catch (...) {
-        std::snprintf(message, sizeof(message), "an unknown exception");
+// An operator of operators.h as Python calls it, with a pointer for each operand: what it throws
+// becomes a Code and a message.
+template <auto operate>
+struct Guarded;
+template <class... Operands, void (*operate)(Operands...)>
+struct Guarded<operate> {
+    static int32_t call(Operands... operands) noexcept {
+        try {
+            operate(operands...);
+            return DONE;
+        } catch (const std::bad_alloc &) {
+            return NO_MEMORY;
+        } catch (const std::length_error &) {  // more than any memory can hold
+            return NO_MEMORY;
+        } catch (const std::out_of_range &) {  // indices or offsets, and no result was written
+            return OUTSIDE;
+        } catch (const std::exception &error) {
+            std::snprintf(message, sizeof(message), "%s", error.what());
+        } catch (...) {
+            std::snprintf(message, sizeof(message), "an unknown exception");
+        }
+        return FAILED;
     }
-    return FAILED;
-}
-
-// The same for pools of sets, but OUTSIDE before any work where offsets fall or lie outside.
-template <class Call>
-int32_t segments_code(const Segments &s, const int64_t *offsets, const Call &call) noexcept {
-    return are_offsets(s, offsets) ? code_of(call) : int32_t(OUTSIDE);
-}
+};
 
 // A line of the table that Python compares. A field of a struct has its offset and its bytes. A
 // struct has offset 0 and its bytes. A constant has its value as `offset`, and 0 bytes.
@@ -120,6 +121,38 @@ constexpr Field LAYOUT[] = {
     {nullptr, 0, 0},
 };
 
+// A line of the table of operators. operators.h says what each of them reads and writes. Any byte
+// of a bool but 0 is True.
+struct Operator {
+    const char *name;
+    const void *function;
+};
+
+#define OPERATOR(name) {#name, reinterpret_cast<const void *>(Guarded<name>::call)}
+const Operator OPERATORS[] = {
+    OPERATOR(max_pooling),
+    OPERATOR(max_pooling_indices),
+    OPERATOR(max_pooling_grad),
+    OPERATOR(max_unpooling),
+    OPERATOR(unique_positions),
+    OPERATOR(gather_positions),
+    OPERATOR(scatter_positions),
+    OPERATOR(average_pooling),
+    OPERATOR(average_pooling_grad),
+    OPERATOR(quantized_average_pooling),
+    OPERATOR(segment_sums),
+    OPERATOR(segment_maxima),
+    OPERATOR(segment_shares),
+    OPERATOR(statistics),
+    OPERATOR(statistics_grad),
+    OPERATOR(masked),
+    OPERATOR(masked_average_pooling),
+    OPERATOR(masked_average_pooling_grad),
+    OPERATOR(masked_max_pooling),
+    OPERATOR(masked_max_pooling_grad),
+    {nullptr, nullptr},
+};
+
 }  // namespace
 }  // namespace dmlpool
 
@@ -167,109 +200,9 @@ int64_t dmlpool_calls_forced() {
     return calls_forced();
 }
 
-// The operators. operators.h says what each of them reads and writes. Any byte of a bool but 0 is
-// True.
-
-int32_t dmlpool_max_pooling(const Problem *p, const void *input, void *output, void *winners) {
-    return code_of([=] { max_pooling(*p, input, output, winners); });
-}
-
-int32_t dmlpool_max_pooling_indices(const Problem *p, const void *taps, void *indices) {
-    return code_of([=] { max_pooling_indices(*p, taps, indices); });
-}
-
-int32_t dmlpool_max_pooling_grad(const Problem *p, const void *arriving, const void *taps,
-                                 void *gradient) {
-    return code_of([=] { max_pooling_grad(*p, arriving, taps, gradient); });
-}
-
-// Returns OUTSIDE, and writes no element, where an index but -1 is outside its plane.
-int32_t dmlpool_max_unpooling(const Problem *p, const void *input, const void *indices,
-                              void *output, void *unique) {
-    bool is_outside = false;
-    const int32_t code =
-        code_of([&] { is_outside = max_unpooling(*p, input, indices, output, unique); });
-    return is_outside ? int32_t(OUTSIDE) : code;
-}
-
-int32_t dmlpool_unique_positions(const Problem *p, const void *positions, void *unique) {
-    return code_of([=] { unique_positions(*p, positions, unique); });
-}
-
-int32_t dmlpool_gather_positions(const Problem *p, const void *input, const void *positions,
-                                 void *output) {
-    return code_of([=] { gather_positions(*p, input, positions, output); });
-}
-
-int32_t dmlpool_scatter_positions(const Problem *p, const void *input, const void *positions,
-                                  void *output) {
-    return code_of([=] { scatter_positions(*p, input, positions, output); });
-}
-
-int32_t dmlpool_average_pooling(const Problem *p, const void *input, void *output) {
-    return code_of([=] { average_pooling(*p, input, output); });
-}
-
-int32_t dmlpool_average_pooling_grad(const Problem *p, const void *arriving, void *gradient) {
-    return code_of([=] { average_pooling_grad(*p, arriving, gradient); });
-}
-
-int32_t dmlpool_quantized_average_pooling(const Problem *p, const void *input, void *output,
-                                          const Quantization *q) {
-    return code_of([=] { quantized_average_pooling(*p, input, output, *q); });
-}
-
-int32_t dmlpool_segment_sums(const Segments *s, const void *values, const int64_t *offsets,
-                             const uint8_t *mask, void *output) {
-    return segments_code(*s, offsets, [=] { segment_sums(*s, values, offsets, mask, output); });
-}
-
-int32_t dmlpool_segment_maxima(const Segments *s, const void *values, const int64_t *offsets,
-                               const uint8_t *mask, void *output, int64_t *winners) {
-    return segments_code(*s, offsets,
-                         [=] { segment_maxima(*s, values, offsets, mask, output, winners); });
-}
-
-int32_t dmlpool_segment_shares(const Segments *s, const void *arriving, const int64_t *offsets,
-                               const uint8_t *mask, const int64_t *winners, void *gradient) {
-    return segments_code(*s, offsets,
-                         [=] { segment_shares(*s, arriving, offsets, mask, winners, gradient); });
-}
-
-int32_t dmlpool_statistics(const Segments *s, const void *values, const uint8_t *mask, void *means,
-                           void *deviations) {
-    return code_of([=] { statistics(*s, values, mask, means, deviations); });
-}
-
-int32_t dmlpool_statistics_grad(const Segments *s, const void *values, const uint8_t *mask,
-                                const void *moments, void *gradient) {
-    return code_of([=] { statistics_grad(*s, values, mask, moments, gradient); });
-}
-
-int32_t dmlpool_masked(const Problem *p, const Masking *m, const void *input, const void *mask,
-                       void *output) {
-    return code_of([=] { masked(*p, *m, input, mask, output); });
-}
-
-int32_t dmlpool_masked_average_pooling(const Problem *p, const Masking *m, const void *input,
-                                       const void *mask, void *output) {
-    return code_of([=] { masked_average_pooling(*p, *m, input, mask, output); });
-}
-
-int32_t dmlpool_masked_average_pooling_grad(const Problem *p, const Masking *m,
-                                            const void *arriving, const void *mask,
-                                            void *gradient) {
-    return code_of([=] { masked_average_pooling_grad(*p, *m, arriving, mask, gradient); });
-}
-
-int32_t dmlpool_masked_max_pooling(const Problem *p, const Masking *m, const void *input,
-                                   const void *mask, void *output, void *winners) {
-    return code_of([=] { masked_max_pooling(*p, *m, input, mask, output, winners); });
-}
-
-int32_t dmlpool_masked_max_pooling_grad(const Problem *p, const Masking *m, const void *arriving,
-                                        const void *taps, const void *mask, void *gradient) {
-    return code_of([=] { masked_max_pooling_grad(*p, *m, arriving, taps, mask, gradient); });
+// The table of `Operator`. It ends with an operator whose name is null.
+const void *dmlpool_operators() {
+    return OPERATORS;
 }
 }
 #pragma GCC visibility pop

@@ -78,8 +78,8 @@ void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, 
 // Writes zeros, and then each element at its index. Indices are POSITIONS or INDICES, and have
 // Problem::bytes bytes. The last of equal ones stays. Unless `unique` is null, it gets what
 // `unique_positions` writes, as int32 if planes have less than 2^31 positions. If an index but -1
-// is outside its plane, nothing but `unique` is written, and the result is true.
-bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
+// is outside its plane, nothing but `unique` is written, and std::out_of_range is thrown.
+void max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
                    void *unique);
 // Copies positions, but writes -1 for those outside a plane and for all but the last of equal ones.
 void unique_positions(const Problem &p, const void *positions, void *unique);
@@ -97,8 +97,6 @@ void quantized_average_pooling(const Problem &p, const void *input, void *output
 // Pools of sets of rows. Offsets and masks may be null; a mask has a byte for each row, which is
 // left out where that is 0. Results are contiguous rows, one for each set.
 
-// Whether offsets rise, and no row lies outside.
-bool are_offsets(const Segments &s, const int64_t *offsets);
 void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
                   const uint8_t *mask, void *output);
 // The greatest or least element of each channel. `winners` gets its row, or -1 for an empty set,

@@ -124,15 +124,6 @@ struct Spreader {
 
 }  // namespace
 
-bool are_offsets(const Segments &s, const int64_t *offsets) {
-    if (offsets == nullptr)
-        return true;
-    bool are = offsets[0] >= 0 && offsets[s.segments] <= s.length;
-    for (int64_t k = 0; k < s.segments; ++k)
-        are &= offsets[k] <= offsets[k + 1];
-    return are;
-}
-
 void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
                   const uint8_t *mask, void *output) {
     with_floats(s.type, "segments of type", [&](auto element) {

@@ -36,10 +36,15 @@ struct Piece {
 };
 
 // Calls make()(piece) for all pieces, where each part of the work makes its own. Where sets are
-// fewer than threads need, channels are shared out, too.
+// fewer than threads need, channels are shared out, too. Throws where offsets fall or lie outside.
 template <class Make>
 void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make,
                 int64_t most = WIDTH) {
+    bool are_offsets = offsets == nullptr || (offsets[0] >= 0 && offsets[s.segments] <= s.length);
+    for (int64_t k = 0; offsets != nullptr && k < s.segments; ++k)
+        are_offsets &= offsets[k] <= offsets[k + 1];
+    if (!are_offsets)
+        throw std::out_of_range("offsets");
     if (s.segments == 0 || s.channels == 0)
         return;
     const int64_t threads = available_threads();

@@ -254,7 +254,7 @@ void unique_positions(const Problem &p, const void *positions, void *unique) {
     });
 }
 
-bool max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
+void max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
                    void *unique) {
     const Positions all(p, indices, p.bytes, p.numbering == INDICES);
     const int64_t unique_bytes = all.size < int64_t(1) << 31 ? 4 : 8;
@@ -276,7 +276,8 @@ bool max_unpooling(const Problem &p, const void *input, const void *indices, voi
                     for_last(part, unique, unique_bytes, put);
             });
     });
-    return is_wrong;
+    if (is_wrong)
+        throw std::out_of_range("an index");
 }
 
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output) {

@@ -16,7 +16,7 @@ import torch
 
 from torch_dmlpool import kernels
 
-VERSION = 2
+VERSION = 3
 """``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that run on a processor, the fastest first, by the processor's capability as
@@ -70,6 +70,12 @@ class _Field(ctypes.Structure):
     """``Field`` of kernels/cpu/library.cpp."""
 
     _fields_ = (("name", ctypes.c_char_p), ("offset", _NUMBER), ("bytes", _NUMBER))
+
+
+class _Operator(ctypes.Structure):
+    """``Operator`` of kernels/cpu/library.cpp."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("function", _POINTER))
 
 
 _FUNCTIONS = {
@@ -149,9 +155,16 @@ def load(path: Path) -> tuple[Any, str | None]:
                 f"{path.name} was built from other sources than this package ({difference}): "
                 "install torch_dmlpool again, from source"
             )
-        for name, count in _FUNCTIONS.items():
-            function = getattr(library, f"dmlpool_{name}")
-            function.argtypes, function.restype = (_POINTER,) * count, ctypes.c_int32
+        library.dmlpool_operators.restype = ctypes.POINTER(_Operator)
+        for operator in library.dmlpool_operators():
+            if operator.name is None:  # the table ends here
+                break
+            name = operator.name.decode()
+            function = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * _FUNCTIONS[name])(
+                operator.function
+            )
+            function.__name__ = f"dmlpool_{name}"
+            setattr(library, function.__name__, function)
         library.dmlpool_message.restype = ctypes.c_char_p
         library.dmlpool_use_threads.argtypes = _POINTER, _POINTER
         library.dmlpool_use_threads.restype = None
