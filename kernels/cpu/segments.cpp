@@ -14,6 +14,9 @@
 namespace dmlpool {
 namespace {
 
+template <class L>
+constexpr int64_t SHORT = 16 / sizeof(L);  // lanes of a short vector
+
 // Finds the greatest elements of rows, or the least ones. The first of equal elements wins, and so
 // does the first NaN.
 template <class T>

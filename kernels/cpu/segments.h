@@ -1,7 +1,6 @@
 // Sets of rows, cut into pieces, and their sums: what segments.cpp and statistics.cpp share.
 #pragma once
 
-#include <array>
 #include <vector>
 
 #include "operators.h"
@@ -13,7 +12,7 @@ namespace {
 
 constexpr int64_t WIDTH = 1024;      // channels of a piece at most
 constexpr int64_t LISTED = 1 << 16;  // rows that are listed at once at most
-constexpr int64_t FEW = 16;          // rows for which sums have a loop of their own
+constexpr int64_t FEW = 64;          // rows that are read in order before they are added
 
 // Some channels of one set, from channel `at` on, and its rows [begin, end).
 struct Piece {
@@ -106,45 +105,7 @@ bool reads_rows_first(const Segments &s, int64_t element) {
            is_large(s.length * s.row_step * element * (s.set_step != 0 ? s.segments : 1));
 }
 
-// The sum of elements [i, i + n) of rows [from, to), as a tree.
-template <class T, int64_t n, int64_t from, int64_t to>
-__attribute__((always_inline)) inline Vector<Wide<T>, n> tree(const Row *rows, int64_t i) {
-    constexpr int64_t middle = (from + to + 1) / 2;
-    if constexpr (to - from == 1)
-        return load<Wide<T>, n>(elements<T>(rows[from]) + i);
-    else
-        return tree<T, n, from, middle>(rows, i) + tree<T, n, middle, to>(rows, i);
-}
-// Sums of at most FEW rows of at least n elements.
-template <class T, int64_t n, int64_t rows_count>
-void add_few(const Row *rows, int64_t count, Wide<T> *out) {
-    int64_t i = 0;
-    for (; i + 2 * n <= count; i += 2 * n) {
-        const auto first = tree<T, n, 0, rows_count>(rows, i);
-        write(tree<T, n, 0, rows_count>(rows, i + n), out + i + n);
-        write(first, out + i);
-    }
-    for (; i < count; i += n) {
-        i = std::min(i, count - n);  // the last vector may overlap the one before
-        write(tree<T, n, 0, rows_count>(rows, i), out + i);
-    }
-}
-template <class T, int64_t n, size_t... k>
-constexpr auto few_of(std::index_sequence<k...>) {
-    return std::array<void (*)(const Row *, int64_t, Wide<T> *), FEW>{add_few<T, n, k + 1>...};
-}
-// The same for any number of elements of at least SHORT.
-template <class L>
-constexpr int64_t SHORT = 16 / sizeof(L);
-template <class T>
-void add_few_rows(const Row *rows, int64_t rows_count, int64_t count, Wide<T> *out) {
-    using L = Wide<T>;
-    static constexpr auto all = std::make_index_sequence<FEW>();
-    static constexpr auto by_vectors = few_of<T, LANES<L>>(all);
-    static constexpr auto by_short = few_of<T, SHORT<L>>(all);
-    (count >= LANES<L> ? by_vectors : by_short)[rows_count - 1](rows, count, out);
-}
-
+// The sums of a set's rows, or their means.
 template <class T>
 struct Adder {
     using L = Wide<T>;
@@ -154,28 +115,13 @@ struct Adder {
     const RowOperations &sums = row_sums(s.type);
     const bool reads_ahead = reads_rows_first(s, sizeof(T));
     List list = {};
-    L grouped[16 * WIDTH];
     std::vector<L> partial = {};  // sums of LISTED rows each, where there are more
 
-    // Sums of listed rows. Up to 16 * FEW of them are added by groups, which pays for short rows.
-    void combine(const Row *rows, int64_t count, int64_t length, L *to) {
-        if (count == 0 || count > 16 * FEW || length < SHORT<L>)
-            return sums.combine(false, rows, count, length, to);
-        const auto add = [&](int64_t first, int64_t n, L *sum) {
-            for (int64_t k = first; k < first + n && reads_ahead; ++k)
-                read_in_order(rows[k].from, length * int64_t(sizeof(T)));
-            add_few_rows<T>(rows + first, n, length, sum);
-        };
-        if (count <= FEW)
-            return add(0, count, to);
-        Row groups[16];
-        const int64_t parts = parts_of(count, FEW);
-        for (int64_t k = 0; k < parts; ++k) {
-            L *const sum = grouped + k * length;
-            add(k * FEW, std::min(FEW, count - k * FEW), sum);
-            groups[k] = {reinterpret_cast<const char *>(sum), 0};
-        }
-        add_few_rows<L>(groups, parts, length, to);
+    // Sums of the listed rows, divided by `divisor` unless that is 0.
+    void combine(int64_t length, L *to, double divisor = 0) const {
+        for (int64_t k = 0; k < list.count && list.count <= FEW && reads_ahead; ++k)
+            read_in_order(list.rows[k].from, length * int64_t(sizeof(T)));
+        sums.combine(false, list.rows.data(), list.count, length, to, {1, 0, 0, divisor});
     }
     void operator()(const Piece &piece) {
         L wide[std::is_same_v<L, T> ? 1 : WIDTH];
@@ -188,12 +134,15 @@ struct Adder {
         list.next = piece.begin;
         list.fill(s, piece, values, sizeof(T));
         int64_t kept = list.count;
-        combine(list.rows.data(), kept, piece.count, to);
+        const auto divisor = [&] {
+            return double(s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1));
+        };
+        if (std::is_same_v<T, float> && list.next >= piece.end)
+            return combine(piece.count, to, divisor());
+        combine(piece.count, to);
         if (list.next < piece.end)
             kept = add_more(piece, to);
-        const double divisor = double(s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1));
-        if (divisor != 1 || to == wide)
-            divide<T>(to, piece.count, divisor, nullptr, out);
+        divide<T>(to, piece.count, divisor(), nullptr, out);
     }
     // Adds the sums of further lists to that of the first one, and returns how many rows are kept.
     int64_t add_more(const Piece &piece, L *to) {
@@ -202,8 +151,7 @@ struct Adder {
         while (list.fill(s, piece, values, sizeof(T))) {
             kept += list.count;
             partial.resize(++lists * piece.count);
-            combine(list.rows.data(), list.count, piece.count,
-                    partial.data() + (lists - 1) * piece.count);
+            combine(piece.count, partial.data() + (lists - 1) * piece.count);
         }
         std::vector<Row> rows;
         for (int64_t k = 0; k < lists; ++k)
