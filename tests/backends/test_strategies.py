@@ -3,6 +3,7 @@ quantized averages are the same, and averages within the bound of E6."""
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -105,6 +106,22 @@ def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> list[list[
         cpu.quantized_linear_average_pooling(quantized, 0.5, 1, 0.25, 0, window, False, torch.int8),
     ]
     return [equal, sums(reals, arriving, window), sums(reals.abs(), arriving.abs(), window)]
+
+
+@OF_SUMS
+@pytest.mark.parametrize("layout", [Tensor.contiguous, samples.channels_last])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_quantized_averages_of_windows_five_wide(
+    strategy: int, layout: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """Sums of int16 of five neighbours, which a compiler once made of the wrong elements."""
+    image = layout(torch.randint(0, 256, (2, 3, 11, 43)).to(dtype))
+    for height, stride, dilation in itertools.product((1, 3, 5), (1, 2, 5), (1, 2)):
+        window = Window.directml(2, (height, 5), stride, 0, 0, dilation)
+        request = image, 0.5, 1, 0.25, 0, window, False, dtype
+        with forced(strategy):
+            found = cpu.quantized_linear_average_pooling(*request)
+        assert torch.equal(found, reference.quantized_linear_average_pooling(*request))
 
 
 @STRATEGIES

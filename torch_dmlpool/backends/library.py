@@ -160,9 +160,8 @@ def load(path: Path) -> tuple[Any, str | None]:
             if operator.name is None:  # the table ends here
                 break
             name = operator.name.decode()
-            function = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * _FUNCTIONS[name])(
-                operator.function
-            )
+            prototype: Any = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * _FUNCTIONS[name])
+            function = prototype(operator.function)
             function.__name__ = f"dmlpool_{name}"
             setattr(library, function.__name__, function)
         library.dmlpool_message.restype = ctypes.c_char_p
