@@ -186,7 +186,8 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
 
 def ending(step: dict[str, Any]) -> str:
     """How a step of `make gpu` ended: one without a wrong result that did not pass had no time."""
-    wrong = re.search(r"[1-9]\d* (?:failed|wrong)|(?<=SUMMARY: )[1-9]\d* errors", step["last"][-1])
+    last = " ".join(step.get("last", []))
+    wrong = re.search(r"[1-9]\d* (?:failed|wrong)|(?<=SUMMARY: )[1-9]\d* errors", last)
     return "passed" if not step["exit_status"] else wrong[0] if wrong else "ran out of time"
 
 

@@ -42,7 +42,9 @@ def test_every_operator_has_a_rule() -> None:
             f"dmlpool::{name}", "CompositeImplicitAutograd"
         )
     }
-    assert defined - composed == set(RULES)
+    # Operators on sets of rows run on DTensors as operators of PyTorch.
+    rows = {"segment_sums", "segment_maxima", "segment_shares", "statistics"}
+    assert defined - composed - rows == set(RULES)
 
 
 @pytest.mark.parametrize(

@@ -365,10 +365,6 @@ def _averages(
     return target, plan
 
 
-def _launch_average_gradient(plan: GpuPlan, source: Tensor, target: Tensor) -> None:
-    _launch_averages(plan, source, target, (0, 0, 0, 0))
-
-
 def _launch_averages(
     plan: GpuPlan, source: Tensor, target: Tensor, parameters: tuple[Any, ...]
 ) -> None:

@@ -248,9 +248,6 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
 PARAMETERS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
-_NUMBERS = {int, float, type(None)}  # types of scales and zero points that are no tensors
-
-
 def check_counted(window: Window, include_padding: bool) -> None:
     """Reject quantized averages that count padding and have 2^63 taps or more."""
     if include_padding and is_sure(window.taps >= 2**63):
@@ -339,12 +336,6 @@ def checked_quantization(
         output_dtype = output_dtype if output_dtype in operands.QUANTIZED_TYPES else input.dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
-
-
-def are_numbers(parameters: Sequence[Any]) -> bool:
-    """Whether all scales and zero points are plain numbers or None."""
-    # This takes a third of the time of a search for tensors.
-    return _NUMBERS.issuperset(map(type, parameters))
 
 
 def check_scale_values(name: str, scales: Tensor) -> None:
