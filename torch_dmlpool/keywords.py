@@ -33,8 +33,8 @@ PYTORCHS_FOR_DIRECTMLS = {
 }
 MODULES = "decompositions", "distributed", "inductor", "onnx"
 """Public modules that are imported by those who need them."""
-OF_OTHERS = {"kernel": "kernel_size", "pool_size": "kernel_size", "size": "kernel_size"}
-"""Names in Keras and elsewhere, beside PyTorch's."""
+KERNEL_SIZE = "filter_size", "kernel", "pool_size", "size"
+"""What Keras and others call it."""
 
 
 def suggestion(
@@ -43,8 +43,8 @@ def suggestion(
     """The error for the first keyword that ``function`` lacks and whose other name it accepts."""
     known = set(accepted)
     for name in passed:
-        other = OF_OTHERS.get(name, "")
-        other = meant.get(name) or (other if other in known else meant.get(other, ""))
+        other = "kernel_size" if name in KERNEL_SIZE else name
+        other = other if other in known else meant.get(other, "")
         if name not in known and other.split(" ")[0] in known:
             return TypeError(f"{function} has no argument {name}: did you mean {other}?")
         if name == "mask" and name not in known and function[0].isupper():
