@@ -51,8 +51,11 @@ struct WindowPooling {
     const bool shares_columns = !without(SHARED_COLUMNS) && op.is_separable &&
                                 most_rows >= SHARED_ROWS &&
                                 channels * w.stride < SHARED_CHANNELS * w.extent();
+    // A window that a first-level cache does not hold is read from memory as it is combined, but
+    // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
-        channels > 1 && !shares_columns && reads_first(windows, op.element_size);
+        channels > 1 && !shares_columns && reads_first(windows, op.element_size) &&
+        (h.window > h.stride || !op.is_separable || most_rows * most_taps * position <= 16384);
     // Rows that windows share with those above are read once; else windows are read one by one.
     const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
     const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
