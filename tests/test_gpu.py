@@ -306,7 +306,7 @@ def test_what_runs_wrote_becomes_results_and_tables(
     monkeypatch.setattr(report, "GPU_PEERS", tmp_path / "gpu_peers.json")
     assert gpu.main(["--collect", *map(str, folders)]) == 0
     shown = report.of_gpu(common.load(tmp_path / "gpu_rows.json"))
-    assert shown["gpu_steps"] == "`rows` failed, `rows` failed"
+    assert shown["gpu_steps"] == "`rows` ran out of time, `rows` ran out of time"
     assert (shown["gpu_measured"], shown["gpu_rows"]) == ("3", "4")
     text = shown["gpu_tables"]
     assert "| max 32x64x512x512 window 4/1 pad 1 | 0.20 | 0.50 | 1.5x | 54.0x (35.22x) |" in text
