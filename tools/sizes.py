@@ -13,13 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 78_000,
-    "kernels/cpu/*.[ch]*": 53_000,
+    "torch_dmlpool/**/*.py": 97_800,
+    "kernels/cpu/*.[ch]*": 63_250,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 180_000,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 26_000,
+    "tests/**/*.py": 205_100,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 31_800,
 }
-"""The most tokens of the files that match."""
+"""The most tokens of the files that match: today's, and one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 _FREE |= {tokenize.ENDMARKER}
 

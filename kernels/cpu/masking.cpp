@@ -104,9 +104,8 @@ struct Masked {
     const int64_t mask_plane = p.plane() / each;
     const bool is_small = p.plane() <= PART;
     // The planes or the outputs along `cut` of a part. Neighbouring parts share little.
-    const int64_t planes =
-        is_small ? std::clamp<int64_t>(PART / std::max(p.plane(), p.output_plane()), 1, m.planes)
-                 : 1;
+    const int64_t fitting = PART / std::max(p.plane(), p.output_plane());
+    const int64_t planes = !is_small ? 1 : std::min(m.planes, std::max(fitting, int64_t(1)));
     const int64_t step =
         is_small ? axis.outputs
         : axis.window == 0

@@ -157,13 +157,11 @@ def convert(
         differently, and kinds of pooling that it lacks. Its ``revert()`` puts everything back.
 
     Raises:
-        TypeError: ``model`` is no ``torch.nn.Module``, ``example_inputs`` neither tuple nor dict,
-            or a flag no bool.
+        TypeError: A wrong ``model``, ``example_inputs`` neither tuple nor dict, or a flag no bool.
         ValueError: ``training`` without ``example_inputs``.
 
-    Maxima and their indices do not change at all. Averages, norms and sums of gradients can differ
-    in the last digits, as they are added in another order. docs/conversion.md lists what else
-    differs: NaN, autocast, integers and quantized tensors.
+    Maxima and their indices do not change. Averages, norms and sums of gradients can differ in the
+    last digits. docs/conversion.md lists the rest: NaN, autocast, integers, quantized tensors.
 
     Example:
         >>> import torch, torch_dmlpool as dmlpool
