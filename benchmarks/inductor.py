@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 import triton
 from torch._dynamo import device_interface
-from torch._inductor import config
+from torch._inductor import config, scheduler
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
@@ -70,6 +70,8 @@ def h200() -> Iterator[None]:
                     patched.enter_context(mock.patch.object(owner, name, kept))
         patched.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         patched.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu"))
+        # PyTorch keeps the answer from before, when no GPU was there.
+        patched.enter_context(mock.patch.object(scheduler, "has_triton", _answer(True)))
         patched.enter_context(config.patch(compile_threads=1, fx_graph_cache=False))
         patched.enter_context(
             mock.patch.object(triton.runtime.driver, "_active", kernels.NoDriver())

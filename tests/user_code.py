@@ -34,6 +34,7 @@ def operators(x: Tensor) -> None:
     assert_type(dmlpool.segment_pooling(rows, offsets), Tensor)
     assert_type(dmlpool.segment_pooling(rows, offsets, "max", return_indices=True), Pair)
     assert_type(dmlpool.token_pooling(torch.rand(1, 5, 3), torch.ones(1, 5).bool(), "min"), Tensor)
+    assert_type(dmlpool.morphology.opening(torch.rand(1, 3, 8, 8), 3), Tensor)
     assert_type(dmlpool.statistics_pooling(x, correction=0), Pair)
     assert_type(
         dmlpool.max_unpooling(*dmlpool.max_pooling(x, 2, 2, return_indices=True), x.shape), Tensor

@@ -5,8 +5,9 @@ are in ``inductor``, those of distributed tensors in ``distributed``, the export
 tests/test_versions.py holds that, and says of each name when it is gone.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -90,6 +91,7 @@ from torch.overrides import (
 # whether a tensor is made of zeros that PyTorch has not written
 _is_zerotensor = Tensor._is_zerotensor
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHANGING = forward_ad._current_level, profiler._is_profiler_enabled
 """The two names are read where they are needed. They stand here too, so that the import fails where
 PyTorch has removed one."""
@@ -129,6 +131,12 @@ def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
     # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
     function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """What ``torch.compiler.assume_constant_result`` does, which would load the compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def empty_affine_quantized(*arguments: Any, **how: Any) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from torch_dmlpool import elements, operands
-from torch_dmlpool._private import _assert_async
+from torch_dmlpool._private import _assert_async, constant_in_graphs
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.max_pooling import max_pooling
 from torch_dmlpool.operators.min_pooling import min_pooling
@@ -337,7 +337,7 @@ def _boxes(footprint: Integers | Tensor, rank: int) -> tuple[Box, ...]:
     )
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _read(footprint: Tensor) -> tuple[tuple[Box, ...], tuple[bool, ...]]:
     """The boxes of a footprint, which count from its first element, and its elements."""
     values = footprint.tolist()  # of the tensor itself: torch.export has no values of a view

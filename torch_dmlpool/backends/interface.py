@@ -79,6 +79,10 @@ class Backend(NamedTuple):
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
 
+    def __hash__(self) -> int:
+        # A backend is in the key of each call, which would hash all of its functions.
+        return hash(self.name)
+
     @classmethod
     def of(cls, name: str, functions: Mapping[str, Any], **more: Any) -> Self:
         """The backend with those of a module's ``functions`` that have the name of a field."""

@@ -59,7 +59,7 @@ class Family:
         rank = who if type(who) is int else who._rank
         if not is_dynamo_compiling():
             original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
-            is_seen = not original or has_torch_function_unary(input)
+            is_seen = not original or has_torch_function_unary(input) or _is_tracing()
             if not is_seen and self.prepare is not None:
                 if mask is None:
                     call = prepared(self.prepares[rank], input, *arguments)
@@ -69,7 +69,7 @@ class Family:
                     call = prepared(self.masks[rank], input, tuple(mask.shape), *arguments)
                     if call is not None:
                         return call(input, mask)
-            if is_seen or _is_tracing():
+            if is_seen:
                 answer = observed.answer(self, who, rank, input, mask, arguments)
                 if answer is not NotImplemented:
                     return answer
@@ -104,7 +104,7 @@ class Family:
         return self.pool(batched, mask, *self.request_of(rank, batched, *arguments))
 
     def prepared(
-        self, rank: int, like: Tensor, device: str, *arguments: Any
+        self, rank: int, like: Tensor, backend: Any, *arguments: Any
     ) -> Callable[[Tensor], Any] | None:
         """The call for plain tensors that lie as ``like``."""
         if like.dtype not in self.types:
@@ -112,7 +112,7 @@ class Family:
         batched, added = with_batch(f"{self.family}{rank}d", rank, like)
         try:
             request = self._request(rank, batched, arguments)
-            call = self.prepare(batched, device, *request)  # type: ignore[misc]
+            call = self.prepare(batched, backend, *request)  # type: ignore[misc]
         except NoOutputError as error:
             raise error.naming("kernel_size") from None
         if call is None or added is None:
@@ -120,7 +120,7 @@ class Family:
         return lambda unbatched: without(call(with_batch("", rank, unbatched)[0]), added)
 
     def masked(
-        self, rank: int, like: Tensor, _: str, mask_shape: tuple[int, ...], *arguments: Any
+        self, rank: int, like: Tensor, _: Any, mask_shape: tuple[int, ...], *arguments: Any
     ) -> Callable[[Tensor, Tensor], Any] | None:
         """The call under a mask of these sizes, for plain tensors that lie as ``like``."""
         if like.dtype not in self.types:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import elements, operands, overloads
-from torch_dmlpool.backends import serving
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
@@ -195,23 +195,22 @@ def adaptive_min_pooling(
     return minima(lambda each: maxima_of_bins(each, mask, *request), input)
 
 
-def _prepared_averages(like: Tensor, device: str, output_size: OutputSize) -> Call | None:
+def _prepared_averages(like: Tensor, backend: Backend, output_size: OutputSize) -> Call | None:
     operands.check_pooled("input", like, operands.AVERAGED_TYPES)
-    return prepared_averages(like, device, output_size, like.dim() - 2)
+    return prepared_averages(like, backend, output_size, like.dim() - 2)
 
 
-def _prepared_maxima(like: Tensor, device: str, *asked: Any) -> Call | None:
-    return prepared_maxima(like, device, *numbered_bins(like, *asked))
+def _prepared_maxima(like: Tensor, backend: Backend, *asked: Any) -> Call | None:
+    return prepared_maxima(like, backend, *numbered_bins(like, *asked))
 
 
-def prepared_averages(like: Tensor, device: str, output_size: Any, rank: int) -> Call | None:
+def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: int) -> Call | None:
     """The call of averages of bins for plain tensors that lie as ``like``."""
     sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
     if window is not None:
-        return prepared_average_pooling(like, device, window, False, None)
+        return prepared_average_pooling(like, backend, window, False, None)
     if like.dtype not in operands.FLOAT_TYPES or 0 in sizes:
         return None
-    backend = serving(device)
     if backend.planned_averages is None:
         plan: Any = Plan(backend.adaptive_average_pooling, None, sizes)
     else:
@@ -220,11 +219,11 @@ def prepared_averages(like: Tensor, device: str, output_size: Any, rank: int) ->
 
 
 def prepared_maxima(
-    like: Tensor, device: str, output_size: Any, rank: int, *numbering: Any
+    like: Tensor, backend: Backend, output_size: Any, rank: int, *numbering: Any
 ) -> Call | None:
     """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
     _, window = bins(output_size, tuple(like.shape)[2:], rank)
-    return None if window is None else prepared_max_pooling(like, device, window, *numbering)
+    return None if window is None else prepared_max_pooling(like, backend, window, *numbering)
 
 
 def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import serving
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
 from torch_dmlpool.operators.complex_pooling import by_parts
@@ -157,17 +157,17 @@ def average_pooling_grad(
     return by_parts(lambda each: average_pooling_grad_op(each, *request), input_gradient)
 
 
-def _prepared(like: Tensor, device: str, *asked: Any) -> Call | None:
-    return prepared_average_pooling(like, device, *_counted_windows(like, *asked))
+def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Call | None:
+    return prepared_average_pooling(like, backend, *_counted_windows(like, *asked))
 
 
 def prepared_average_pooling(
-    like: Tensor, device: str, window: Window, include_padding: bool, divisor: int | None
+    like: Tensor, backend: Backend, window: Window, include_padding: bool, divisor: int | None
 ) -> Call | None:
     """The call of averages for plain tensors that lie as ``like``."""
     if like.dtype not in operands.FLOAT_TYPES:
         return None
-    request, backend = (window, include_padding, divisor), serving(device)
+    request, backend = (window, include_padding, divisor), backend
     if backend.planned_averages is None:
         plan: Any = Plan(backend.average_pooling, None, *request)
     else:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import operands, window
+from torch_dmlpool import backends, operands, window
 from torch_dmlpool._private import profiler
-from torch_dmlpool.backends.interface import Function
+from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
 Prepare = Callable[..., Callable[..., Any] | None]
-"""Makes the call for a meta tensor that lies as the input, its kind of device, and the arguments of
+"""Makes the call for a meta tensor that lies as the input, its backend, and the arguments of
 a public function. It raises what a wrong argument raises, and returns None for what it does not
 prepare."""
 
@@ -111,8 +111,8 @@ def prepared(
             written = dumps(arguments, 2)
         except ValueError:
             return None
-    device = "cpu" if input.is_cpu else input.device.type
-    return _remembered(prepare, written, dtypes, input.shape, input.stride(), input.dtype, device)
+    backend = backends.serving("cpu" if input.is_cpu else input.device.type)
+    return _remembered(prepare, written, dtypes, input.shape, input.stride(), input.dtype, backend)
 
 
 _DTYPES = {torch.dtype, type(None)}
@@ -135,13 +135,13 @@ def _remembered(
     shape: torch.Size,
     strides: tuple[int, ...],
     dtype: torch.dtype,
-    device: str,
+    backend: Backend,
 ) -> Callable[..., Any] | None:
     arguments = _arguments(written)
     if arguments is None or dtype not in operands.ORDERED_TYPES:
         return None
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return prepare(like, device, *arguments, *dtypes)
+    return prepare(like, backend, *arguments, *dtypes)
 
 
 def is_plain(*tensors: Tensor) -> bool:

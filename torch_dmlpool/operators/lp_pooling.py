@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import elements, operands
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
 from torch_dmlpool.operators.calls import is_plain, prepared
@@ -93,12 +94,12 @@ def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, floa
     return made, float(operands.checked_norm("p", p))
 
 
-def _prepared(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Tensor] | None:
-    return prepared_lp_pooling(like, device, *_normed_windows(like, *asked))
+def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Tensor] | None:
+    return prepared_lp_pooling(like, backend, *_normed_windows(like, *asked))
 
 
 def prepared_lp_pooling(
-    like: Tensor, device: str, window: Window, p: float
+    like: Tensor, backend: Backend, window: Window, p: float
 ) -> Callable[[Tensor], Tensor] | None:
     """The call of norms for plain tensors that lie as ``like``."""
     if like.dtype not in operands.FLOAT_TYPES or not operands.is_dense(like):
@@ -106,9 +107,9 @@ def prepared_lp_pooling(
     dtype = like.dtype if p == math.inf or like.dtype.itemsize > 2 else torch.float32
     powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
     pool = (
-        prepared_max_pooling(powers, device, window)
+        prepared_max_pooling(powers, backend, window)
         if p == math.inf
-        else prepared_average_pooling(powers, device, window, False, 1)
+        else prepared_average_pooling(powers, backend, window, False, 1)
     )
     if pool is None:
         return None

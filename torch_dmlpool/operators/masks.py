@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dmlpool import elements, operands
+from torch_dmlpool import backends, elements, operands
 from torch_dmlpool._private import applied_at_a_single_level
-from torch_dmlpool.backends import reference, serving
+from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reductions import is_unpadded
 from torch_dmlpool.operators.calls import is_unobserved
@@ -35,7 +35,7 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     if not may_skip_dispatcher(input, mask):
         return reference.masked(input, mask, fills_lowest)
-    fill = serving(input.device.type).masked
+    fill = backends.serving(input.device.type).masked
     if not records_gradient(input):
         return fill(input, mask, fills_lowest)
     return _kept(input, mask, fill, fills_lowest)
@@ -73,7 +73,7 @@ def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -
     """
     if not may_skip_dispatcher(input, mask):
         return None
-    return computes(serving(input.device.type))
+    return computes(backends.serving(input.device.type))
 
 
 class Sums(NamedTuple):
@@ -111,7 +111,7 @@ class MaskedAveragePooling(torch.autograd.Function):
     def forward(
         ctx: Any, input: Tensor, mask: Tensor, sums: Sums, windows: Any, *counted: Any
     ) -> Tensor:
-        backend: Any = serving(input.device.type)
+        backend: Any = backends.serving(input.device.type)
         ctx.request = tuple(input.shape[2:]), windows, *counted
         ctx.channels_last, ctx.backend, ctx.sums = operands.is_channels_last(input), backend, sums
         save(ctx, mask)
@@ -257,7 +257,7 @@ def as_pooled(bools: Tensor) -> Tensor:
     """``bools`` as maxima take them: as they are where the kernels read bools, else as uint8. A
     view would not do, as a True may have any byte but 0.
     """
-    are_taken = may_skip_dispatcher(bools) and serving(bools.device.type).takes_bools
+    are_taken = may_skip_dispatcher(bools) and backends.serving(bools.device.type).takes_bools
     return bools if are_taken else bools.to(torch.uint8)
 
 

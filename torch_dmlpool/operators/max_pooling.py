@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_dmlpool import elements, operands, overloads
 from torch_dmlpool._private import applied_at_a_single_level
-from torch_dmlpool.backends import serving
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
 from torch_dmlpool.operators.derivatives import (
@@ -189,15 +189,16 @@ def max_pooling_grad(
     return max_pooling_grad_op(input, input_gradient, window)
 
 
-def _prepared(like: Tensor, device: str, *asked: Any) -> Call | None:
-    return prepared_max_pooling(like, device, *numbered_windows(like, *asked))
+def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Call | None:
+    return prepared_max_pooling(like, backend, *numbered_windows(like, *asked))
 
 
-def prepared_max_pooling(like: Tensor, device: str, window: Window, *numbering: Any) -> Call | None:
+def prepared_max_pooling(
+    like: Tensor, backend: Backend, window: Window, *numbering: Any
+) -> Call | None:
     """The call of maxima for plain tensors that lie as ``like``. With ``numbering``, an index type
     and whether indices count in each plane, indices are returned too.
     """
-    backend = serving(device)
     if like.dtype is torch.bool and not backend.takes_bools:
         return None
     if backend.planned_maxima is not None:

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import backends, operands
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
-from torch_dmlpool.backends import serving
 from torch_dmlpool.elements import first_indices
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.complex_pooling import by_parts
@@ -80,7 +79,7 @@ def unpooled(
     """
     if not may_skip_dispatcher(input, indices):
         return max_unpooling_op(input, indices, spatial_sizes, per_plane)
-    unpool = serving(input.device.type).max_unpooling
+    unpool = backends.serving(input.device.type).max_unpooling
     if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.operators.calls import prepared
 from torch_dmlpool.operators.max_pooling import (
     Pooled,
@@ -94,8 +95,8 @@ def min_pooling(
     return minima(lambda each: maxima_of(each, mask, *request), input)
 
 
-def _prepared(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Pooled] | None:
-    return prepared_min_pooling(like, device, *numbered_windows(like, *asked))
+def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Pooled] | None:
+    return prepared_min_pooling(like, backend, *numbered_windows(like, *asked))
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import operands
-from torch_dmlpool.backends import serving
+from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import is_plain, prepared
 from torch_dmlpool.operators.derivatives import (
@@ -118,8 +118,8 @@ def _quantized_windows(
     return parameters, made, include_padding, dtype
 
 
-def _prepared(like: Tensor, device: str, *asked: Any) -> Callable[[Tensor], Tensor]:
-    return prepared_quantized(device, *_quantized_windows(like, *asked))
+def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Tensor]:
+    return prepared_quantized(backend, *_quantized_windows(like, *asked))
 
 
 def pooled_integers(
@@ -158,11 +158,11 @@ def pooled_integers(
     return pool(input, *parameters, window, include_padding, output_dtype)
 
 
-def prepared_quantized(device: str, *request: Any) -> Callable[[Tensor], Tensor]:
+def prepared_quantized(backend: Backend, *request: Any) -> Callable[[Tensor], Tensor]:
     """The call for plain tensors, whose scales and zero points are numbers."""
     parameters, window, include_padding, output_dtype = request
     check_counted(window, include_padding)
-    pool = serving(device).quantized_linear_average_pooling
+    pool = backend.quantized_linear_average_pooling
     return lambda input: pool(input, *parameters, window, include_padding, output_dtype)
 
 

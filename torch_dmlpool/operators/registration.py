@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import integrations, operands
+from torch_dmlpool import backends, integrations, operands
 from torch_dmlpool._private import (
     OpOverload,
     _are_functorch_transforms_active,
@@ -29,7 +29,6 @@ from torch_dmlpool._private import (
     forward_ad,
     profiler,
 )
-from torch_dmlpool.backends import serving
 from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.elements import shards_of
 from torch_dmlpool.operators import revision
@@ -129,7 +128,7 @@ class Operator:
     def backend_function(self, tensor: Tensor) -> Function:
         """What computes the operator on the device of ``tensor``."""
         # Asking for the device's name takes longer.
-        backend = serving("cpu" if tensor.is_cpu else tensor.device.type)
+        backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
         return self.computes(backend)  # type: ignore[misc]
 
     def dispatch(self, *arguments: Any) -> Any:

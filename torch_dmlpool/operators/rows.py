@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import backends, operands
 from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     applied_at_a_single_level,
@@ -19,7 +19,7 @@ from torch_dmlpool._private import (
     forward_ad,
     profiler,
 )
-from torch_dmlpool.backends import reference, serving
+from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.elements import shards_of
 from torch_dmlpool.operators import revision
@@ -80,7 +80,7 @@ class RowOperator:
 
     def backend_function(self, tensor: Tensor) -> Function:
         """What computes the operator on the device of ``tensor``."""
-        return self.computes(serving("cpu" if tensor.is_cpu else tensor.device.type))
+        return self.computes(backends.serving("cpu" if tensor.is_cpu else tensor.device.type))
 
     def _compute(self, *arguments: Any, **_: str) -> Any:
         self.results(*arguments)

@@ -10,8 +10,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import operands
-from torch_dmlpool.backends import reference_rows, serving
+from torch_dmlpool import backends, operands
+from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.rows import RowOperator
 from torch_dmlpool.window import ArgumentError
@@ -94,7 +94,7 @@ class SegmentMaxima(torch.autograd.Function):
             return (None,) * 5
         indices, offsets = ctx.saved_tensors
         if not is_grad_enabled() and may_skip_dispatcher(arriving, indices):
-            scatter = serving(arriving.device.type).segment_shares
+            scatter = backends.serving(arriving.device.type).segment_shares
             gradient = scatter(arriving, offsets, None, ctx.rows, False, indices)
         else:
             gradient = reference_rows.scattered(arriving, indices, ctx.rows, offsets is None)

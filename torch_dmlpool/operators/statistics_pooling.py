@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import operands
-from torch_dmlpool.backends import reference_rows, serving
+from torch_dmlpool import backends, operands
+from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.rows import RowOperator
 from torch_dmlpool.window import ArgumentError, integer
@@ -32,7 +32,7 @@ class Statistics(torch.autograd.Function):
         input, mask, mean, deviation = ctx.saved_tensors
         arguments = of_mean, of_deviation, input, mask, mean, deviation, ctx.correction
         if not is_grad_enabled() and may_skip_dispatcher(of_mean, of_deviation, input):
-            return serving(input.device.type).statistics_grad(*arguments), None, None, None
+            return backends.serving(input.device.type).statistics_grad(*arguments), None, None, None
         return reference_rows.statistics_grad(*arguments), None, None, None
 
     @staticmethod
