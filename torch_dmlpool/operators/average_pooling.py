@@ -169,6 +169,7 @@ def prepared_average_pooling(
         return None
     request, backend = (window, include_padding, divisor), backend
     if backend.planned_averages is None:
+        window.output_sizes(like.shape[2:])  # rejected before any work
         plan: Any = Plan(backend.average_pooling, None, *request)
     else:
         plan = backend.planned_averages(like.shape, like.stride(), like.dtype, *request)

@@ -206,6 +206,7 @@ def prepared_max_pooling(
     elif numbering:
         return None
     else:
+        window.output_sizes(like.shape[2:])  # rejected before any work
         plan = Plan(backend.max_pooling, backend.max_pooling_with_taps, window)
     return Call(max_pooling_op.apply, plan, like, window)
 
