@@ -147,6 +147,7 @@ LARGE: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("laid_out", [torch.clone, samples.channels_last], ids=["", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=samples.name_of)
 @pytest.mark.parametrize("is_shared", [True, False], ids=["one mask", "masks of their own"])
+@pytest.mark.usefixtures("kernels_alone")
 def test_planes_that_are_pooled_in_parts(
     name: str, laid_out: Any, dtype: torch.dtype, is_shared: bool
 ) -> None:

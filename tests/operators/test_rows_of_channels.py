@@ -68,6 +68,7 @@ def test_compiled_results_lie_as_eager_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["average_pooling", "max_pooling", "adaptive_average_pooling"])
 @pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.usefixtures("kernels_alone")
 def test_no_row_is_copied(name: str, is_masked: bool, device: torch.device) -> None:
     input = tokens().to(device)
     mask = torch.ones(3, 1, 50, dtype=torch.bool, device=device)

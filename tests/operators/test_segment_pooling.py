@@ -118,6 +118,7 @@ def test_maxima_take_every_ordered_type(
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.uint8])
+@pytest.mark.usefixtures("kernels_alone")
 def test_tokens_are_pooled_as_their_kept_rows(
     reduction: Any, mask_dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -239,6 +240,7 @@ def pools(reduction: Any, is_masked: bool) -> list[tuple[Callable[[Tensor], Tens
 
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.usefixtures("kernels_alone")
 def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
     """E1: reverse and forward, batched, twice."""
     for pool, rows in pools(reduction, is_masked):

@@ -20,6 +20,7 @@ from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
 from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.masks import (
     Sums,
     Winners,
@@ -420,7 +421,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, call: Any) -> tuple[Tensor, Tensor]:
         values, positions = call.run(input)
         ctx.call = call
-        ctx.save_for_backward(positions)
+        save(ctx, positions)
         ctx.save_for_forward(positions)
         ctx.mark_non_differentiable(positions)
         ctx.set_materialize_grads(False)
@@ -431,7 +432,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
         if arriving is None:
             return None, None
         call = ctx.call
-        request = *ctx.saved_tensors, call.sizes, True, call.channels_last
+        request = *saved(ctx), call.sizes, True, call.channels_last
         return scatter_positions_op(call.sharded(arriving), *request), None
 
     @staticmethod

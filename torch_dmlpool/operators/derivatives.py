@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool._private import _VF, _are_functorch_transforms_active, forward_ad
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
 
 def records_gradient(*tensors: Tensor) -> bool:
@@ -58,7 +59,8 @@ def saved(ctx: Any) -> tuple[Tensor, ...]:
     """
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
     for tensor, kind in zip(tensors, ctx.kinds, strict=True):
-        if _kind(tensor) != kind:
+        # Transforms and traces, which read no memory here, may unwrap what was saved.
+        if _kind(tensor) != kind and may_skip_dispatcher(tensor):
             raise RuntimeError(
                 "a tensor that was saved for the gradient came back with another shape, data type "
                 f"or device: {_kind(tensor)} in place of {kind}"

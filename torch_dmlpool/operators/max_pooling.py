@@ -248,7 +248,7 @@ class MaxPooling(torch.autograd.Function):
         if call.returns_winners:
             results.append(taps)
         ctx.call, ctx.further = call, len(results) - 1
-        ctx.save_for_backward(taps)
+        save(ctx, taps)
         ctx.save_for_forward(taps)
         ctx.set_materialize_grads(False)
         if not ctx.further:
@@ -263,6 +263,7 @@ class MaxPooling(torch.autograd.Function):
         (taps,), call = ctx.saved_tensors, ctx.call
         if call.is_planned and is_unobserved(arriving, taps):
             return call.gradient(arriving, taps), None
+        (taps,) = saved(ctx)
         request = call.sizes, call.arguments[0], call.channels_last
         return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None
 

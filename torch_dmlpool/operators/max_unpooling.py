@@ -19,7 +19,7 @@ from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_
 from torch_dmlpool.elements import first_indices
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.derivatives import records_gradient
+from torch_dmlpool.operators.derivatives import records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.window import (
@@ -102,13 +102,13 @@ class MaxUnpooling(torch.autograd.Function):
         result, unique, is_wrong = unpool(input, indices, sizes, per_plane, True)
         if is_wrong:
             _reject_index(indices, sizes, per_plane)
-        ctx.save_for_backward(unique)
+        save(ctx, unique)
         ctx.set_materialize_grads(False)
         return result
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
-        (unique,) = ctx.saved_tensors
+        (unique,) = saved(ctx)
         gradient = None if arriving is None else gather_positions_op(arriving, unique, False)
         return gradient, None, None, None, None
 
