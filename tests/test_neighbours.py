@@ -266,7 +266,9 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
                 check(rounded, run(call, view), expected, magnitudes)
         with SAME_BITS[way]():
             again = run(call, view)
-        one_by_one = [run(call, sample) for sample in view.split(1)]
+        # Averages of another layout are added in another order.
+        single = view if name in ("averages", "norms") else view.contiguous()
+        one_by_one = [run(call, sample) for sample in single.split(1)]
         for result, same in zip(alone, again, strict=True):
             samples.assert_same(same, result)
         cuts = [torch.cat(cut) for cut in zip(*one_by_one, strict=True)]

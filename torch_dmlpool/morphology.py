@@ -285,7 +285,7 @@ def _over(box: Box, images: Tensor, are_maxima: bool) -> Tensor:
     window = [last - first + 1 for first, last in reach]
     before, after = [max(0, -first) for first, _ in reach], [max(0, last) for _, last in reach]
     found = pool(images, window, 1, before, after)
-    # Of a box beside the centre the pool has windows that begin or end nearer to it, too.
+    # Where a box lies beside the centre, the pool also has windows that begin or end nearer to it.
     for dimension, (first, last) in enumerate(reach, 2):
         if first > 0 or last < 0:
             found = found.narrow(dimension, max(0, first), images.shape[dimension])

@@ -95,8 +95,8 @@ class Axis(NamedTuple):
     def empty_windows(self, size: int) -> list[int]:
         """The numbers of the windows that have no tap inside the input."""
         reaching, inside, after, outputs = self._bounds(size)
-        # Of the windows that start before the input only those step over it whose taps are as far
-        # from one another: the first tap at a position of 0 or more lies at the remainder.
+        # A window that starts before the input steps over it only if its taps are far enough apart:
+        # its first tap at a position of 0 or more lies at the remainder of the division.
         straddling = range(reaching, inside) if size < self.dilation else ()
         over = [at for at in straddling if self.first_position(at) % self.dilation >= size]
         return [*range(reaching), *over, *range(after, outputs)]

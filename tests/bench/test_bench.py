@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_result_is_right_on_this_machine() -> None:
-    """Of a dozen functions, in both layouts, with the gradients of those of float32."""
+    """A dozen functions are checked in both layouts, and their gradients in float32."""
     found = dict(bench.checked(CPU))
     assert len(found) == 2 * len(bench.CHECKS) + 1 == 23
     assert set(found.values()) == {None}
