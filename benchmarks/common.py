@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import operands, timing
+from torch_dmlpool import tensors, timing
 from torch_dmlpool.bench.conditions import processor, version_of
 from torch_dmlpool.timing import Call, Times
 from torch_dmlpool.window import Window
@@ -162,7 +162,7 @@ class Workload:
 
 def in_layout(tensor: Tensor, channels_last: bool) -> Tensor:
     """The tensor, contiguous or in channels_last order."""
-    return operands.in_format(tensor, operands.named_memory_format(channels_last, tensor.dim() - 2))
+    return tensors.in_format(tensor, tensors.named_memory_format(channels_last, tensor.dim() - 2))
 
 
 def short(numbers: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ from torch.nn import functional
 
 from benchmarks import common, inductor, kernels, smoke
 from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.timing import Call
@@ -100,7 +100,7 @@ class Request:
         sizes = self.row.output_sizes if "grad" in self.operator else self.row.sizes
         read = [self.row.random(sizes, device)]
         if self.operator == "max grad":
-            dtype = operands.tap_dtype(self.by.taps)
+            dtype = tensors.tap_dtype(self.by.taps)
             taps = torch.randint(self.by.taps, sizes, dtype=dtype, device=device)
             read.append(common.in_layout(taps, self.row.channels_last))
         return tuple(read), functools.partial(OPERATORS[self.operator], self, *read)

@@ -14,7 +14,7 @@ KERNELS = PACKAGE.parent / "kernels"
 ROOMS = ["bench", "distributed", "morphology", "nn", "operators", "integrations", "inductor"]
 ROOMS += ["onnx", "decompositions", "backends", "kernels"]
 """Top to bottom: a room may import itself, the rooms below it, and the leaves."""
-LEAVES = {"window", "operands", "elements", "keywords", "overloads"}
+LEAVES = {"window", "tensors", "keywords", "overloads"}
 LEAVES |= {"counterparts", "observers", "registry", "timing", "_private"}
 NOT_NEIGHBOURS = {
     "distributed": {"nn", "onnx", "kernels"},

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.window import Axis, Window
 
 
@@ -26,11 +26,11 @@ def takes(family: str, rank: int, input: Tensor, has_indices: bool = False) -> b
     if input.is_quantized:
         is_taken = family in ("max_pool", "avg_pool", "adaptive_avg_pool") and not has_indices
         return is_taken and input.qscheme() is torch.per_tensor_affine
-    if dtype in operands.FLOAT_TYPES:
+    if dtype in tensors.FLOAT_TYPES:
         # It has no averages of volumes in half precision on the CPU.
         is_narrow = rank == 3 and dtype.itemsize == 2 and input.is_cpu
         return not (is_narrow and family in ("avg_pool", "lp_pool"))
-    is_whole = dtype in operands.INTEGER_TYPES[:5] and input.is_cpu
+    is_whole = dtype in tensors.INTEGER_TYPES[:5] and input.is_cpu
     return is_whole and family == "max_pool" and (rank > 1 or has_indices)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torch_dmlpool import counterparts, elements, operands
+from torch_dmlpool import counterparts, tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
@@ -155,7 +155,7 @@ def _averages(
     pairs = zip(window.axes, input.shape[2:], strict=True)
     if divisor is None and all(covers(axis, size) for axis, size in pairs):
         mean = _ATEN.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
-        return operands.laid_out_like(mean, input)
+        return tensors.laid_out_like(mean, input)
     arguments = aten.arguments_of("avg_pool", window, input.shape[2:])
     if arguments is None or not counterparts.takes("avg_pool", rank, input):
         return None
@@ -173,7 +173,7 @@ def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
     found = aten.max_pooled(input, window, input.shape[2:])
     if found is None:
         return None
-    return found[0], elements.numbered(found[1], input.shape, *numbering)
+    return found[0], tensors.numbered(found[1], input.shape, *numbering)
 
 
 def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int]) -> Any:
@@ -190,7 +190,7 @@ def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:
         return None
     pools = _ATEN.adaptive_max_pool2d.default, _ATEN.adaptive_max_pool3d.default
     values, positions = _bins(pools, input, output_sizes)
-    return values, positions.to(operands.position_dtype(math.prod(input.shape[2:])))
+    return values, positions.to(tensors.position_dtype(math.prod(input.shape[2:])))
 
 
 _ATENS: dict[str, Callable[..., Any]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import elements, operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import _assert_async, constant_in_graphs
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.max_pooling import max_pooling
@@ -264,13 +264,13 @@ def bottom_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
 def _extremes(images: Tensor, footprint: Integers | Tensor, are_maxima: bool) -> Tensor:
     """The dilation or the erosion of ``images``."""
-    operands.check_pooled("images", images, operands.ORDERED_TYPES)
+    tensors.check_pooled("images", images, tensors.ORDERED_TYPES)
     check_spatial_sizes("images", images.shape[2:], images.dim() - 2)
     boxes = _boxes(footprint, images.dim() - 2)
-    if len(boxes) > 1 and images.dtype in elements.SIGNED:
+    if len(boxes) > 1 and images.dtype in tensors.SIGNED:
         # PyTorch compares no wide unsigned integers. These signed ones have the same order.
-        lowest = torch.iinfo(elements.SIGNED[images.dtype]).min
-        shifted = _extremes(elements.signed(images) ^ lowest, footprint, are_maxima)
+        lowest = torch.iinfo(tensors.SIGNED[images.dtype]).min
+        shifted = _extremes(tensors.signed(images) ^ lowest, footprint, are_maxima)
         return (shifted ^ lowest).view(images.dtype)
     found = _over(boxes[0], images, are_maxima)
     for box in boxes[1:]:
@@ -305,8 +305,8 @@ def _winners(found: Tensor, other: Tensor, are_maxima: bool) -> Tensor:
 def _difference(minuend: Tensor, subtrahend: Tensor) -> Tensor:
     if minuend.dtype is torch.bool:
         return minuend ^ subtrahend
-    if minuend.dtype in elements.SIGNED:
-        return (elements.signed(minuend) - elements.signed(subtrahend)).view(minuend.dtype)
+    if minuend.dtype in tensors.SIGNED:
+        return (tensors.signed(minuend) - tensors.signed(subtrahend)).view(minuend.dtype)
     return minuend - subtrahend
 
 
@@ -318,7 +318,7 @@ def _boxes(footprint: Integers | Tensor, rank: int) -> tuple[Box, ...]:
     else:
         sizes = tuple(footprint.shape)
         if footprint.dtype is not torch.bool:
-            kind = operands.name_of(footprint.dtype)
+            kind = tensors.name_of(footprint.dtype)
             raise TypeError(f"footprint must be ints or a bool tensor, got a tensor of {kind}")
         if len(sizes) != rank:
             wanted = f"the {rank} spatial dimensions of images"

@@ -134,7 +134,7 @@ def results_of(input: Tensor, window: Window) -> Tensor:
 
 
 def taps_of(input: Tensor, window: Window) -> Tensor:
-    return results_of(input, window).to(backend.operands.tap_dtype(window.taps))
+    return results_of(input, window).to(backend.tensors.tap_dtype(window.taps))
 
 
 def maxima(input: Tensor, window: Window) -> None:

@@ -185,7 +185,7 @@ def max_gradients(input: Tensor, request: oracle.Pooling) -> None:
     """From taps, and elements gathered at taps."""
     values, window, given = samples.to_numpy(input), window_of(request), arriving(input, request)
     winners = oracle.maximum(values, request)
-    taps = torch.from_numpy(winners.taps).to(backend.operands.tap_dtype(window.taps))
+    taps = torch.from_numpy(winners.taps).to(backend.tensors.tap_dtype(window.taps))
     for channels_last in (False, True)[: window.rank]:
         back = backend.max_pooling_grad_from_taps(
             given, taps, input.shape[2:], window, channels_last

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.operators import adaptive_pooling, average_pooling, masks, max_pooling
 from torch_dmlpool.window import Window
 
@@ -53,7 +53,7 @@ def check_request(seed: int) -> None:
     spatial = [chance.randint(1, {1: 90, 2: 14, 3: 6}[rank]) for _ in range(rank)]
     sizes = chance.choice([1, 2, 3]), chance.choice([1, 2, 5, 17]), *spatial
     kind = chance.choice(["average", "average", "maximum", "minimum"])
-    types = operands.FLOAT_TYPES if kind == "average" else operands.MAX_TYPES
+    types = tensors.FLOAT_TYPES if kind == "average" else tensors.MAX_TYPES
     dtype = chance.choice(types)
     mask, pooling = drawn_mask(chance, sizes, seed), drawn_pooling(chance, spatial)
     whole = samples.to_numpy(mask.expand(sizes))

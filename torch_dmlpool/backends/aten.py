@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import counterparts, operands
+from torch_dmlpool import counterparts, tensors
 from torch_dmlpool._private import OpOverload, _len_torch_dispatch_stack
 from torch_dmlpool.window import Window
 
@@ -41,7 +41,7 @@ def _is_served(input: Tensor, window: Window) -> bool:
 
 def maxima(input: Tensor, window: Window) -> Tensor | None:
     """ATen's maxima in channels_last, where it is faster than slices; None elsewhere."""
-    is_faster = _is_served(input, window) and operands.is_channels_last(input)
+    is_faster = _is_served(input, window) and tensors.is_channels_last(input)
     found = max_pooled(input, window) if is_faster else None
     return None if found is None else found[0]
 
@@ -58,7 +58,7 @@ def winners(input: Tensor, window: Window) -> Any:
     least = found[0].amin()
     if math.isnan(least):  # as it is where one of them is
         return None
-    is_lost = least == -math.inf and window.rank == 3 and operands.is_channels_last(input)
+    is_lost = least == -math.inf and window.rank == 3 and tensors.is_channels_last(input)
     return None if is_lost else found
 
 
@@ -69,9 +69,7 @@ def scattered(input: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor 
     is_served = is_plain_cpu(input) and is_plain_cpu(positions) and input.is_floating_point()
     if not is_served or positions.numel() == 0 or positions.amin() < 0:
         return None
-    like = operands.empty(
-        (*input.shape[:2], *sizes), input, operands.suggested_memory_format(input)
-    )
+    like = tensors.empty((*input.shape[:2], *sizes), input, tensors.suggested_memory_format(input))
 
     images = [input, like, positions.to(torch.int64)]
     if len(sizes) == 1:
@@ -110,5 +108,5 @@ def called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:
     images = input.unsqueeze(-2) if rank == 1 else input
     results = pools[rank == 3](images, *arguments)
     each = [results] if isinstance(results, Tensor) else results
-    each = [operands.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
+    each = [tensors.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
     return each[0] if isinstance(results, Tensor) else each

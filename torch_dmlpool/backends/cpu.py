@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import cpu_masks, reference
 from torch_dmlpool.backends.interface import AnyWindow, Backend
@@ -41,7 +41,7 @@ from torch_dmlpool.backends.rows import (
 from torch_dmlpool.backends.rows import (
     statistics_grad as statistics_grad,
 )
-from torch_dmlpool.elements import lowest
+from torch_dmlpool.tensors import lowest
 from torch_dmlpool.window import Window
 
 
@@ -54,7 +54,7 @@ def _filled(
     if plan.is_empty:
         return output.zero_()
     if not plan.is_laid_out:
-        source = operands.in_format(source, plan.memory_format)
+        source = tensors.in_format(source, plan.memory_format)
     code = function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
     if code:
         raise error_of(function, code)
@@ -75,9 +75,9 @@ def _filled_from_numbers(
         )
     if plan.is_empty:
         return output.zero_()
-    source = operands.in_format(source, plan.memory_format)
+    source = tensors.in_format(source, plan.memory_format)
     if not plan.is_laid_out:
-        numbers = operands.in_format(numbers, plan.memory_format)
+        numbers = tensors.in_format(numbers, plan.memory_format)
     code = function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
     if code:
         raise error_of(function, code)
@@ -176,7 +176,7 @@ class Maxima:
         (shape, _, dtype), window, plan, back = self.kind, self.window, self.recorded, self.back
         if back is None or plan is None:
             plan = self.recorded = plan or self._plan_with_taps()
-            numbered = operands.tap_dtype(window.taps), TAPS
+            numbered = tensors.tap_dtype(window.taps), TAPS
             output = plan.output_sizes, plan.output_strides, dtype
             back = plan_of(*output, window, None, shape[2:], numbered, plan.memory_format)
             self.back = back
@@ -219,7 +219,7 @@ def max_pooling_with_indices(
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    dtype = tensors.position_dtype(math.prod(input.shape[2:]))
     return _numbered(input, tuple(output_sizes), dtype, POSITIONS)
 
 
@@ -267,7 +267,7 @@ def max_pooling_grad_from_taps(
     channels_last: bool,
 ) -> Tensor:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    memory_format = operands.named_memory_format(channels_last, window.rank)
+    memory_format = tensors.named_memory_format(channels_last, window.rank)
     dtype, sizes, numbered = input_gradient.dtype, tuple(spatial_sizes), (taps.dtype, TAPS)
     plan = planned(taps.shape, taps.stride(), dtype, window, None, sizes, numbered, memory_format)
     gradient = _new(plan.sizes, plan.strides, dtype)
@@ -282,18 +282,18 @@ def max_unpooling(
     """Zeros with each element at its index, with ``has_unique`` the positions that the gradient
     reads, and whether an index is outside its plane.
     """
-    sizes, memory_format = tuple(spatial_sizes), operands.suggested_memory_format(input)
+    sizes, memory_format = tuple(spatial_sizes), tensors.suggested_memory_format(input)
     shape, strides, dtype = input.shape, input.stride(), input.dtype
     numbered = indices.dtype, POSITIONS if per_plane else INDICES
     plan = planned(shape, strides, dtype, shape[2:], None, sizes, numbered, memory_format)
     output, unique = _new(plan.sizes, plan.strides, dtype), None
     if has_unique:
-        position_dtype = operands.position_dtype(math.prod(sizes))
+        position_dtype = tensors.position_dtype(math.prod(sizes))
         unique = _new(plan.output_sizes, plan.output_strides, position_dtype)
     if plan.is_empty:
         return output.zero_(), unique, False
-    source = operands.in_format(input, memory_format)
-    indices = operands.in_format(indices, memory_format)
+    source = tensors.in_format(input, memory_format)
+    indices = tensors.in_format(indices, memory_format)
     unpool = library.dmlpool_max_unpooling
     addresses = source.data_ptr(), indices.data_ptr(), output.data_ptr()
     positions = None if unique is None else unique.data_ptr()
@@ -306,7 +306,7 @@ def max_unpooling(
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
     sizes, shape = tuple(spatial_sizes), positions.shape
-    numbered = operands.position_dtype(math.prod(sizes)), POSITIONS
+    numbered = tensors.position_dtype(math.prod(sizes)), POSITIONS
     plan = planned(shape, positions.stride(), positions.dtype, shape[2:], None, sizes, numbered)
     unique = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
     return _filled(unique, library.dmlpool_unique_positions, plan, positions)
@@ -329,7 +329,7 @@ def scatter_positions(
     """Zeros with each element added at its position. The operator's flag ``bins``, whether
     positions may be equal, makes no difference here.
     """
-    memory_format = operands.named_memory_format(channels_last, len(spatial_sizes))
+    memory_format = tensors.named_memory_format(channels_last, len(spatial_sizes))
     shape, strides, sizes = positions.shape, positions.stride(), tuple(spatial_sizes)
     numbered = positions.dtype, POSITIONS
     plan = planned(shape, strides, input.dtype, shape[2:], None, sizes, numbered, memory_format)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.backends.library import INDICES, POSITIONS, TAPS, Masking, error_of, library
 from torch_dmlpool.backends.plans import CpuPlan, planned
-from torch_dmlpool.elements import lowest
+from torch_dmlpool.tensors import lowest
 from torch_dmlpool.window import Window
 
 
@@ -40,7 +40,7 @@ def _masking(
 
 
 def _laid_out(tensor: Tensor, plan: CpuPlan) -> Tensor:
-    return operands.in_format(tensor, plan.memory_format)
+    return tensors.in_format(tensor, plan.memory_format)
 
 
 def _filled(
@@ -98,7 +98,7 @@ def masked_average_pooling_grad(
 ) -> Tensor:
     """The gradient of the input, which is laid out as that is."""
     counted, sizes = (include_padding, divisor), tuple(spatial_sizes)
-    memory_format = operands.named_memory_format(channels_last, len(sizes))
+    memory_format = tensors.named_memory_format(channels_last, len(sizes))
     shape, strides, dtype = input_gradient.shape, input_gradient.stride(), input_gradient.dtype
     plan = planned(shape, strides, dtype, window, counted, sizes, None, memory_format)
     gradient = _new(plan.sizes, plan.strides, dtype)
@@ -131,7 +131,7 @@ def masked_max_pooling_with_indices(
 def masked_adaptive_max_pooling(
     input: Tensor, mask: Tensor, output_sizes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    dtype = tensors.position_dtype(math.prod(input.shape[2:]))
     return _with_winners(input, mask, tuple(output_sizes), dtype, POSITIONS)
 
 
@@ -162,7 +162,7 @@ def masked_max_pooling_grad_from_taps(
     channels_last: bool,
 ) -> Tensor:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    memory_format = operands.named_memory_format(channels_last, window.rank)
+    memory_format = tensors.named_memory_format(channels_last, window.rank)
     dtype, sizes, numbered = input_gradient.dtype, tuple(spatial_sizes), (taps.dtype, TAPS)
     shape, strides = input_gradient.shape, input_gradient.stride()
     plan = planned(shape, strides, dtype, window, None, sizes, numbered, memory_format)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu, empty_strided_cuda
 from torch_dmlpool.backends.compiling import kernel_named
 from torch_dmlpool.backends.fallbacks import NoKernelError
@@ -56,9 +56,9 @@ def planned(
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
     target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
-    channels_last = operands.is_channels_last(source) if channels_last is None else channels_last
-    memory_format = operands.named_memory_format(channels_last, len(target_sizes))
-    results = operands.empty((*shape[:2], *target_sizes), source, memory_format)
+    channels_last = tensors.is_channels_last(source) if channels_last is None else channels_last
+    memory_format = tensors.named_memory_format(channels_last, len(target_sizes))
+    results = tensors.empty((*shape[:2], *target_sizes), source, memory_format)
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
         sides = tuple(shape), strides, target_sizes
@@ -69,7 +69,7 @@ def planned(
         if launches is None:
             raise NoKernelError
     kernel = launches[0].kernel if launches else ""
-    is_dense = aligned and operands.lies_in(source, memory_format)
+    is_dense = aligned and tensors.lies_in(source, memory_format)
     return GpuPlan(
         memory_format, is_dense, tuple(results.shape), results.stride(), launches, kernel
     )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.window import Window
 
 Function = Callable[..., Any]
@@ -92,14 +92,14 @@ class Backend(NamedTuple):
     def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Tensor:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""
         sizes = input.shape[2:]
-        numbering = operands.position_dtype(math.prod(sizes)), True
+        numbering = tensors.position_dtype(math.prod(sizes)), True
         positions = self.max_pooling_indices(taps, sizes, window, *numbering)
         return cast(Tensor, self.gather_positions(input, positions, False))
 
     def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
         """The gradient of maxima whose winners are found again."""
         _, taps = self.max_pooling_with_taps(input, window)
-        request = taps, input.shape[2:], window, operands.is_channels_last(input)
+        request = taps, input.shape[2:], window, tensors.is_channels_last(input)
         return cast(Tensor, self.max_pooling_grad_from_taps(input_gradient, *request))
 
     def adaptive_average_pooling(self, input: Tensor, output_sizes: Sequence[int]) -> Tensor:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.backends.library import TAPS, Problem, Quantization
 from torch_dmlpool.window import Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 DATA_TYPES = {
-    dtype: number for number, dtype in enumerate((*_FLOATS, *operands.INTEGER_TYPES, torch.bool))
+    dtype: number for number, dtype in enumerate((*_FLOATS, *tensors.INTEGER_TYPES, torch.bool))
 }
 """The numbers of the data types in kernels/cpu/vectors.h."""
 
@@ -74,8 +74,8 @@ def plan_of(
     - ``memory_format``: that of the results; None for the one that PyTorch suggests.
     """
     if memory_format is None:
-        channels_last = operands.suggests_channels_last(shape, strides)
-        memory_format = operands.named_memory_format(channels_last, len(shape) - 2)
+        channels_last = tensors.suggests_channels_last(shape, strides)
+        memory_format = tensors.named_memory_format(channels_last, len(shape) - 2)
     is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
@@ -85,7 +85,7 @@ def plan_of(
     planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
-        number_dtype = operands.tap_dtype(window.taps)  # type: ignore[union-attr]
+        number_dtype = tensors.tap_dtype(window.taps)  # type: ignore[union-attr]
     are_found = numbered is not None and spatial_sizes is None
     wider = _wider(axes, numbering, dtype) if are_found else None
     missing = 3 - len(axes)
@@ -141,9 +141,9 @@ def _check_arriving(
         )
     if numbered is not None:
         found = numbered[0] if numbered[1] == TAPS else dtype
-        if found is not operands.tap_dtype(window.taps):
-            wanted = operands.name_of(operands.tap_dtype(window.taps))
-            raise RuntimeError(f"taps must have data type {wanted}, got {operands.name_of(found)}")
+        if found is not tensors.tap_dtype(window.taps):
+            wanted = tensors.name_of(tensors.tap_dtype(window.taps))
+            raise RuntimeError(f"taps must have data type {wanted}, got {tensors.name_of(found)}")
 
 
 _Axis = tuple[int, int, int, int, int, int]
@@ -198,7 +198,7 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     """
     if 0 in sizes:
         like = torch.empty((), dtype=torch.uint8, device="meta")
-        return operands.empty(sizes, like, memory_format).stride()
+        return tensors.empty(sizes, like, memory_format).stride()
     channels = sizes[1]
     if memory_format is torch.contiguous_format:
         step, strides = 1, []

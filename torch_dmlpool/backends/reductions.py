@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
-from torch_dmlpool.elements import lowest
+from torch_dmlpool.tensors import lowest
 from torch_dmlpool.window import Axis, Window
 
 Tensors: TypeAlias = tuple[Tensor, ...]

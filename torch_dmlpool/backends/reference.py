@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, slices
 from torch_dmlpool.backends.interface import AnyWindow, Backend
 from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
@@ -31,7 +31,7 @@ from torch_dmlpool.backends.reference_rows import (
 from torch_dmlpool.backends.reference_rows import (
     statistics_grad as statistics_grad,
 )
-from torch_dmlpool.elements import SIGNED, lowest, numbered, signed, where, widened
+from torch_dmlpool.tensors import SIGNED, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Window
 
 
@@ -51,7 +51,7 @@ def average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Tensor:
     (sums,) = slices.pooled((wide,), windows, reductions.SUM)
     divisor = slices.divisor(windows, input.shape[2:], wide, *counted)
     averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
-    return operands.laid_out_like(averages.to(input.dtype), input)
+    return tensors.laid_out_like(averages.to(input.dtype), input)
 
 
 def average_pooling_grad(
@@ -64,10 +64,10 @@ def average_pooling_grad(
     shares = wide / slices.divisor(windows, spatial_sizes, wide, *counted)
     if slices.covers_all(windows, spatial_sizes):
         sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
-        return operands.laid_out_like(sums, input_gradient)
+        return tensors.laid_out_like(sums, input_gradient)
     is_plain = aten.is_plain_cpu(shares)
     # Passes are over memory in order, as in slices.pooled.
-    moves = is_plain and operands.is_channels_last(shares)
+    moves = is_plain and tensors.is_channels_last(shares)
     if moves:
         shares = shares.movedim(1, -1)
     parts = reductions.parts(windows)
@@ -78,7 +78,7 @@ def average_pooling_grad(
             (added,) = reductions.reduced((shares,), dim, readers, reductions.SUM)
         shares = added
     shares = shares.movedim(-1, 1) if moves else shares
-    return operands.laid_out_like(shares.to(input_gradient.dtype), input_gradient)
+    return tensors.laid_out_like(shares.to(input_gradient.dtype), input_gradient)
 
 
 def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
@@ -94,7 +94,7 @@ def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
     _reject_sizes(input, window)
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = slices.pooled((input.to(sum_type),), window, reductions.SUM)
-    return operands.laid_out_like(requantized(sums, sizes, *arguments), input)
+    return tensors.laid_out_like(requantized(sums, sizes, *arguments), input)
 
 
 def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
@@ -186,7 +186,7 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
 def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
     """The elements at positions; where there is none, the lowest value."""
     fill = 0 if input.dtype in SIGNED else lowest(input.dtype)
-    return operands.laid_out_like(_elements(input, positions, fill), input)
+    return tensors.laid_out_like(_elements(input, positions, fill), input)
 
 
 def _scattered(
@@ -262,7 +262,7 @@ def _number_dtype(sizes: Sequence[int], window: Window) -> torch.dtype:
     """The data type that holds all taps and positions, and positions in the padding."""
     axes = zip(window.axes, sizes, strict=True)
     reach = [size + axis.start_padding + axis.end_padding + axis.extent for axis, size in axes]
-    return operands.position_dtype(max(*reach, math.prod(sizes), window.taps))
+    return tensors.position_dtype(max(*reach, math.prod(sizes), window.taps))
 
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
@@ -276,7 +276,7 @@ def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
         if axis.dilation != 1:
             along = along.div(axis.dilation, rounding_mode="trunc")
         taps, step = along if taps is None else taps.add(along, alpha=step), step * axis.window
-    taps = taps.to(operands.tap_dtype(window.taps))
+    taps = taps.to(tensors.tap_dtype(window.taps))
     return taps if inside is True else taps.where(inside, 0)
 
 
@@ -301,7 +301,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
         return found
     source = _flipped(signed(input)) if input.dtype in SIGNED else input
     (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
-    return operands.laid_out_like(
+    return tensors.laid_out_like(
         _flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input
     )
 
@@ -320,7 +320,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     """Maxima and the numbers of their taps."""
     values, positions = _found(input, window)
     taps = taps_of(positions, input.shape[2:], window)
-    return values, operands.laid_out_like(taps, input)
+    return values, tensors.laid_out_like(taps, input)
 
 
 def max_pooling_with_indices(
@@ -331,13 +331,13 @@ def max_pooling_with_indices(
     """
     values, positions = _found(input, windows)
     indices = numbered(positions, input.shape, *numbering)
-    return values, operands.laid_out_like(indices, input)
+    return values, tensors.laid_out_like(indices, input)
 
 
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
     return max_pooling_with_indices(
-        input, output_sizes, operands.position_dtype(math.prod(input.shape[2:])), True
+        input, output_sizes, tensors.position_dtype(math.prod(input.shape[2:])), True
     )
 
 
@@ -345,7 +345,7 @@ def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any
 ) -> Tensor:
     """The indices of taps. ``numbering``: as in :func:`max_pooling_with_indices`."""
-    return operands.laid_out_like(
+    return tensors.laid_out_like(
         numbered(
             _positions(taps, spatial_sizes, window), (*taps.shape[:2], *spatial_sizes), *numbering
         ),
@@ -365,7 +365,7 @@ def max_pooling_grad_from_taps(
     """
     positions = _positions(taps, spatial_sizes, window)
     gradient = _scattered(input_gradient, positions, spatial_sizes)
-    return operands.laid_out(gradient, operands.named_memory_format(channels_last, window.rank))
+    return tensors.laid_out(gradient, tensors.named_memory_format(channels_last, window.rank))
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
@@ -382,14 +382,14 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     nothing = torch.full((*flat.shape[:2], plane), -1, dtype=torch.int64, device=flat.device)
     last = nothing.scatter_reduce(-1, flat.clamp(min=0), order.where(flat >= 0, -1), "amax")
     unique = flat.where(last.gather(-1, flat.clamp(min=0)) == order, -1).view(positions.shape)
-    return operands.laid_out_like(unique.to(operands.position_dtype(plane)), positions)
+    return tensors.laid_out_like(unique.to(tensors.position_dtype(plane)), positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
     """The element at each position, 0 where there is none. ``bins`` is unused: its gradient reads
     it.
     """
-    return operands.laid_out_like(
+    return tensors.laid_out_like(
         _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
     )
 
@@ -403,14 +403,14 @@ def scatter_positions(
     total = _scattered(
         input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins
     )
-    return operands.laid_out(total, operands.named_memory_format(channels_last, len(spatial_sizes)))
+    return tensors.laid_out(total, tensors.named_memory_format(channels_last, len(spatial_sizes)))
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     # PyTorch's operator would follow the layout of the mask.
-    mask = operands.laid_out(mask, operands.suggested_memory_format(input))
-    return operands.laid_out_like(
+    mask = tensors.laid_out(mask, tensors.suggested_memory_format(input))
+    return tensors.laid_out_like(
         where(mask, input, lowest(input.dtype) if fills_lowest else 0), input
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
-from torch_dmlpool.elements import SIGNED, widened
+from torch_dmlpool.tensors import SIGNED, widened
 from torch_dmlpool.window import ArgumentError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends import reductions
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.backends.reductions import SUM, Reduction, Tensors, are_ints, covers, is_unpadded
@@ -110,23 +110,23 @@ def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> 
     return torch.cat([*filled(axis.start_padding), tensor, *filled(after)], dim)
 
 
-def pooled(tensors: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors:
+def pooled(values: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors:
     """Every window, or every bin, in the way that suits its sizes."""
     parts = reductions.parts(windows)
-    sizes = tensors[0].shape[2:]
+    sizes = values[0].shape[2:]
     # Channels become the last dimension in channels_last, so that passes read memory in order.
-    moves = are_ints(*tensors[0].shape) and operands.is_channels_last(tensors[0])
+    moves = are_ints(*values[0].shape) and tensors.is_channels_last(values[0])
     if moves:
-        tensors = tuple(each.movedim(1, -1) for each in tensors)
+        values = tuple(each.movedim(1, -1) for each in values)
     first = 1 if moves else 2
     if covers_all(windows, sizes):  # one dimension is reduced faster than several
-        flat = tuple(each.flatten(first, first + len(parts) - 1) for each in tensors)
+        flat = tuple(each.flatten(first, first + len(parts) - 1) for each in values)
         results = _reduced(flat, first, reduction)
-        tensors = tuple(each.unflatten(first, [1] * len(parts)) for each in results)
+        values = tuple(each.unflatten(first, [1] * len(parts)) for each in results)
     else:
         for dim, (part, size) in enumerate(zip(parts, sizes, strict=True), first):
-            tensors = _pooled_along(dim, part, size, tensors, reduction)
-    return tuple(each.movedim(-1, 1) for each in tensors) if moves else tensors
+            values = _pooled_along(dim, part, size, values, reduction)
+    return tuple(each.movedim(-1, 1) for each in values) if moves else values
 
 
 def _pooled_along(

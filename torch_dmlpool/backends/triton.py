@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference, reference_rows
 from torch_dmlpool.backends.compiling import compiled, kernel_named
@@ -165,7 +165,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
     return _maxima(input, window, _tap_dtype(window))[:2]
 
 
-_tap_dtype = lru_cache(lambda window: operands.tap_dtype(window.taps))
+_tap_dtype = lru_cache(lambda window: tensors.tap_dtype(window.taps))
 
 
 @or_reference(reference.max_pooling_with_indices)
@@ -180,7 +180,7 @@ def max_pooling_with_indices(
 @or_reference(reference.adaptive_max_pooling)
 def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Maxima of bins and their positions."""
-    dtype = operands.position_dtype(math.prod(input.shape[2:]))
+    dtype = tensors.position_dtype(math.prod(input.shape[2:]))
     return _maxima(input, None, dtype, tuple(output_sizes))[:2]
 
 
@@ -214,7 +214,7 @@ def _maxima(
         launch(plan.launches[0], input, values, codes)
     elif plan.launches:
         if not plan.is_dense:
-            input = operands.cloned_in(input, plan.memory_format)
+            input = tensors.cloned_in(input, plan.memory_format)
         between: tuple[torch.dtype, ...] = (dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
@@ -235,9 +235,9 @@ def max_pooling_indices(
     per_plane: bool,
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
-    channels_last = operands.is_channels_last(taps)
+    channels_last = tensors.is_channels_last(taps)
     # The copy is aligned, so the plan is asked for what the kernel reads.
-    taps = operands.in_format(taps, operands.named_memory_format(channels_last, window.rank))
+    taps = tensors.in_format(taps, tensors.named_memory_format(channels_last, window.rank))
     # Only the input's shape is used.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
     plan = planned(
@@ -273,9 +273,9 @@ def max_pooling_grad_from_taps(
             f"taps of sizes {tuple(taps.shape)} on {taps.device} fit a gradient of the same sizes, "
             f"but that has sizes {tuple(input_gradient.shape)} on {input_gradient.device}"
         )
-    memory_format = operands.named_memory_format(channels_last, window.rank)
-    source = operands.in_format(input_gradient, memory_format)
-    taps = operands.in_format(taps, memory_format)
+    memory_format = tensors.named_memory_format(channels_last, window.rank)
+    source = tensors.in_format(input_gradient, memory_format)
+    taps = tensors.in_format(taps, memory_format)
     plan = planned(
         "grad_launches",
         (),
@@ -372,7 +372,7 @@ def _launch_averages(
         launch(plan.launches[0], source, target, *parameters)
     elif plan.launches:
         if not plan.is_dense:
-            source = operands.cloned_in(source, plan.memory_format)
+            source = tensors.cloned_in(source, plan.memory_format)
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
         else:
@@ -394,7 +394,7 @@ def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
 ) -> tuple[Tensor, Tensor]:
     """The greatest or least element of each channel of a set, and its row."""
-    if input.dtype not in operands.FLOAT_TYPES:
+    if input.dtype not in tensors.FLOAT_TYPES:
         raise NoKernelError
     return _combined(input, offsets, mask, 2 + are_minima)
 
@@ -456,7 +456,7 @@ class Maxima:
         self, shape: Any, strides: Any, dtype: torch.dtype, window: Window, *numbering: Any
     ) -> None:
         like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-        self.channels_last = operands.is_channels_last(like)
+        self.channels_last = tensors.is_channels_last(like)
         self.sizes, self.window, self.numbering = shape[2:], window, numbering
         window.output_sizes(self.sizes)  # rejected before any work
 

@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
-from torch_dmlpool.elements import first_indices
 from torch_dmlpool.operators import registration
 from torch_dmlpool.operators.quantized_linear_average_pooling import PARAMETERS
 from torch_dmlpool.registry import NAMESPACE, WINDOW_SCHEMA
+from torch_dmlpool.tensors import first_indices
 from torch_dmlpool.window import Window
 
 Side = Literal["input", "output", "channels"]
@@ -112,7 +112,7 @@ class _Request:
         elif "output" not in sizes:
             sizes["output"] = [*both, *self.arguments["output_sizes"]]
         for name, tensor in self.tensors.items():
-            operands.check_sizes(name, tensor, sizes[self.sides[name]])
+            tensors.check_sizes(name, tensor, sizes[self.sides[name]])
         return sizes
 
     def _common_mesh(self) -> DeviceMesh:
@@ -241,13 +241,13 @@ class _Request:
     def _wrapped(self, local: Tensor, side: Side) -> DTensor:
         """A result's part ``local`` as a DTensor."""
         sizes = torch.Size(self.sizes[side])
-        memory_format = operands.suggested_memory_format(next(iter(self.tensors.values())))
+        memory_format = tensors.suggested_memory_format(next(iter(self.tensors.values())))
         if "channels_last" in self.arguments:
-            memory_format = operands.named_memory_format(
+            memory_format = tensors.named_memory_format(
                 self.arguments["channels_last"], len(sizes) - 2
             )
         like = torch.empty((), dtype=local.dtype, device="meta")
-        strides = operands.empty(sizes, like, memory_format).stride()
+        strides = tensors.empty(sizes, like, memory_format).stride()
         return DTensor.from_local(
             local, self.mesh, self.placements, run_check=False, shape=sizes, stride=strides
         )
@@ -277,6 +277,6 @@ def _local(tensor: DTensor) -> Tensor:
     """The local part of a DTensor, once it has arrived. What was gathered has lost its layout."""
     local = tensor.to_local()
     local = local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-    if not operands.is_channels_last(tensor):
+    if not tensors.is_channels_last(tensor):
         return local
-    return operands.laid_out(local, operands.suggested_memory_format(tensor))
+    return tensors.laid_out(local, tensors.suggested_memory_format(tensor))

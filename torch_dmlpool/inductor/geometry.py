@@ -13,7 +13,7 @@ import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.virtualized import V, ops
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.window import Axis, Window
 
 LARGEST_FUSED = 25
@@ -25,7 +25,7 @@ which Inductor unrolls ATen's pools. It was not measured on a GPU yet."""
 all_hold = functools.partial(functools.reduce, ops.and_)
 
 
-_TYPES = (*operands.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_TYPES = (*tensors.FLOAT_TYPES, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 def is_sure(condition: Any) -> bool:

@@ -16,7 +16,7 @@ from torch._inductor.lowering import to_dtype
 from torch._inductor.virtualized import ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.inductor.choice import MOST_TAPS, window_of_maxima, window_on_gpu
 from torch_dmlpool.inductor.expressions import pointwise, reduced_over, register_as, results, tree
 from torch_dmlpool.inductor.geometry import (
@@ -36,7 +36,7 @@ LARGEST_TREE = 8
 
 
 SUM_TYPES = {
-    dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in operands.FLOAT_TYPES
+    dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in tensors.FLOAT_TYPES
 }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import Module
 from torch.nn.modules import pooling
 
-from torch_dmlpool import operands, timing
+from torch_dmlpool import tensors, timing
 from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
@@ -173,9 +173,9 @@ def convert(
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
     """
     _check_model(model)
-    operands.check_flag("inplace", inplace)
-    operands.check_flag("training", training)
-    operands.check_flag("subclasses", subclasses)
+    tensors.check_flag("inplace", inplace)
+    tensors.check_flag("training", training)
+    tensors.check_flag("subclasses", subclasses)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
     named = _named(model)
@@ -430,7 +430,7 @@ def _effect(layer: Any) -> str:
         # PyTorch computes a mean, which saves no tensor either.
         return "the same memory as torch.nn"
     if family == "MaxPool":
-        size = operands.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
+        size = tensors.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
         return f"training keeps {size} byte{'s' * (size > 1)} {theirs}"
     return {
         "AdaptiveMaxPool": f"training keeps at most 4 bytes {theirs}",

@@ -13,7 +13,7 @@ from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import prepared
@@ -86,7 +86,7 @@ class Family:
             if self.of_quantized is not None and is_usual and input.is_quantized:
                 compute = functools.partial(self.of_quantized, self.compute)
                 accepted = (input.dtype,)
-            operands.check_dense("input", input, accepted)
+            tensors.check_dense("input", input, accepted)
         batched, added = input, None
         if input.dim() != rank + 2:
             batched, added = with_batch(f"{self.family}{rank}d", rank, input)
@@ -193,7 +193,7 @@ def window_of(
 ) -> Window:
     """The Window of torch.nn's arguments."""
     sizes = (
-        operands.ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
+        tensors.ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     )
     return Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
 
@@ -204,7 +204,7 @@ def _mask_for(input: Tensor, added: int | None, mask: Tensor) -> Tensor:
     """
     if input.is_quantized:
         raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-    checked: Any = operands.checked_mask(mask, input, 2 if added is None else 1)
+    checked: Any = tensors.checked_mask(mask, input, 2 if added is None else 1)
     return checked if added is None else checked.unsqueeze(added)
 
 

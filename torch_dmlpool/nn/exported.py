@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
@@ -347,7 +347,7 @@ def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> 
     """
     arguments = _arguments(node)
     dtype, axis = arguments["dtype"], arguments.get("axis", quantized.CHANNEL_AXIS)
-    if dtype not in operands.QUANTIZED_TYPES or axis % real.dim() != quantized.CHANNEL_AXIS:
+    if dtype not in tensors.QUANTIZED_TYPES or axis % real.dim() != quantized.CHANNEL_AXIS:
         return None
     scale: Any
     scale, zero_point = (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
@@ -80,7 +80,7 @@ class MaxPool(Masked[Result]):
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
-        operands.check_flag("return_indices", return_indices)
+        tensors.check_flag("return_indices", return_indices)
 
 
 class MinPool(MaxPool[Result]):
@@ -110,8 +110,8 @@ class AvgPool(Masked):
             vars(self)["padding"] = padding
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         self.dilation = dilation
-        operands.check_flag("count_include_pad", count_include_pad)
-        self.divisor_override = operands.checked_divisor(divisor_override)
+        tensors.check_flag("count_include_pad", count_include_pad)
+        self.divisor_override = tensors.checked_divisor(divisor_override)
 
 
 class LPPool(Masked):
@@ -131,7 +131,7 @@ class LPPool(Masked):
         dilation: Integers = 1,
     ) -> None:
         # This comes first because PyTorch 2.14 checks it too, with another message.
-        norm_type = operands.checked_norm("norm_type", norm_type)
+        norm_type = tensors.checked_norm("norm_type", norm_type)
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         self.padding, self.dilation = padding, dilation
@@ -143,7 +143,7 @@ class AdaptiveAvgPool(Masked):
     @layer
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
-        operands.checked_output_size(shared(output_size), (1,) * self._rank)
+        tensors.checked_output_size(shared(output_size), (1,) * self._rank)
 
 
 class AdaptiveMaxPool(Masked[Result]):
@@ -152,8 +152,8 @@ class AdaptiveMaxPool(Masked[Result]):
     @layer
     def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
         super().__init__(output_size, return_indices)
-        operands.checked_output_size(shared(output_size), (1,) * self._rank)
-        operands.check_flag("return_indices", return_indices)
+        tensors.checked_output_size(shared(output_size), (1,) * self._rank)
+        tensors.check_flag("return_indices", return_indices)
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Result]):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import counterparts, observers, operands
+from torch_dmlpool import counterparts, observers, tensors
 from torch_dmlpool._private import (
     DisableTorchFunction,
     _are_functorch_transforms_active,
@@ -157,13 +157,13 @@ def _with_window(
 
 
 def _max_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    operands.check_flag("return_indices", named["return_indices"])
+    tensors.check_flag("return_indices", named["return_indices"])
     return _with_window("max_pool", rank, sizes, named)
 
 
 def _avg_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    divisor = operands.checked_divisor(named["divisor_override"])
-    operands.check_flag("count_include_pad", named["count_include_pad"])
+    divisor = tensors.checked_divisor(named["divisor_override"])
+    tensors.check_flag("count_include_pad", named["count_include_pad"])
     named = {**named, "divisor_override": divisor}
     if rank > 1:
         return _with_window("avg_pool", rank, sizes, named, "dilation")
@@ -172,7 +172,7 @@ def _avg_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _lp_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    norm = operands.checked_norm("norm_type", named["norm_type"])
+    norm = tensors.checked_norm("norm_type", named["norm_type"])
     size = shared(named["kernel_size"])
     padded = _with_window("lp_pool", rank, sizes, named, "dilation")
     if padded is None or padded.pop("padding") or not norms_agree(norm, named["ceil_mode"]):
@@ -182,8 +182,8 @@ def _lp_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | N
 
 def _adaptive_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
     asked = shared(named["output_size"])
-    operands.check_flag("return_indices", named.get("return_indices", False))
-    operands.checked_output_size(asked, sizes or (1,) * rank)
+    tensors.check_flag("return_indices", named.get("return_indices", False))
+    tensors.checked_output_size(asked, sizes or (1,) * rank)
     if rank == 1 and not isinstance(asked, int):
         return None
     return {**named, "output_size": (None,) * rank if asked is None else asked}

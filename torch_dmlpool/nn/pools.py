@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.nn import quantized_tensors
 from torch_dmlpool.nn.dimensions import Family, window_of
 from torch_dmlpool.operators import (
@@ -50,8 +50,8 @@ def _counted_windows(
     dilation: Integers,
 ) -> tuple[Window, bool, int | None]:
     """A window of averages, whether padding counts, and the divisor."""
-    operands.check_flag("count_include_pad", count_include_pad)
-    divisor_override = operands.checked_divisor(divisor_override)
+    tensors.check_flag("count_include_pad", count_include_pad)
+    divisor_override = tensors.checked_divisor(divisor_override)
     window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     return window, count_include_pad, divisor_override
 
@@ -69,11 +69,11 @@ def _numbered_windows(
     """A window of maxima, with ``return_indices`` the index type and that indices count in each
     plane.
     """
-    operands.check_flag("return_indices", return_indices)
+    tensors.check_flag("return_indices", return_indices)
     window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
         return (window,)
-    operands.check_taps(window.taps, "kernel_size")
+    tensors.check_taps(window.taps, "kernel_size")
     return window, torch.int64, True
 
 
@@ -89,13 +89,13 @@ def _normed_windows(
 ) -> tuple[Window, float]:
     """A window of p-norms, and p."""
     window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
-    return window, float(operands.checked_norm("norm_type", norm_type))
+    return window, float(tensors.checked_norm("norm_type", norm_type))
 
 
 def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[Any, int]:
     """How many bins there are, and along how many dimensions."""
     output_size = shared(output_size)
-    operands.checked_output_size(output_size, tuple(batched.shape[-rank:]))
+    tensors.checked_output_size(output_size, tuple(batched.shape[-rank:]))
     return output_size, rank
 
 
@@ -103,7 +103,7 @@ def _numbered_bins(
     rank: int, batched: Tensor, output_size: OutputSize, return_indices: bool
 ) -> tuple[Any, ...]:
     """The same of maxima, with ``return_indices`` as ``_numbered_windows``."""
-    operands.check_flag("return_indices", return_indices)
+    tensors.check_flag("return_indices", return_indices)
     return *_bins(rank, batched, output_size), *((torch.int64, True) if return_indices else ())
 
 
@@ -119,7 +119,7 @@ def _maxima(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
 
 
 def _minima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Pooled:
-    window.output_sizes(operands.ints(input.shape[2:]))  # rejected before any work
+    window.output_sizes(tensors.ints(input.shape[2:]))  # rejected before any work
     minima: Pooled = min_pooling.minima(
         lambda each: max_pooling.maxima_of(each, mask, window, *numbering), input
     )
@@ -146,7 +146,7 @@ def _minima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled
 
 avg_pool = Family(
     "avg_pool",
-    operands.AVERAGED_TYPES,
+    tensors.AVERAGED_TYPES,
     _counted_windows,
     _averages,
     average_pooling.prepared_average_pooling,
@@ -154,7 +154,7 @@ avg_pool = Family(
 )
 max_pool = Family(
     "max_pool",
-    operands.ORDERED_TYPES,
+    tensors.ORDERED_TYPES,
     _numbered_windows,
     _maxima,
     max_pooling.prepared_max_pooling,
@@ -162,7 +162,7 @@ max_pool = Family(
 )
 max_pool_with_indices = Family(
     "max_pool",
-    operands.ORDERED_TYPES,
+    tensors.ORDERED_TYPES,
     _numbered_windows,
     _maxima,
     max_pooling.prepared_max_pooling,
@@ -171,7 +171,7 @@ max_pool_with_indices = Family(
 )
 min_pool = Family(
     "min_pool",
-    operands.ORDERED_TYPES,
+    tensors.ORDERED_TYPES,
     _numbered_windows,
     _minima,
     min_pooling.prepared_min_pooling,
@@ -179,14 +179,14 @@ min_pool = Family(
 )
 lp_pool = Family(
     "lp_pool",
-    operands.FLOAT_TYPES,
+    tensors.FLOAT_TYPES,
     _normed_windows,
     lp_pooling.norms,
     lp_pooling.prepared_lp_pooling,
 )
 adaptive_avg_pool = Family(
     "adaptive_avg_pool",
-    operands.AVERAGED_TYPES,
+    tensors.AVERAGED_TYPES,
     _bins,
     _averages_of_bins,
     adaptive_pooling.prepared_averages,
@@ -194,7 +194,7 @@ adaptive_avg_pool = Family(
 )
 adaptive_max_pool = Family(
     "adaptive_max_pool",
-    operands.ORDERED_TYPES,
+    tensors.ORDERED_TYPES,
     _numbered_bins,
     _maxima_of_bins,
     adaptive_pooling.prepared_maxima,
@@ -202,7 +202,7 @@ adaptive_max_pool = Family(
 )
 adaptive_max_pool_with_indices = Family(
     "adaptive_max_pool",
-    operands.ORDERED_TYPES,
+    tensors.ORDERED_TYPES,
     _numbered_bins,
     _maxima_of_bins,
     adaptive_pooling.prepared_maxima,
@@ -211,7 +211,7 @@ adaptive_max_pool_with_indices = Family(
 )
 adaptive_min_pool = Family(
     "adaptive_min_pool",
-    operands.ORDERED_TYPES,
+    tensors.ORDERED_TYPES,
     _numbered_bins,
     _minima_of_bins,
     of_quantized=quantized_tensors.extremes,
@@ -234,7 +234,7 @@ def _unpooled_sizes(
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
         (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
-        for size, axis in zip(operands.ints(input.shape[-rank:]), window.axes, strict=True)
+        for size, axis in zip(tensors.ints(input.shape[-rank:]), window.axes, strict=True)
     ]
     if output_size is not None:
         full = listed(output_size) or ()
@@ -262,5 +262,5 @@ def _unpooled(input: Tensor, _: None, indices: Tensor, sizes: list[int]) -> Tens
 
 
 max_unpool = Family(
-    "max_unpool", operands.MAX_TYPES + operands.COMPLEX_TYPES, _unpooled_sizes, _unpooled
+    "max_unpool", tensors.MAX_TYPES + tensors.COMPLEX_TYPES, _unpooled_sizes, _unpooled
 )

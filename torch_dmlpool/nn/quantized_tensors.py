@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.nn.dimensions import window_of
 from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
@@ -67,6 +67,6 @@ def adaptive_averages(
         average = pool(rank, plain.to(torch.float64) - zero_point, None, output_size)
         limits = torch.iinfo(plain.dtype)
         average = (average.round() + zero_point).clamp(limits.min, limits.max)
-        return operands.laid_out_like(average.to(plain.dtype), plain)
+        return tensors.laid_out_like(average.to(plain.dtype), plain)
 
     return quantized.of_integers(input, exactly)

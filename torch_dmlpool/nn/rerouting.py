@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import NN_FUNCTIONS
 from torch_dmlpool.nn import functional, observed
 
@@ -20,7 +20,7 @@ _R = TypeVar("_R")
 ROUTES = {
     getattr(module, name): (
         getattr(functional, name),
-        operands.FLOAT_TYPES if "avg" in name else operands.MAX_TYPES,
+        tensors.FLOAT_TYPES if "avg" in name else tensors.MAX_TYPES,
     )
     for name in functional.__all__
     # Some models call the functions beneath torch.nn.functional's maxima. The averages there are
@@ -33,7 +33,7 @@ ROUTES = {
     if hasattr(module, name) and not name.startswith(("lp_pool", "max_unpool"))
 }
 """PyTorch's functions, ours with the same arguments, and the data types that ours take."""
-ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, operands.MAX_TYPES
+ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, tensors.MAX_TYPES
 
 
 class _Region(TorchFunctionMode, contextlib.ContextDecorator):

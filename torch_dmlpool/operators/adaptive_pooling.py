@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
@@ -80,8 +80,8 @@ def adaptive_average_pooling(
     call = prepared(_prepared_averages, input, output_size) if mask is None else None
     if call is not None:
         return call(input)
-    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
-    asked = operands.checked_mask(mask, input), output_size, input.dim() - 2
+    tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
+    asked = tensors.checked_mask(mask, input), output_size, input.dim() - 2
     return by_parts(lambda each: averages_of_bins(each, *asked), input)
 
 
@@ -133,7 +133,7 @@ def adaptive_max_pooling(
     if call is not None:
         return call(input)
     request = numbered_bins(input, *asked, index_dtype)
-    mask = operands.checked_mask(mask, input)
+    mask = tensors.checked_mask(mask, input)
     return of_bools(lambda each: maxima_of_bins(each, mask, *request), input)
 
 
@@ -143,9 +143,9 @@ def numbered_bins(
     """The output size, the number of spatial dimensions, and with ``return_indices`` as
     ``numbered_windows``, checked.
     """
-    operands.check_pooled("input", input, operands.ORDERED_TYPES)
-    operands.check_flag("return_indices", return_indices)
-    operands.check_index_type(index_dtype, input.shape)
+    tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
+    tensors.check_flag("return_indices", return_indices)
+    tensors.check_index_type(index_dtype, input.shape)
     return output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ())
 
 
@@ -191,13 +191,13 @@ def adaptive_min_pooling(
         (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
     """
     request = numbered_bins(input, output_size, return_indices, index_dtype)
-    operands.checked_output_size(output_size, tuple(input.shape[2:]))  # rejected before any work
-    mask = operands.checked_mask(mask, input)
+    tensors.checked_output_size(output_size, tuple(input.shape[2:]))  # rejected before any work
+    mask = tensors.checked_mask(mask, input)
     return minima(lambda each: maxima_of_bins(each, mask, *request), input)
 
 
 def _prepared_averages(like: Tensor, backend: Backend, output_size: OutputSize) -> Call | None:
-    operands.check_pooled("input", like, operands.AVERAGED_TYPES)
+    tensors.check_pooled("input", like, tensors.AVERAGED_TYPES)
     return prepared_averages(like, backend, output_size, like.dim() - 2)
 
 
@@ -210,7 +210,7 @@ def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: in
     sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
     if window is not None:
         return prepared_average_pooling(like, backend, window, False, None)
-    if like.dtype not in operands.FLOAT_TYPES or 0 in sizes:
+    if like.dtype not in tensors.FLOAT_TYPES or 0 in sizes:
         return None
     if backend.planned_averages is None:
         plan: Any = Plan(backend.adaptive_average_pooling, None, sizes)
@@ -234,7 +234,7 @@ def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank:
         return averages(input, mask, window, False, None)
     if mask is None:
         return bin_averages(input, sizes)
-    return operands.laid_out_like(averages_under(_SUMS, input, mask, sizes, False, None), input)
+    return tensors.laid_out_like(averages_under(_SUMS, input, mask, sizes, False, None), input)
 
 
 def maxima_of_bins(
@@ -257,9 +257,9 @@ def maxima_of_bins(
             input, winners, lambda each, places: gather_positions_op(each, places, True)
         )
     if not numbering:
-        return operands.laid_out_like(values, input)
-    indices = elements.numbered(positions, input.shape, *numbering)
-    return operands.laid_out_like((values, indices), input)
+        return tensors.laid_out_like(values, input)
+    indices = tensors.numbered(positions, input.shape, *numbering)
+    return tensors.laid_out_like((values, indices), input)
 
 
 def _bin_winners(input: Tensor, mask: Tensor, sizes: Sequence[int]) -> Winners:
@@ -322,7 +322,7 @@ def bins(
     ``output_size`` applies to the last ``rank`` of the input's spatial ``sizes``. The output has
     size 1 along the dimensions before them.
     """
-    output_sizes = (1,) * (len(sizes) - rank) + operands.checked_output_size(
+    output_sizes = (1,) * (len(sizes) - rank) + tensors.checked_output_size(
         output_size, sizes[-rank:]
     )
     _check_products(sizes, output_sizes)
@@ -442,7 +442,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
 
 adaptive_average_pooling_op = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
-    [operands.FLOAT_TYPES],
+    [tensors.FLOAT_TYPES],
     _output_sizes,
     lambda backend: backend.adaptive_average_pooling,
     function=AdaptiveAveragePooling,
@@ -451,7 +451,7 @@ adaptive_average_pooling_op = Operator(
 
 adaptive_average_pooling_grad_op = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
-    [operands.FLOAT_TYPES],
+    [tensors.FLOAT_TYPES],
     _output_sizes,
     lambda backend: backend.adaptive_average_pooling_grad,
     function=AdaptiveAveragePoolingGrad,
@@ -460,9 +460,9 @@ adaptive_average_pooling_grad_op = Operator(
 
 adaptive_max_pooling_op = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
-    [operands.MAX_TYPES],
+    [tensors.MAX_TYPES],
     _output_sizes,
     lambda backend: backend.adaptive_max_pooling,
     function=AdaptiveMaxPooling,
-    dtypes=lambda input, sizes: (input.dtype, operands.position_dtype(math.prod(input.shape[2:]))),
+    dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(math.prod(input.shape[2:]))),
 )

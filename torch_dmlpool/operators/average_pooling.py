@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
@@ -84,7 +84,7 @@ def average_pooling(
     request = _counted_windows(input, *asked)
     if mask is None and not input.is_complex():
         return average_pooling_op(input, *request)
-    mask = operands.checked_mask(mask, input)
+    mask = tensors.checked_mask(mask, input)
     return by_parts(lambda each: averages(each, mask, *request), input)
 
 
@@ -92,9 +92,9 @@ def _counted_windows(
     input: Tensor, include_padding: bool, divisor_override: int | None, *window: Any
 ) -> tuple[Window, bool, int | None]:
     """The operator's arguments, checked."""
-    operands.check_pooled("input", input, operands.AVERAGED_TYPES)
-    operands.check_flag("include_padding", include_padding)
-    divisor_override = operands.checked_divisor(divisor_override)
+    tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
+    tensors.check_flag("include_padding", include_padding)
+    divisor_override = tensors.checked_divisor(divisor_override)
     return Window.directml(input.dim() - 2, *window), include_padding, divisor_override
 
 
@@ -144,13 +144,13 @@ def average_pooling_grad(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
     """
-    operands.check_pooled("input_gradient", input_gradient, operands.AVERAGED_TYPES)
-    operands.check_flag("include_padding", include_padding)
-    divisor_override = operands.checked_divisor(divisor_override)
+    tensors.check_pooled("input_gradient", input_gradient, tensors.AVERAGED_TYPES)
+    tensors.check_flag("include_padding", include_padding)
+    divisor_override = tensors.checked_divisor(divisor_override)
     numbers = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
     window = Window.directml(input_gradient.dim() - 2, *numbers)
-    sizes = operands.checked_full_size("input_size", input_size, input_gradient)
-    operands.check_sizes(
+    sizes = tensors.checked_full_size("input_size", input_size, input_gradient)
+    tensors.check_sizes(
         "input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])]
     )
     request = sizes[2:], window, include_padding, divisor_override
@@ -165,7 +165,7 @@ def prepared_average_pooling(
     like: Tensor, backend: Backend, window: Window, include_padding: bool, divisor: int | None
 ) -> Call | None:
     """The call of averages for plain tensors that lie as ``like``."""
-    if like.dtype not in operands.FLOAT_TYPES:
+    if like.dtype not in tensors.FLOAT_TYPES:
         return None
     request, backend = (window, include_padding, divisor), backend
     if backend.planned_averages is None:
@@ -241,15 +241,15 @@ class AveragePoolingGrad(torch.autograd.Function):
 def _output_sizes(
     input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
 ) -> list[int]:
-    operands.checked_divisor(divisor_override)
+    tensors.checked_divisor(divisor_override)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
 def _input_sizes(
     gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None
 ) -> list[int]:
-    operands.checked_divisor(divisor)
-    operands.check_sizes(
+    tensors.checked_divisor(divisor)
+    tensors.check_sizes(
         "input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)]
     )
     return [*gradient.shape[:2], *sizes]
@@ -258,7 +258,7 @@ def _input_sizes(
 average_pooling_op: Operator = Operator(
     "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> "
     "Tensor",
-    [operands.FLOAT_TYPES],
+    [tensors.FLOAT_TYPES],
     _output_sizes,
     lambda backend: backend.average_pooling,
     function=AveragePooling,
@@ -269,7 +269,7 @@ average_pooling_grad_op: Operator = Operator(
     "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool "
     "include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    [operands.FLOAT_TYPES],
+    [tensors.FLOAT_TYPES],
     _input_sizes,
     lambda backend: backend.average_pooling_grad,
     function=AveragePoolingGrad,
@@ -279,8 +279,8 @@ average_pooling_grad_op: Operator = Operator(
 masked_average_pooling_op = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    [operands.FLOAT_TYPES, (torch.bool,)],
-    lambda input, mask, window, include_padding, divisor: operands.checked_divisor(divisor),
+    [tensors.FLOAT_TYPES, (torch.bool,)],
+    lambda input, mask, window, include_padding, divisor: tensors.checked_divisor(divisor),
     complete=with_checked_mask,
     compose=_masked,
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import backends, operands, window
+from torch_dmlpool import backends, tensors, window
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
@@ -80,7 +80,7 @@ class Call:
 
     @property
     def channels_last(self) -> bool:
-        return operands.is_channels_last(self.like)
+        return tensors.is_channels_last(self.like)
 
     def sharded(self, arriving: Tensor) -> Tensor:
         """What arrives at the results: plain tensors have no shards."""
@@ -138,7 +138,7 @@ def _remembered(
     backend: Backend,
 ) -> Callable[..., Any] | None:
     arguments = _arguments(written)
-    if arguments is None or dtype not in operands.ORDERED_TYPES:
+    if arguments is None or dtype not in tensors.ORDERED_TYPES:
         return None
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return prepare(like, backend, *arguments, *dtypes)

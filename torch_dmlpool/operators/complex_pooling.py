@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 
 
 def by_parts(pool: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
     """What a linear ``pool``, which takes real numbers, makes of ``input``, real or complex."""
     if not input.is_complex():
         return pool(input)
-    return operands.laid_out_like(torch.complex(pool(input.real), pool(input.imag)), input)
+    return tensors.laid_out_like(torch.complex(pool(input.real), pool(input.imag)), input)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _dispatch_tls_local_include_set,
@@ -23,7 +23,7 @@ _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 """The keys that a thread includes in every call where no transform, mode or trace is active."""
 
 
-def may_skip_dispatcher(*tensors: Tensor) -> bool:
+def may_skip_dispatcher(*inputs: Tensor) -> bool:
     """Whether a call may go straight to the backend, on any device: no transform, mode, subclass or
     compilation has to see it. ``backends.aten.is_plain_cpu`` asks about the values.
     """
@@ -41,7 +41,7 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
             and _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_KEYS
         )
     ):
-        for tensor in tensors:
+        for tensor in inputs:
             _require_rules(type(tensor))
         if _is_tracing() and torch.onnx.is_in_onnx_export():
             raise TypeError(
@@ -49,7 +49,7 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
                 "torch.nn.functional has, and this is another: use dynamo=True"
             )
         return False
-    for tensor in tensors:
+    for tensor in inputs:
         kind = type(tensor)
         if kind is not Tensor and kind is not Parameter:
             _require_rules(kind)
@@ -63,9 +63,9 @@ def may_skip_dispatcher(*tensors: Tensor) -> bool:
         # Where a storage has no memory, the address of a tensor is its offset in that storage.
         offset = tensor.storage_offset()
         if address == (offset and offset * tensor.itemsize):
-            if not operands.has_memory(tensor):
+            if not tensors.has_memory(tensor):
                 return False
-            operands.check_memory(tensor)
+            tensors.check_memory(tensor)
     return True
 
 

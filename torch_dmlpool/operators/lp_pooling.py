@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import elements, operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
@@ -84,14 +84,14 @@ def lp_pooling(
     if call is not None:
         return call(input)
     request = _normed_windows(input, *asked)
-    return norms(input, operands.checked_mask(mask, input), *request)
+    return norms(input, tensors.checked_mask(mask, input), *request)
 
 
 def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
     """The operator's arguments, checked."""
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
     made = Window.directml(input.dim() - 2, *window)
-    return made, float(operands.checked_norm("p", p))
+    return made, float(tensors.checked_norm("p", p))
 
 
 def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Tensor] | None:
@@ -102,7 +102,7 @@ def prepared_lp_pooling(
     like: Tensor, backend: Backend, window: Window, p: float
 ) -> Callable[[Tensor], Tensor] | None:
     """The call of norms for plain tensors that lie as ``like``."""
-    if like.dtype not in operands.FLOAT_TYPES or not operands.is_dense(like):
+    if like.dtype not in tensors.FLOAT_TYPES or not tensors.is_dense(like):
         return None
     dtype = like.dtype if p == math.inf or like.dtype.itemsize > 2 else torch.float32
     powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
@@ -116,7 +116,7 @@ def prepared_lp_pooling(
 
     def norms(input: Tensor) -> Tensor:
         pooled = pool(_powers(input, p))
-        result: Tensor = operands.laid_out_like(_roots(input, pooled, p), input)
+        result: Tensor = tensors.laid_out_like(_roots(input, pooled, p), input)
         return result
 
     return norms
@@ -144,7 +144,7 @@ def _powers(input: Tensor, p: float) -> Tensor:
     if p == math.inf:
         return input.abs()
     # Half precision is powered, summed and rooted in float32, and rounded once.
-    wide = elements.widened(input)
+    wide = tensors.widened(input)
     return wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
 
 
@@ -162,13 +162,13 @@ def _roots(input: Tensor, pooled: Tensor, p: float) -> Tensor:
 
 
 def _output_sizes(input: Tensor, window: Window, p: float) -> list[int]:
-    operands.checked_norm("p", p)
+    tensors.checked_norm("p", p)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
 
 lp_pooling_op = Operator(
     "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
-    [operands.FLOAT_TYPES],
+    [tensors.FLOAT_TYPES],
     _output_sizes,
     compose=_norms,
 )

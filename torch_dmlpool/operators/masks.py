@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, elements, operands
+from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend
@@ -113,7 +113,7 @@ class MaskedAveragePooling(torch.autograd.Function):
     ) -> Tensor:
         backend: Any = backends.serving(input.device.type)
         ctx.request = tuple(input.shape[2:]), windows, *counted
-        ctx.channels_last, ctx.backend, ctx.sums = operands.is_channels_last(input), backend, sums
+        ctx.channels_last, ctx.backend, ctx.sums = tensors.is_channels_last(input), backend, sums
         save(ctx, mask)
         ctx.set_materialize_grads(False)
         output: Tensor = backend.masked_average_pooling(input, mask, windows, *counted)
@@ -140,7 +140,7 @@ def _composed_averages(
 ) -> Tensor:
     if divisor is not None:
         return sums.pool(kept(input, mask), windows, divisor)
-    summed = elements.widened(kept(input, mask))
+    summed = tensors.widened(kept(input, mask))
     counts = _counts(sums, mask, input.shape[2:], summed, windows, include_padding)
     return (sums.pool(summed, windows, 1) / counts).to(input.dtype)
 
@@ -155,7 +155,7 @@ def _composed_shares(
     divisor: int | None,
 ) -> Tensor:
     """The gradient of :func:`_composed_averages`, of an input of spatial ``sizes``."""
-    wide = elements.widened(arriving)
+    wide = tensors.widened(arriving)
     if divisor is None:
         shares = (wide / _counts(sums, mask, sizes, wide, windows, include_padding)).to(wide.dtype)
     else:
@@ -184,7 +184,7 @@ def _counts(
         return torch.where(counts == 0, 1, counts)
     if include_padding and not all(map(is_unpadded, windows.axes)):
         padding = reference.padding_counts(windows, sizes, numbers)
-        counts = counts + elements.beside(padding, like)
+        counts = counts + tensors.beside(padding, like)
     return counts.clamp(min=1)
 
 
@@ -215,7 +215,7 @@ def winners_of(input: Tensor, mask: Tensor, pool: Any) -> Winners:
     again = is_gathered_again(input)
     values, places = pool(kept(input.detach() if again else input, mask, True))
     any_there, first_there = pool(as_pooled(over_planes(mask, input)))
-    places = torch.where(elements.is_lowest(values), first_there, places)
+    places = torch.where(tensors.is_lowest(values), first_there, places)
     return Winners(values, places, as_bools(any_there))
 
 
@@ -228,8 +228,8 @@ def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
     """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
     if not is_gathered_again(input):
         return winners.values
-    return elements.where(
-        winners.are_there, gather(input, winners.places), elements.lowest(input.dtype)
+    return tensors.where(
+        winners.are_there, gather(input, winners.places), tensors.lowest(input.dtype)
     )
 
 
@@ -239,14 +239,14 @@ def may_equal_fill(input: Tensor, values: Tensor) -> bool:
 
     On other devices than the CPU it is True, as reading values would synchronize.
     """
-    lowest = elements.lowest(input.dtype)
+    lowest = tensors.lowest(input.dtype)
     return not values.is_cpu or not (
         values.numel() == 0 or any(each.amin().item() > lowest for each in (values, input))
     )
 
 
 def with_checked_mask(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
-    return input, operands.checked_mask(mask, input), *request
+    return input, tensors.checked_mask(mask, input), *request
 
 
 _kept = applied_at_a_single_level(Masked)

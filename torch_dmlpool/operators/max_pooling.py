@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
@@ -116,7 +116,7 @@ def max_pooling(
     if call is not None:
         return call(input)
     request = numbered_windows(input, *asked, index_dtype)
-    mask = operands.checked_mask(mask, input)
+    mask = tensors.checked_mask(mask, input)
     return of_bools(lambda each: maxima_of(each, mask, *request), input)
 
 
@@ -125,13 +125,13 @@ def numbered_windows(input: Tensor, return_indices: bool, *asked: Any) -> tuple[
     tensor, checked.
     """
     *window, index_dtype = asked
-    operands.check_pooled("input", input, operands.ORDERED_TYPES)
-    operands.check_flag("return_indices", return_indices)
+    tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
+    tensors.check_flag("return_indices", return_indices)
     made = Window.directml(input.dim() - 2, *window)
-    operands.check_index_type(index_dtype, input.shape)
+    tensors.check_index_type(index_dtype, input.shape)
     if not return_indices:
         return (made,)
-    operands.check_taps(made.taps)
+    tensors.check_taps(made.taps)
     return made, index_dtype, False
 
 
@@ -180,8 +180,8 @@ def max_pooling_grad(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
     """
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
-    operands.check_pooled("input_gradient", input_gradient, operands.FLOAT_TYPES)
+    tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
+    tensors.check_pooled("input_gradient", input_gradient, tensors.FLOAT_TYPES)
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
@@ -226,7 +226,7 @@ def of_bools(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
-    return operands.laid_out_like(with_values(as_bools, pool(as_pooled(input))), input)
+    return tensors.laid_out_like(with_values(as_bools, pool(as_pooled(input))), input)
 
 
 def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
@@ -280,15 +280,15 @@ def _output_sizes(input: Tensor, window: Window) -> list[int]:
 def _check_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> list[int]:
-    operands.check_index_type(index_dtype, input.shape, per_plane)
-    operands.check_taps(window.taps)
+    tensors.check_index_type(index_dtype, input.shape, per_plane)
+    tensors.check_taps(window.taps)
     return _output_sizes(input, window)
 
 
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
-    operands.check_type("input_gradient", input_gradient, input.dtype, "input's")
-    operands.check_sizes("input_gradient", input_gradient, _output_sizes(input, window), input)
-    operands.check_taps(window.taps)
+    tensors.check_type("input_gradient", input_gradient, input.dtype, "input's")
+    tensors.check_sizes("input_gradient", input_gradient, _output_sizes(input, window), input)
+    tensors.check_taps(window.taps)
     return input.shape
 
 
@@ -301,23 +301,23 @@ def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Ten
     """Linear in the gradient, constant in the input."""
     _, taps = max_pooling_with_taps_op(input.detach(), window)
     return max_pooling_grad_from_taps_op(
-        input_gradient, taps, input.shape[2:], window, operands.is_channels_last(input)
+        input_gradient, taps, input.shape[2:], window, tensors.is_channels_last(input)
     )
 
 
 max_pooling_with_taps_op = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
-    [operands.MAX_TYPES],
+    [tensors.MAX_TYPES],
     _output_sizes,
     lambda backend: backend.max_pooling_with_taps,
     function=MaxPooling,
-    dtypes=lambda input, window: (input.dtype, operands.tap_dtype(window.taps)),
+    dtypes=lambda input, window: (input.dtype, tensors.tap_dtype(window.taps)),
 )
 
 
 max_pooling_op = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
-    [operands.MAX_TYPES],
+    [tensors.MAX_TYPES],
     _output_sizes,
     lambda backend: backend.max_pooling,
     function=MaxPooling,
@@ -328,7 +328,7 @@ max_pooling_op = Operator(
 max_pooling_with_indices_op: Operator = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
     "(Tensor, Tensor)",
-    [operands.MAX_TYPES],
+    [tensors.MAX_TYPES],
     _check_with_indices,
     lambda backend: backend.max_pooling_with_indices,
     compose=_composed_with_indices,
@@ -339,7 +339,7 @@ max_pooling_with_indices_op: Operator = Operator(
 
 max_pooling_grad_op = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
-    [operands.FLOAT_TYPES, operands.FLOAT_TYPES],
+    [tensors.FLOAT_TYPES, tensors.FLOAT_TYPES],
     _check_grad,
     lambda backend: backend.max_pooling_grad,
     compose=_composed_grad,
@@ -358,7 +358,7 @@ class MaskedMaxPooling(torch.autograd.Function):
             or _maxima_with_taps
         )
         values, taps = pool(input, mask, window)
-        ctx.request = input.shape[2:], window, operands.is_channels_last(input)
+        ctx.request = input.shape[2:], window, tensors.is_channels_last(input)
         save(ctx, taps, mask)
         ctx.mark_non_differentiable(taps)
         ctx.set_materialize_grads(False)
@@ -383,7 +383,7 @@ def _maxima_with_taps(input: Tensor, mask: Tensor, window: Window) -> tuple[Tens
     values, taps = pool(kept(input, mask, True), window)
     if may_equal_fill(input, values):
         _, first_there = pool(as_pooled(over_planes(mask, input)), window)
-        taps = torch.where(elements.is_lowest(values), first_there, taps)
+        taps = torch.where(tensors.is_lowest(values), first_there, taps)
     return values, taps
 
 
@@ -417,7 +417,7 @@ def _maxima_with_indices(
     if is_gathered_again(input):
         values, taps, are_there = _window_maxima(input, mask, window)
         indices = max_pooling_indices_op(taps, input.shape[2:], window, *numbering)
-        return values, elements.where(are_there(), indices, -1)
+        return values, tensors.where(are_there(), indices, -1)
     pool = kernel_of(lambda backend: backend.masked_max_pooling_with_indices, input, mask)
     if pool is not None:
         return pool(input, mask, window, *numbering)
@@ -425,7 +425,7 @@ def _maxima_with_indices(
     with_positions = max_pooling_with_indices_op
     winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))
     positions = torch.where(winners.are_there, winners.places, -1)
-    return winners.values, elements.numbered(positions, input.shape, *numbering)
+    return winners.values, tensors.numbered(positions, input.shape, *numbering)
 
 
 _maxima_under = applied_at_a_single_level(MaskedMaxPooling)
@@ -433,7 +433,7 @@ _maxima_under = applied_at_a_single_level(MaskedMaxPooling)
 
 masked_max_pooling_op = Operator(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
-    [operands.MAX_TYPES, (torch.bool,)],
+    [tensors.MAX_TYPES, (torch.bool,)],
     lambda *_: None,
     complete=with_checked_mask,
     compose=_maxima,
@@ -443,8 +443,8 @@ masked_max_pooling_op = Operator(
 masked_max_pooling_with_indices_op = Operator(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
-    [operands.MAX_TYPES, (torch.bool,)],
-    lambda input, mask, window, dtype, per_plane: operands.check_index_type(
+    [tensors.MAX_TYPES, (torch.bool,)],
+    lambda input, mask, window, dtype, per_plane: tensors.check_index_type(
         dtype, input.shape, per_plane
     ),
     complete=with_checked_mask,

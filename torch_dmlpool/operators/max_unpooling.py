@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
-from torch_dmlpool.elements import first_indices
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.derivatives import records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.tensors import first_indices
 from torch_dmlpool.window import (
     ArgumentError,
     check_spatial_sizes,
@@ -61,7 +61,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_unpooling_operator_desc
     """
     check(input, indices)
-    sizes = operands.checked_full_size("output_size", output_size, input)
+    sizes = tensors.checked_full_size("output_size", output_size, input)
     if tuple(sizes[:2]) != tuple(input.shape[:2]):
         raise ArgumentError(
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
@@ -194,7 +194,7 @@ def _unpooled(
     if rejects:
         _check_positions(positions, indices, math.prod(sizes))
     unique = unique_positions_op(positions, sizes)
-    return scatter_positions_op(input, unique, sizes, False, operands.is_channels_last(input))
+    return scatter_positions_op(input, unique, sizes, False, tensors.is_channels_last(input))
 
 
 def _reject_index(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> None:
@@ -221,9 +221,9 @@ def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
 
 def check(input: Tensor, indices: Tensor) -> None:
     """Reject indices that do not belong to ``input`` (rules G6 and G8)."""
-    operands.check_pooled("input", input, operands.MAX_TYPES + operands.COMPLEX_TYPES)
-    operands.check_pooled("indices", indices, operands.INDEX_TYPES)
-    operands.check_sizes("indices", indices, input.shape, input, "input's")
+    tensors.check_pooled("input", input, tensors.MAX_TYPES + tensors.COMPLEX_TYPES)
+    tensors.check_pooled("indices", indices, tensors.INDEX_TYPES)
+    tensors.check_sizes("indices", indices, input.shape, input, "input's")
 
 
 def _check_operator(
@@ -238,7 +238,7 @@ _apply = applied_at_a_single_level(MaxUnpooling)
 
 max_unpooling_op = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
-    [operands.MAX_TYPES, operands.INDEX_TYPES],
+    [tensors.MAX_TYPES, tensors.INDEX_TYPES],
     _check_operator,
     compose=_unpooled,
 )
@@ -259,7 +259,7 @@ def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sequence[int]
             f"positions must have as many dimensions as the input, {input.dim()}, got shape "
             f"{tuple(positions.shape)}"
         )
-    operands.check_sizes("positions", positions, [*input.shape[:2], *positions.shape[2:]], input)
+    tensors.check_sizes("positions", positions, [*input.shape[:2], *positions.shape[2:]], input)
     return positions.shape
 
 
@@ -270,9 +270,9 @@ def _check_scatter(
     bins: bool,
     channels_last: bool,
 ) -> list[int]:
-    operands.check_pooled("input", input, operands.FLOAT_TYPES if bins else operands.MAX_TYPES)
+    tensors.check_pooled("input", input, tensors.FLOAT_TYPES if bins else tensors.MAX_TYPES)
     _check_unique(positions, spatial_sizes)
-    operands.check_sizes("positions", positions, input.shape, input, "input's")
+    tensors.check_sizes("positions", positions, input.shape, input, "input's")
     return [*input.shape[:2], *spatial_sizes]
 
 
@@ -281,7 +281,7 @@ unique_positions_op = Operator(
     [POSITION_TYPES],
     _check_unique,
     lambda backend: backend.unique_positions,
-    dtypes=lambda positions, sizes: (operands.position_dtype(math.prod(sizes)),),
+    dtypes=lambda positions, sizes: (tensors.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
 ones."""
@@ -289,7 +289,7 @@ ones."""
 
 gather_positions_op = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
-    [operands.MAX_TYPES, POSITION_TYPES],
+    [tensors.MAX_TYPES, POSITION_TYPES],
     _check_gather,
     lambda backend: backend.gather_positions,
     function=GatherPositions,
@@ -302,7 +302,7 @@ scatter_positions_op = Operator(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
     "channels_last) "
     "-> Tensor",
-    [operands.MAX_TYPES, POSITION_TYPES],
+    [tensors.MAX_TYPES, POSITION_TYPES],
     _check_scatter,
     lambda backend: backend.scatter_positions,
     function=ScatterPositions,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import elements, operands, overloads
+from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.operators.calls import prepared
 from torch_dmlpool.operators.max_pooling import (
@@ -91,7 +91,7 @@ def min_pooling(
         return call(input)
     request = numbered_windows(input, *asked, index_dtype)
     request[0].output_sizes(input.shape[2:])  # rejected before any work
-    mask = operands.checked_mask(mask, input)
+    mask = tensors.checked_mask(mask, input)
     return minima(lambda each: maxima_of(each, mask, *request), input)
 
 
@@ -103,17 +103,17 @@ def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
     opposite = _opposite(input)
     # PyTorch's own operators keep the order of strides, which may suggest another memory format.
-    if operands.is_channels_last(opposite) != operands.is_channels_last(input):
-        opposite = operands.laid_out_like(opposite, input)
-    return operands.laid_out_like(with_values(_restored, of_bools(pool, opposite)), input)
+    if tensors.is_channels_last(opposite) != tensors.is_channels_last(input):
+        opposite = tensors.laid_out_like(opposite, input)
+    return tensors.laid_out_like(with_values(_restored, of_bools(pool, opposite)), input)
 
 
 def _opposite(tensor: Tensor) -> Tensor:
     """Elements whose order is the opposite of that in ``tensor``."""
     if tensor.dtype.is_floating_point:
         return -tensor
-    flipped = ~elements.signed(tensor)
-    return flipped.view(tensor.dtype) if tensor.dtype in elements.SIGNED else flipped
+    flipped = ~tensors.signed(tensor)
+    return flipped.view(tensor.dtype) if tensor.dtype in tensors.SIGNED else flipped
 
 
 def _restored(values: Tensor) -> Tensor:
@@ -128,10 +128,10 @@ def prepared_min_pooling(like: Tensor, *request: Any) -> Callable[[Tensor], Any]
     ``max_pooling.prepared``.
     """
     pool = prepared_max_pooling(like, *request)
-    if pool is None or not operands.is_dense(like):
+    if pool is None or not tensors.is_dense(like):
         return None
 
     def minima(input: Tensor) -> Any:
-        return operands.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
+        return tensors.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
 
     return minima

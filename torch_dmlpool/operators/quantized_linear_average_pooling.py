@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
+from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import is_plain, prepared
@@ -111,8 +111,8 @@ def _quantized_windows(
 ) -> tuple[Any, ...]:
     """The operator's arguments, checked."""
     *window, output_dtype = asked
-    operands.check_pooled("input", input, operands.QUANTIZED_TYPES)
-    operands.check_flag("include_padding", include_padding)
+    tensors.check_pooled("input", input, tensors.QUANTIZED_TYPES)
+    tensors.check_flag("include_padding", include_padding)
     made = Window.directml(input.dim() - 2, *window)
     parameters, dtype = checked_quantization(input, parameters, output_dtype)
     return parameters, made, include_padding, dtype
@@ -223,7 +223,7 @@ quantized_linear_average_pooling_op = Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
-    [operands.QUANTIZED_TYPES],
+    [tensors.QUANTIZED_TYPES],
     _output_sizes,
     lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
@@ -237,7 +237,7 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",
-    [operands.QUANTIZED_TYPES],
+    [tensors.QUANTIZED_TYPES],
     _output_sizes,
     lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
@@ -265,15 +265,15 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
     """
     is_scale = dtype is torch.float32
     if isinstance(parameter, Tensor):
-        if not is_scale and parameter.dtype in operands.QUANTIZED_TYPES:
-            operands.check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
-        operands.check_dense(
+        if not is_scale and parameter.dtype in tensors.QUANTIZED_TYPES:
+            tensors.check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
+        tensors.check_dense(
             name,
             parameter,
-            operands.FLOAT_TYPES if is_scale else (dtype,),
+            tensors.FLOAT_TYPES if is_scale else (dtype,),
             "a number or a dense tensor",
         )
-        operands.check_device(name, parameter, input)
+        tensors.check_device(name, parameter, input)
         channels, shape = input.shape[1], tuple(parameter.shape)
         spread = (1, channels, *(1 for _ in input.shape[2:]))
         if parameter.numel() != 1 and shape not in ((channels,), spread):
@@ -292,7 +292,7 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         return parameter
     if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
         raise wrong_type(name, "a number or a tensor", parameter)
-    scale = operands.as_float(parameter)
+    scale = tensors.as_float(parameter)
     # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
     # infinity.
     if not 2.0**-150 < scale < (2 - 2.0**-24) * 2.0**127:
@@ -307,19 +307,19 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
     if not bounds.min <= number <= bounds.max:
         raise ArgumentError(
             f"{name} must be {bounds.min} to {bounds.max}, the range of "
-            f"{operands.name_of(dtype)}, got "
+            f"{tensors.name_of(dtype)}, got "
             f"{shown(number)}"
         )
 
 
 def check_output_type(
-    output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = operands.QUANTIZED_TYPES
+    output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = tensors.QUANTIZED_TYPES
 ) -> None:
     """Reject a data type that a quantized average cannot have (rule Q3)."""
-    if output_dtype is not None and not operands.is_one_of(output_dtype, types):
+    if output_dtype is not None and not tensors.is_one_of(output_dtype, types):
         raise TypeError(
-            f"output_dtype must be one of {operands.names_of(types)}, got "
-            f"{operands.name_of(output_dtype)}"
+            f"output_dtype must be one of {tensors.names_of(types)}, got "
+            f"{tensors.name_of(output_dtype)}"
         )
 
 
@@ -333,7 +333,7 @@ def checked_quantization(
     check_output_type(output_dtype)
     if output_dtype is None:
         output_dtype = getattr(parameters[3], "dtype", None)
-        output_dtype = output_dtype if output_dtype in operands.QUANTIZED_TYPES else input.dtype
+        output_dtype = output_dtype if output_dtype in tensors.QUANTIZED_TYPES else input.dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
 

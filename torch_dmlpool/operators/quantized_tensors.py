@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands, overloads
+from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.dispatching import is_readable
@@ -114,7 +114,7 @@ def average(
     output's scale, zero point and data type; None stands for the input's.
     """
     scale, zero_point, output_dtype = output
-    operands.check_flag("include_padding", include_padding)
+    tensors.check_flag("include_padding", include_padding)
     output_type = input.dtype
     if output_dtype is not None:
         output_type = output_dtype
@@ -245,10 +245,10 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
             "quantized_linear_average_pooling or max_pooling"
         )
     quantized_types = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
-    operands.check_pooled("input", input, tuple(quantized_types))
+    tensors.check_pooled("input", input, tuple(quantized_types))
     scheme = input.qscheme()
     if scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
-        name = operands.name_of(scheme)
+        name = tensors.name_of(scheme)
         raise ArgumentError(
             f"input must be quantized per_tensor_affine or per_channel_affine, got {name}"
         )
@@ -264,7 +264,7 @@ def narrowed(name: str, zero_point: int | Tensor, dtype: torch.dtype) -> int | T
     """``zero_point`` as the integer operator takes it: a tensor of integers becomes one of
     ``dtype`` (rule Q4).
     """
-    if not isinstance(zero_point, Tensor) or zero_point.dtype not in operands.INTEGER_TYPES:
+    if not isinstance(zero_point, Tensor) or zero_point.dtype not in tensors.INTEGER_TYPES:
         return zero_point
     if zero_point.dtype is not dtype and is_readable(zero_point):
         for number in zero_point.flatten().tolist():

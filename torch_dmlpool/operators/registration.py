@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import backends, integrations, operands
+from torch_dmlpool import backends, integrations, tensors
 from torch_dmlpool._private import (
     OpOverload,
     _are_functorch_transforms_active,
@@ -30,7 +30,6 @@ from torch_dmlpool._private import (
     profiler,
 )
 from torch_dmlpool.backends.interface import Backend, Function
-from torch_dmlpool.elements import shards_of
 from torch_dmlpool.operators import revision
 from torch_dmlpool.operators.derivatives import (
     carries_derivative,
@@ -39,6 +38,7 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
+from torch_dmlpool.tensors import shards_of
 from torch_dmlpool.window import Window
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -143,7 +143,7 @@ class Operator:
         """The results by other operators."""
         results = self.compose(*arguments)  # type: ignore[misc]
         # What PyTorch's operators return may follow the layout of a mask.
-        return operands.laid_out_like(results, arguments[0]) if self.is_composite else results
+        return tensors.laid_out_like(results, arguments[0]) if self.is_composite else results
 
     def decomposed(self, *arguments: Any, **_: str) -> Any:
         """``composed`` for arguments as the schema has them: a decomposition."""
@@ -154,7 +154,7 @@ class Operator:
         for name, tensor, types in zip(self.tensors, arguments, self.types, strict=False):
             # A mask may have the spatial dimensions alone.
             is_mask = types == (torch.bool,)
-            (operands.check_dense if is_mask else operands.check_pooled)(name, tensor, types)
+            (tensors.check_dense if is_mask else tensors.check_pooled)(name, tensor, types)
         at = self.window_at
         if at is not None:
             window = _window(arguments[0].dim() - 2, *arguments[at : at + 6])
@@ -167,7 +167,7 @@ class Operator:
         """The implementation below autograd. A call by name may arrive here first."""
         for at in self.tensor_places:
             if isinstance(arguments[at], Tensor):
-                operands.check_memory(arguments[at])
+                tensors.check_memory(arguments[at])
         checked, _sizes = self._checked(arguments)
         return self.backend_function(arguments[0])(*checked)
 
@@ -180,11 +180,11 @@ class Operator:
         channels_last = (
             checked[-1]
             if self.is_told_layout
-            else operands.is_channels_last(checked[self.layout_of])
+            else tensors.is_channels_last(checked[self.layout_of])
         )
-        memory_format = operands.named_memory_format(channels_last, len(sizes) - 2)
+        memory_format = tensors.named_memory_format(channels_last, len(sizes) - 2)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
-        results = tuple(operands.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
+        results = tuple(tensors.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
     def _autograd(self, *arguments: Any, **_: str) -> Any:
@@ -274,7 +274,7 @@ class Below:
         self, operator: Operator, returns_winners: bool, input: Tensor, arguments: tuple[Any, ...]
     ) -> None:
         self.operator, self.returns_winners, self.arguments = operator, returns_winners, arguments
-        self.sizes, self.channels_last = input.shape[2:], operands.is_channels_last(input)
+        self.sizes, self.channels_last = input.shape[2:], tensors.is_channels_last(input)
         self.shards = shards_of(input)
 
     def run(self, *tensors: Tensor) -> Any:

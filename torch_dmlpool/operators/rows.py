@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     applied_at_a_single_level,
@@ -21,7 +21,6 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend, Function
-from torch_dmlpool.elements import shards_of
 from torch_dmlpool.operators import revision
 from torch_dmlpool.operators.derivatives import (
     carries_derivative,
@@ -30,6 +29,7 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import _library, below_autograd, call
+from torch_dmlpool.tensors import shards_of
 
 
 def tensors_of(arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -85,7 +85,7 @@ class RowOperator:
     def _compute(self, *arguments: Any, **_: str) -> Any:
         self.results(*arguments)
         for tensor in tensors_of(arguments):
-            operands.check_memory(tensor)
+            tensors.check_memory(tensor)
         return self.backend_function(arguments[0])(*arguments)
 
     def _below(self, *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.rows import RowOperator
@@ -117,22 +117,22 @@ def _gathered(input: Tensor, indices: Tensor, is_batch: bool) -> Tensor:
 
 def _check(input: Tensor, offsets: Tensor | None, mask: Tensor | None, types: Any) -> None:
     """Reject what is no rows of ``types``, and offsets and masks that do not belong to them."""
-    operands.check_dense("input", input, types)
+    tensors.check_dense("input", input, types)
     rank = 3 if offsets is None else 2
     if input.dim() != rank:
         wanted = "(B, T, C)" if offsets is None else "(L, C)"
         raise ArgumentError(f"input must be {wanted}, got shape {tuple(input.shape)}")
     if offsets is not None:
-        operands.check_dense("offsets", offsets, (torch.int64,))
-        operands.check_device("offsets", offsets, input)
+        tensors.check_dense("offsets", offsets, (torch.int64,))
+        tensors.check_device("offsets", offsets, input)
         if offsets.dim() != 1 or offsets.shape[0] == 0:
             raise ArgumentError(
                 "offsets must have one dimension and at least one entry, got shape "
                 f"{tuple(offsets.shape)}"
             )
     if mask is not None:
-        operands.check_dense("mask", mask, (torch.bool,))
-        operands.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
+        tensors.check_dense("mask", mask, (torch.bool,))
+        tensors.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
 
 
 def _shape(input: Tensor, offsets: Tensor | None) -> tuple[Any, ...]:
@@ -141,12 +141,12 @@ def _shape(input: Tensor, offsets: Tensor | None) -> tuple[Any, ...]:
 
 
 def _sums(input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool) -> Any:
-    _check(input, offsets, mask, operands.FLOAT_TYPES)
+    _check(input, offsets, mask, tensors.FLOAT_TYPES)
     return [(_shape(input, offsets), input.dtype)]
 
 
 def _maxima(input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool) -> Any:
-    _check(input, offsets, mask, operands.ORDERED_TYPES)
+    _check(input, offsets, mask, tensors.ORDERED_TYPES)
     return [(_shape(input, offsets), input.dtype), (_shape(input, offsets), torch.int64)]
 
 
@@ -155,10 +155,10 @@ def _shares(
 ) -> Any:
     samples = () if offsets is not None else (arriving.shape[0],)
     shape = *samples, rows, arriving.shape[-1]
-    _check(arriving.new_empty(()).expand(shape), offsets, mask, operands.FLOAT_TYPES)
+    _check(arriving.new_empty(()).expand(shape), offsets, mask, tensors.FLOAT_TYPES)
     if offsets is not None:
         sizes = offsets.shape[0] - 1, arriving.shape[-1]
-        operands.check_sizes("input_gradient", arriving, sizes)
+        tensors.check_sizes("input_gradient", arriving, sizes)
     return [(shape, arriving.dtype)]
 
 
@@ -235,7 +235,7 @@ def _kept(name: str, mask: Tensor | None) -> Tensor | None:
     """A mask as bools: what is not 0 is kept."""
     if mask is None:
         return None
-    operands.check_dense(name, mask, (torch.bool, *operands.INTEGER_TYPES))
+    tensors.check_dense(name, mask, (torch.bool, *tensors.INTEGER_TYPES))
     return mask if mask.dtype is torch.bool else mask != 0
 
 
@@ -324,9 +324,9 @@ def segment_pooling(
     check_reduction(reduction)
     if return_indices and reduction in ("mean", "sum"):
         raise TypeError(f"return_indices needs reduction 'max' or 'min', got {reduction!r}")
-    types = operands.FLOAT_TYPES if reduction in ("mean", "sum") else operands.ORDERED_TYPES
-    operands.check_dense("input", input, types)
-    operands.check_dense("offsets", offsets, (torch.int32, torch.int64))
+    types = tensors.FLOAT_TYPES if reduction in ("mean", "sum") else tensors.ORDERED_TYPES
+    tensors.check_dense("input", input, types)
+    tensors.check_dense("offsets", offsets, (torch.int32, torch.int64))
     if input.dim() == 0:
         raise ArgumentError("input must be (L, *features), got a tensor without dimensions")
     features = input.shape[1:]
@@ -373,8 +373,8 @@ def token_pooling(
     DirectML has no such operator; it is the mean pooling of https://www.sbert.net.
     """
     check_reduction(reduction)
-    types = operands.FLOAT_TYPES if reduction in ("mean", "sum") else operands.ORDERED_TYPES
-    operands.check_dense("tokens", tokens, types)
+    types = tensors.FLOAT_TYPES if reduction in ("mean", "sum") else tensors.ORDERED_TYPES
+    tensors.check_dense("tokens", tokens, types)
     if tokens.dim() != 3:
         raise ArgumentError(f"tokens must be (B, T, C), got shape {tuple(tokens.shape)}")
     return _pooled(tokens, None, _kept("mask", mask), reduction)[0]

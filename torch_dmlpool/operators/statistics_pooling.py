@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import backends, operands
+from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.rows import RowOperator
@@ -44,13 +44,13 @@ class Statistics(torch.autograd.Function):
 
 
 def _results(input: Tensor, mask: Tensor | None, correction: int) -> Any:
-    operands.check_dense("input", input, operands.FLOAT_TYPES)
+    tensors.check_dense("input", input, tensors.FLOAT_TYPES)
     if input.dim() != 3:
         raise ArgumentError(f"input must be (N, C, W), got shape {tuple(input.shape)}")
     if mask is not None:
-        operands.check_dense("mask", mask, (torch.bool,))
+        tensors.check_dense("mask", mask, (torch.bool,))
         sizes = input.shape[0], input.shape[2]
-        operands.check_sizes("mask", mask, sizes, input, "input's")
+        tensors.check_sizes("mask", mask, sizes, input, "input's")
     if correction < 0:
         raise ArgumentError(f"correction must be 0 or more, got {correction}")
     return [(input.shape[:2], input.dtype)] * 2
@@ -114,9 +114,9 @@ def statistics_pooling(
     DirectML has no such operator. The page of ``torch.std``:
     https://pytorch.org/docs/stable/generated/torch.std.html
     """
-    operands.check_pooled("input", input, operands.FLOAT_TYPES)
+    tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
     correction = integer("correction", correction, correction)
-    mask = operands.checked_mask(mask, input)
+    mask = tensors.checked_mask(mask, input)
     n, c = input.shape[:2]
     planes = input.flatten(2)
     if mask is None:

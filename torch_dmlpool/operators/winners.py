@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import operands
-from torch_dmlpool.elements import numbered
+from torch_dmlpool import tensors
 from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.tensors import numbered
 from torch_dmlpool.window import (
     Window,
 )
@@ -75,28 +75,28 @@ class MaxPoolingGather(torch.autograd.Function):
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
     """Reject taps that do not fit the window; return the sizes of the input that they number."""
-    operands.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
-    operands.check_type("taps", taps, operands.tap_dtype(window.taps), "window's")
+    tensors.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
+    tensors.check_type("taps", taps, tensors.tap_dtype(window.taps), "window's")
     return [*taps.shape[:2], *spatial_sizes]
 
 
 def _check_indices(
     taps: Tensor, sizes: Sequence[int], window: Window, dtype: torch.dtype, per_plane: bool
 ) -> Any:
-    operands.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
+    tensors.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
     return taps.shape
 
 
 def _check_grad_from_taps(
     input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
 ) -> list[int]:
-    operands.check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
+    tensors.check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
     return _check_taps(taps, sizes, window)
 
 
 def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
     _check_taps(taps, input.shape[2:], window)
-    operands.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]], input)
+    tensors.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]], input)
     return taps.shape
 
 
@@ -121,7 +121,7 @@ max_pooling_indices_op: Operator = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
     "bool per_plane) "
     "-> Tensor",
-    [operands.INTEGER_TYPES],
+    [tensors.INTEGER_TYPES],
     _check_indices,
     lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
@@ -133,7 +133,7 @@ max_pooling_grad_from_taps_op = Operator(
     "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
     "WINDOW, "
     "bool channels_last) -> Tensor",
-    [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
+    [tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
     _check_grad_from_taps,
     lambda backend: backend.max_pooling_grad_from_taps,
     function=MaxPoolingGradFromTaps,
@@ -142,7 +142,7 @@ max_pooling_grad_from_taps_op = Operator(
 
 max_pooling_gather_op = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
-    [operands.FLOAT_TYPES, operands.INTEGER_TYPES],
+    [tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
     _check_gather,
     lambda backend: backend.max_pooling_gather,
     function=MaxPoolingGather,

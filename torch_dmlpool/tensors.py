@@ -1,4 +1,4 @@
-"""What a tensor must be to be pooled, and how the tensors that pooling returns are laid out."""
+"""What a tensor must be to be pooled, how results are laid out, and numbers of each data type."""
 
 import math
 import numbers
@@ -30,8 +30,7 @@ from torch_dmlpool.window import (
 from torch_dmlpool.window import check_flag as check_flag
 
 # A new data type also goes into _TYPES of inductor/geometry.py, _pooled_type of onnx/operators.py
-# and, if it is unsigned, SIGNED of elements.py. docs/contributing/design.md lists what
-# backends need.
+# and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -42,6 +41,8 @@ AVERAGED_TYPES = FLOAT_TYPES + COMPLEX_TYPES
 ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # maxima and minima take these; kernels get bools as bytes
 QUANTIZED_TYPES = (torch.int8, torch.uint8)
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 
 
 def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
@@ -425,9 +426,7 @@ def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
 
 
 def name_of(value: object) -> str:
-    """A data type (or another constant of PyTorch's) without ``torch.``; anything else as
-    :func:`shown` shows it.
-    """
+    """A constant of PyTorch's without ``torch.``; anything else as :func:`shown` shows it."""
     return str(value).removeprefix("torch.") if type(value) in _NAMED else shown(value)
 
 
@@ -437,3 +436,63 @@ _NAMED = (torch.dtype, torch.layout, torch.qscheme, torch.device, torch.memory_f
 def names_of(types: tuple[torch.dtype, ...]) -> str:
     """The names of data types, joined by commas."""
     return ", ".join(map(name_of, types))
+
+
+def signed(tensor: Tensor) -> Tensor:
+    """A view of wide unsigned integers as signed ones; other tensors as they are."""
+    return tensor.view(SIGNED[tensor.dtype]) if tensor.dtype in SIGNED else tensor
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """``tensor`` in the type that sums are computed in: float32 for half precision (rule A4)."""
+    is_half = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2
+    return tensor.float() if is_half else tensor
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The lowest value of a data type, -inf for floats (rule M1)."""
+    if dtype.is_floating_point:
+        return -math.inf
+    return int(torch.iinfo(dtype).min) if dtype.is_signed else 0
+
+
+def is_lowest(values: Tensor) -> Tensor:
+    """Whether each value is the lowest of its type."""
+    return signed(values) == lowest(values.dtype)
+
+
+def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
+    """``torch.where`` with a number, for wide unsigned types too. It has a derivative."""
+    if tensor.dtype in SIGNED:
+        return torch.where(condition, signed(tensor), other).view(tensor.dtype)
+    return torch.where(condition, tensor, other)
+
+
+def shards_of(tensor: Tensor) -> Any:
+    """The placements of a DTensor; None for other tensors."""
+    return None if type(tensor) is Tensor else getattr(tensor, "placements", None)
+
+
+def beside(tensor: Tensor, like: Tensor) -> Tensor:
+    """``tensor`` for arithmetic with ``like``: as a replicated DTensor if that is a DTensor."""
+    if shards_of(like) is None:
+        return tensor
+    return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
+
+
+def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The index of each plane's first element in a tensor of ``sizes``, which broadcasts."""
+    samples, channels, *spatial_sizes = sizes
+    planes = torch.arange(samples * channels, dtype=torch.int64, device=like.device)
+    first = planes * math.prod(spatial_sizes)
+    return beside(first.view(samples, channels, *(1 for _ in spatial_sizes)), like)
+
+
+def numbered(
+    positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
+) -> Tensor:
+    """Positions in each plane as indices in a tensor of ``sizes`` (N, C, *spatial); -1 stays."""
+    if not per_plane:
+        indices = positions + first_indices(positions, sizes)
+        positions = torch.where(positions < 0, positions, indices)
+    return positions.to(index_dtype)
