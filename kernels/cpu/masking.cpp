@@ -21,74 +21,37 @@
 namespace dmlpool {
 namespace {
 
-constexpr int64_t PART = 1 << 15;    // elements that are masked and pooled together
-constexpr int64_t COPIED = 1 << 16;  // elements that a thread copies at once
+constexpr int64_t PART = 1 << 15;  // elements that are masked and pooled together
+constexpr int64_t AHEAD = 2048;    // bytes that are prefetched before they are masked
 
-constexpr int64_t AHEAD = 2048;  // bytes that are prefetched before they are masked
-
-// Calls act(i, n) for blocks of n of `count` elements. The last one may overlap the one before, and
-// blocks of 1 are called where there are fewer than n.
-template <int64_t n, class Act>
-void for_blocks(int64_t count, const Act &act) {
-    if (count < n)
-        for (int64_t i = 0; i < count; ++i)
-            act(i, Count<1>());
-    else
-        for (int64_t i = 0; i < count; i += n)
-            act(std::min(i, count - n), Count<n>());
-}
-
-template <class T, class L>
-void convert(const T *from, int64_t count, L *to) {
-    if constexpr (std::is_same_v<T, L>)
-        std::memmove(to, from, count * sizeof(T));
-    else
-        for_blocks<LANES<L>>(count, [=](int64_t i, auto lanes) {
-            write(load<L, decltype(lanes)::value>(from + i), to + i);
-        });
-}
-// Copies elements as numbers L, but writes `fill` where the mask is false. Each of its bytes is for
-// `each` elements. The elements may be copied to where they are.
-template <class T, class L>
-void keep(const T *from, const uint8_t *mask, int64_t each, int64_t count, L fill, L *to) {
+// Copies `count` elements, but writes `fill` where the mask is false. The elements may be copied to
+// where they are. There is a vector of n elements at least; the last one may overlap the one
+// before.
+template <int64_t n, class T, class L>
+void keep(const T *from, const uint8_t *mask, int64_t count, L fill, L *to) {
     using I = IntegerOf<L>;
-    if (each == 1)
-        return for_blocks<LANES<L>>(count, [=](int64_t i, auto lanes) {
-            constexpr int64_t n = decltype(lanes)::value;
-            __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
-            const auto values = load<L, n>(from + i);
-            const auto kept = load<I, n>(mask + i);
-            const Vector<L, n> results = kept != 0 ? values : Vector<L, n>{} + fill;
-            write(results, to + i);
-        });
-    for (int64_t i = 0; i < count; i += each)
-        if (mask[i / each])
-            convert(from + i, each, to + i);
-        else
-            std::fill_n(to + i, each, fill);
+    for (int64_t at = 0; at < count; at += n) {
+        const int64_t i = std::min(at, count - n);
+        __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
+        const auto values = load<L, n>(from + i);
+        const auto kept = load<I, n>(mask + i);
+        write(Vector<L, n>(kept != 0 ? values : Vector<L, n>{} + fill), to + i);
+    }
 }
 
-// The positions of a plane that outputs [begin, end) along axis `cut` read, as a problem. The axes
-// before have one position.
-Problem part_of(const Problem &p, int cut, int64_t planes, const Range &positions,
-                const Range &outputs) {
-    Problem q = p;
-    Axis &axis = q.axes[cut];
-    q.planes = planes;
-    axis.size = positions.end - positions.begin;
-    axis.outputs = outputs.end - outputs.begin;
-    if (axis.window > 0)
-        axis.padding += positions.begin - outputs.begin * axis.stride;
-    else if (axis.outputs < p.axes[cut].outputs)  // a bin that is all of the part
-        axis = {axis.size, 1, axis.size, axis.size, 0, 1};
-    return q;
-}
-// The same for averages, which become sums of numbers of type `type`.
-Problem sums_of(Problem q, int64_t type) {
-    q.type = type;
-    q.counting = {0, 1, {0, 0, 0}};
-    return q;
-}
+// Some planes whose masks follow each other or are one, or a band of one plane.
+struct Part {
+    int64_t plane;  // the first
+    int64_t planes;
+    Range positions;  // along the axis that is cut
+    Range outputs;
+    bool has_same_mask;  // as the part before it that the thread worked on
+    Problem problem;
+    int64_t input;   // the first element
+    int64_t output;  // the first result
+    int64_t elements() const { return problem.planes * problem.plane(); }
+    int64_t results() const { return problem.planes * problem.output_plane(); }
+};
 
 // A tensor and its mask.
 struct Masked {
@@ -97,99 +60,88 @@ struct Masked {
     const uint8_t *const mask;
 
     const Windows windows{p};
-    const int cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
-    const Axis &axis = p.axes[cut];
-    const int64_t slab = p.plane() / axis.size;  // elements of one position along `cut`
-    const int64_t each = p.channels / m.channels;
+    const PlaneParts parts{p, PART, 2};
+    const Axis &axis = parts.axis;
+    const int64_t each = p.channels / m.channels;  // elements of a byte of the mask
     const int64_t mask_plane = p.plane() / each;
-    const bool is_small = p.plane() <= PART;
-    // The planes or the outputs along `cut` of a part. Neighbouring parts share little.
-    const int64_t fitting = PART / std::max(p.plane(), p.output_plane());
-    const int64_t planes = !is_small ? 1 : std::min(m.planes, std::max(fitting, int64_t(1)));
-    const int64_t step =
-        is_small ? axis.outputs
-        : axis.window == 0
-            ? 1
-            : std::min(
-                  axis.outputs,
-                  (std::max(PART / slab, 3 * axis.extent()) - axis.extent()) / axis.stride + 1);
+    const int64_t largest = std::max(p.plane(), p.output_plane());
+    const int64_t planes =
+        parts.count > 1 ? 1
+                        : std::clamp<int64_t>(PART / largest, 1, std::max<int64_t>(m.planes, 1));
 
-    // A thread works on several planes, or on outputs of one.
-    struct Part {
-        int64_t plane;  // the first
-        int64_t planes;
-        const uint8_t *mask;  // of the first plane
-        Range outputs;        // along `cut`
-        Range positions;
-        bool has_same_mask;  // as the part before it that the thread worked on
-    };
-    // What outputs read along `cut`; all outputs may read all positions.
+    const uint8_t *mask_of(int64_t plane) const {
+        return mask + (plane / m.planes * m.step + m.is_own * (plane % m.planes)) * mask_plane;
+    }
+    // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {
         if (outputs.end - outputs.begin == axis.outputs)
             return {0, axis.size};
-        const Range reach = windows.reach(cut, outputs.begin, outputs.end - outputs.begin);
+        const Range reach = windows.reach(parts.cut, outputs.begin, outputs.end - outputs.begin);
         const int64_t begin = std::min(reach.begin, axis.size - 1);
         return {begin, std::max(reach.end, begin + 1)};
     }
-    // Calls work(part) for all parts. `make` makes what works for a thread.
-    template <class Make>
-    void each_part(const PlaneParts *parts, const Make &make) const {
+    // The problem of some outputs of planes and of the positions that they read.
+    Problem problem_of(int64_t planes, const Range &positions, const Range &outputs) const {
+        Problem q = p;
+        Axis &cut = q.axes[parts.cut];
+        q.planes = planes;
+        cut.size = positions.end - positions.begin;
+        cut.outputs = outputs.end - outputs.begin;
+        if (cut.window > 0)
+            cut.padding += positions.begin - outputs.begin * cut.stride;
+        else if (cut.outputs < axis.outputs)  // a bin that is all of the part
+            cut = {cut.size, 1, cut.size, cut.size, 0, 1};
+        return q;
+    }
+    // Calls a copy of work(part) for all parts of a thread. Their outputs do not overlap, or with
+    // `of_input` their positions.
+    template <class Work>
+    void each_part(bool of_input, const Work &of_thread) const {
+        const bool has_bins = axis.window == 0;
+        const int64_t step = parts.count == 1 ? axis.outputs
+                             : has_bins       ? 1
+                                              : std::max<int64_t>(1, parts.step / axis.stride);
+        const int64_t bands = !of_input ? parts_of(axis.outputs, step) : has_bins ? 1 : parts.count;
         const int64_t chunks = parts_of(m.planes, planes);
-        const int64_t bands = parts ? parts->count : parts_of(axis.outputs, step);
-        const double cost = 4. * double(planes * p.plane() / bands);
         const auto run = [&](int64_t begin, int64_t end) {
-            auto work = make();
+            Work work = of_thread;
             Digits<3> digits(begin, {chunks, bands, m.groups});
             for (int64_t number = begin; number < end; ++number, ++digits) {
-                const int64_t first = digits[0] * planes;
+                const int64_t first = digits[0] * planes, band = digits[1];
                 Part part;
                 part.plane = digits[2] * m.planes + first;
                 part.planes = std::min(planes, m.planes - first);
-                part.mask = mask + (digits[2] * m.step + m.is_own * first) * mask_plane;
                 part.has_same_mask = number > begin && digits[0] > 0 && !m.is_own;
-                if (parts) {
-                    const PlanePart one = parts->of(digits[1]);
+                part.outputs = {band * step, std::min((band + 1) * step, axis.outputs)};
+                part.positions = positions_of(part.outputs);
+                if (of_input && bands > 1) {
+                    const PlanePart one = parts.of(band);
                     part.positions = one.positions;
                     part.outputs.begin = std::min(one.outputs.begin, axis.outputs - 1);
                     part.outputs.end = std::max(one.outputs.end, part.outputs.begin + 1);
-                } else {
-                    const int64_t output = digits[1] * step;
-                    part.outputs = {output, std::min(output + step, axis.outputs)};
-                    part.positions = positions_of(part.outputs);
-                }
+                } else if (of_input)
+                    part.positions = {0, axis.size}, part.outputs = {0, axis.outputs};
+                part.problem = problem_of(part.planes, part.positions, part.outputs);
+                part.input = part.plane * p.plane() + part.positions.begin * parts.slab;
+                part.output = part.plane * p.output_plane() +
+                              part.outputs.begin * (p.output_plane() / axis.outputs);
                 work(part);
             }
         };
-        const int64_t count = chunks * bands * m.groups;
+        const int64_t elements = planes * p.plane() / bands;
         // The threads share a part that no cache of a core holds.
-        if (planes * p.plane() / bands > 8 * PART)
-            run(0, count);
+        if (elements > 8 * PART)
+            run(0, chunks * bands * m.groups);
         else
-            parallel(count, cost, run);
-    }
-    // The first element of a part, the elements of each of its planes, and the same of outputs.
-    int64_t first(const Part &part) const {
-        return part.plane * p.plane() + part.positions.begin * slab;
-    }
-    int64_t size(const Part &part) const {
-        return (part.positions.end - part.positions.begin) * slab;
-    }
-    int64_t first_output(const Part &part) const {
-        return part.plane * p.output_plane() +
-               part.outputs.begin * (p.output_plane() / axis.outputs);
-    }
-    int64_t outputs(const Part &part) const {
-        return (part.outputs.end - part.outputs.begin) * (p.output_plane() / axis.outputs);
-    }
-    bool counts_padding() const {
-        bool is_padded = false;
-        for (int a = 0; a < 3; ++a)
-            is_padded |= p.axes[a].padding > 0 || p.counting.end_padding[a] > 0;
-        return is_padded && p.counting.include_padding;
+            parallel(chunks * bands * m.groups, 4. * double(elements), run);
     }
     // Whether each plane is pooled whole under a mask of positions: then these are rows of a set.
     bool are_sets() const {
-        return p.channels > 1 && m.channels == 1 && windows.are_planes() && !counts_padding();
+        bool counts_padding = false;
+        for (int a = 0; a < 3; ++a)
+            counts_padding |= p.axes[a].padding > 0 || p.counting.end_padding[a] > 0;
+        return p.channels > 1 && m.channels == 1 && windows.are_planes() &&
+               !(counts_padding && p.counting.include_padding);
     }
     Segments sets() const {
         return {p.planes,  p.channels,         mask_plane,
@@ -197,102 +149,94 @@ struct Masked {
                 p.type,    p.counting.divisor, 0,
                 0};
     }
-    Problem problem(const Part &part) const {
-        return part_of(p, cut, part.planes, part.positions, part.outputs);
-    }
-    // Copies the elements of a part, which begin at `from`, from plane to plane.
+    // Copies planes from `plane` on to `to`, but writes `fill` where the mask is false. They have
+    // `count` elements each from position `begin` of their masks on.
     template <class T, class L>
-    void keep_part(const Part &part, const T *from, L fill, L *to) const {
-        const int64_t count = size(part);
-        const int64_t pieces = parts_of(count, COPIED);
-        const uint8_t *const bytes = part.mask + part.positions.begin * slab / each;
-        parallel(
-            part.planes * pieces, double(std::min(count, COPIED)), [&](int64_t begin, int64_t end) {
-                for (int64_t k = begin; k < end; ++k) {
-                    const int64_t plane = k / pieces;
-                    const int64_t at = k % pieces * (COPIED / each * each);
-                    const int64_t n = k % pieces + 1 == pieces ? count - at : COPIED / each * each;
-                    const int64_t place = plane * count + at;
-                    keep(from + place, bytes + m.is_own * plane * mask_plane + at / each, each, n,
-                         fill, to + place);
+    void copy(int64_t plane, int64_t planes, int64_t begin, int64_t count, const T *from, L fill,
+              L *to) const {
+        const RowOperations *const convert = std::is_same_v<T, L> ? nullptr : &row_sums(p.type);
+        const int64_t bytes = count / each;  // of the mask of a plane
+        parallel(planes * bytes, double(each), [&](int64_t first, int64_t last) {
+            for (int64_t at = first, n; at < last; at += n) {
+                n = std::min(last - at, bytes - at % bytes);
+                const uint8_t *const kept = mask_of(plane + at / bytes) + begin + at % bytes;
+                if (each == 1)
+                    n < LANES<L> ? keep<1>(from + at, kept, n, fill, to + at)
+                                 : keep<LANES<L>>(from + at, kept, n, fill, to + at);
+                for (int64_t i = 0; i < n && each > 1; ++i) {
+                    const Row row = {reinterpret_cast<const char *>(from + (at + i) * each), 0};
+                    L *const out = to + (at + i) * each;
+                    if (!kept[i])
+                        std::fill_n(out, each, fill);
+                    else if (convert)
+                        convert->combine(false, &row, 1, each, out);
+                    else
+                        std::memmove(out, row.from, each * sizeof(L));
                 }
-            });
+            }
+        });
+    }
+    template <class T, class L>
+    void copy(const Part &part, const T *from, L fill, L *to) const {
+        copy(part.plane, part.planes, part.positions.begin * parts.slab / each,
+             part.problem.plane(), from, fill, to);
     }
 };
 
-// What the sums of a part are divided by: how many elements each window has. They are those that
-// the mask keeps, and the padding where it counts, which follows from geometry.
+// The same problem for averages, which become sums of numbers of type `type`.
+Problem sums_of(Problem q, int64_t type) {
+    q.type = type;
+    q.counting = {0, 1, {0, 0, 0}};
+    return q;
+}
+
+// What the sums of a part are divided by: how many taps each window counts, without those that the
+// mask leaves out.
 struct Counts {
     const Masked &of;
-    const Problem &p = of.p;
-    CountedWindows windows{p, true};
     std::vector<double> counts = {};
 
-    void find(const Masked::Part &part) {
-        if (p.counting.divisor != 0 || part.has_same_mask)
+    void find(const Part &part) {
+        if (of.p.counting.divisor != 0 || part.has_same_mask)
             return;
         const Range positions = of.positions_of(part.outputs);
-        Problem q = part_of(p, of.cut, of.m.is_own ? part.planes : 1, positions, part.outputs);
+        Problem q = of.problem_of(of.m.is_own ? part.planes : 1, positions, part.outputs);
         q.channels = of.m.channels;
-        const uint8_t *const bytes = part.mask + positions.begin * of.slab / of.each;
-        if (windows.are_planes() && q.channels == 1 && p.plane() == q.plane() * of.each) {
-            counts.assign(q.planes, 0);
-            for (int64_t i = 0; i < q.planes; ++i)
-                counts[i] = double(of.mask_plane - std::count(bytes + i * of.mask_plane,
-                                                              bytes + (i + 1) * of.mask_plane, 0));
-        } else if (p.plane() <= 1 << 24)
-            pool_ones<float>(q, bytes);
-        else
-            pool_ones<double>(q, bytes);
-        if (of.counts_padding())
-            add_padding(part, q.planes);
-        for (double &count : counts)
-            count = std::max(1., count);
+        const uint8_t *const mask =
+            of.mask_of(part.plane) + positions.begin * of.parts.slab / of.each;
+        of.p.plane() <= 1 << 24 ? count<float>(q, mask) : count<double>(q, mask);
     }
     template <class L>
-    void pool_ones(const Problem &q, const uint8_t *bytes) {
-        std::vector<L> ones(q.planes * q.plane()), sums(q.planes * q.output_plane());
-        for (size_t i = 0; i < ones.size(); ++i)
-            ones[i] = L(bytes[i] != 0);
-        average_pooling(sums_of(q, sizeof(L) == 8), ones.data(), sums.data());
+    void count(const Problem &q, const uint8_t *mask) {
+        std::vector<L> left_out(q.planes * q.plane()), sums(q.planes * q.output_plane());
+        for (size_t i = 0; i < left_out.size(); ++i)
+            left_out[i] = L(mask[i] == 0);
+        average_pooling(sums_of(q, sizeof(L) == 8), left_out.data(), sums.data());
         counts.assign(sums.begin(), sums.end());
-    }
-    // Adds the padding that counts, and counts at least 1.
-    void add_padding(const Masked::Part &part, int64_t planes) {
-        const auto outputs = [&](int a) {
-            return a == of.cut ? part.outputs : Range{0, p.axes[a].outputs};
-        };
-        const Range columns = outputs(2);
-        double *count = counts.data();
-        for (int64_t k = 0; k < planes; ++k)
-            for (int64_t d = outputs(0).begin; d < outputs(0).end; ++d)
-                for (int64_t h = outputs(1).begin; h < outputs(1).end; ++h) {
-                    const TapCount along_d = windows.known_count(0, d);
-                    const TapCount along_h = windows.known_count(1, h);
-                    const double counted = double(along_d.counted) * double(along_h.counted);
-                    const double read = double(along_d.read) * double(along_h.read);
-                    for (int64_t w = columns.begin; w < columns.end; ++w) {
-                        const TapCount along_w = windows.known_count(2, w);
-                        const double padding =
-                            counted * double(along_w.counted) - read * double(along_w.read);
-                        for (int64_t c = 0; c < of.m.channels; ++c)
-                            *count++ += padding;
-                    }
-                }
+        const CountedWindows windows(q, false);
+        const int64_t length = q.output_row(), rows = int64_t(counts.size()) / length;
+        Digits<2> digits(0, {q.h().outputs, q.d().outputs});
+        for (double *row = counts.data(); row < counts.data() + rows * length;
+             ++digits, row += length)
+            windows.for_runs(0, length, [&](int64_t at, int64_t n, int64_t output) {
+                const double counted = windows.divisor(digits[1], digits[0], output);
+                for (int64_t i = at; i < at + n; ++i)
+                    row[i] = std::max(1., counted - row[i]);
+            });
     }
     // Divides the sums of a part, and writes them as elements T.
     template <class T>
-    void divide_part(const Masked::Part &part, const Wide<T> *sums, T *out) const {
-        const int64_t n = of.outputs(part);
-        if (p.counting.divisor != 0)
-            return divide<T>(sums, part.planes * n, double(p.counting.divisor), nullptr, out);
+    void divide_part(const Part &part, const Wide<T> *sums, T *out) const {
+        const int64_t n = part.problem.output_plane(), each = of.each;
+        if (of.p.counting.divisor != 0)
+            return divide<T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
         for (int64_t k = 0; k < part.planes; ++k, sums += n, out += n) {
-            const double *const by = counts.data() + (of.m.is_own ? k * n / of.each : 0);
-            if (of.each == 1)
+            const double *const by = counts.data() + (of.m.is_own ? k * n / each : 0);
+            if (each == 1)
                 divide<T>(sums, n, 1, by, out);
             else
-                for (int64_t i = 0; i < n; i += of.each)
-                    divide<T>(sums + i, of.each, by[i / of.each], nullptr, out + i);
+                for (int64_t i = 0; i < n; i += each)
+                    divide<T>(sums + i, each, by[i / each], nullptr, out + i);
         }
     }
 };
@@ -300,23 +244,21 @@ struct Counts {
 template <class T>
 void pool_averages(const Masked &masked, const T *input, T *output) {
     using L = Wide<T>;
-    masked.each_part(nullptr, [&] {
-        return [&, counts = Counts{masked}, elements = std::vector<L>(),
-                sums = std::vector<L>()](const Masked::Part &part) mutable {
-            counts.find(part);
-            elements.resize(part.planes * masked.size(part));
-            masked.keep_part(part, input + masked.first(part), L(0), elements.data());
-            T *const out = output + masked.first_output(part);
-            L *to;
-            if constexpr (std::is_same_v<T, L>)
-                to = out;
-            else {
-                sums.resize(part.planes * masked.outputs(part));
-                to = sums.data();
-            }
-            average_pooling(sums_of(masked.problem(part), sizeof(L) == 8), elements.data(), to);
-            counts.divide_part<T>(part, to, out);
-        };
+    masked.each_part(false, [&, counts = Counts{masked}, elements = std::vector<L>(),
+                             sums = std::vector<L>()](const Part &part) mutable {
+        counts.find(part);
+        elements.resize(part.elements());
+        masked.copy(part, input + part.input, L(0), elements.data());
+        T *const out = output + part.output;
+        L *to;
+        if constexpr (std::is_same_v<T, L>)
+            to = out;
+        else {
+            sums.resize(part.results());
+            to = sums.data();
+        }
+        average_pooling(sums_of(part.problem, sizeof(L) == 8), elements.data(), to);
+        counts.divide_part<T>(part, to, out);
     });
 }
 
@@ -324,117 +266,115 @@ template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
     using I = IntegerOf<T>;
-    const bool is_whole = masked.is_small || masked.axis.window == 0;
-    const PlaneParts parts{masked.p, is_whole ? masked.p.plane() : PART, 2};
-    masked.each_part(&parts, [&] {
-        return [&, counts = Counts{masked}, shares = std::vector<L>(),
-                sums = std::vector<L>()](const Masked::Part &part) mutable {
-            counts.find(part);
-            shares.resize(part.planes * masked.outputs(part));
-            convert(arriving + masked.first_output(part), int64_t(shares.size()), shares.data());
-            counts.divide_part<L>(part, shares.data(), shares.data());
-            const Problem q = sums_of(masked.problem(part), sizeof(L) == 8);
-            T *const out = gradient + masked.first(part);
-            if constexpr (std::is_same_v<T, L>)
-                average_pooling_grad(q, shares.data(), out);
-            else {
-                sums.resize(part.planes * masked.size(part));
-                average_pooling_grad(q, shares.data(), sums.data());
-                divide<T>(sums.data(), int64_t(sums.size()), 1, nullptr, out);
-            }
-            masked.keep_part(part, reinterpret_cast<I *>(out), I(0), reinterpret_cast<I *>(out));
-        };
+    masked.each_part(true, [&, counts = Counts{masked}, shares = std::vector<L>(),
+                            sums = std::vector<L>()](const Part &part) mutable {
+        counts.find(part);
+        shares.resize(part.results());
+        const Row row = {reinterpret_cast<const char *>(arriving + part.output), 0};
+        row_sums(masked.p.type).combine(false, &row, 1, part.results(), shares.data());
+        counts.divide_part<L>(part, shares.data(), shares.data());
+        const Problem q = sums_of(part.problem, sizeof(L) == 8);
+        T *const out = gradient + part.input;
+        if constexpr (std::is_same_v<T, L>)
+            average_pooling_grad(q, shares.data(), out);
+        else {
+            sums.resize(part.elements());
+            average_pooling_grad(q, shares.data(), sums.data());
+            divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+        }
+        masked.copy(part, reinterpret_cast<I *>(out), I(0), reinterpret_cast<I *>(out));
     });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
 // found first. Then the winner is the first element that the mask keeps: the first maximum of the
 // mask.
-template <class S, class N>
 struct WinnersUnderMask {
     const Masked &of;
     const Problem &p = of.p;
-    const bool are_taps = p.numbering == TAPS;
+    std::vector<uint8_t> are_lowest = {};
     std::vector<uint8_t> are_there = {};
-    std::vector<N> firsts = {};
+    std::vector<char> firsts = {};
 
-    void find_firsts(const Masked::Part &part) {
-        Problem q = problem(part);
+    template <class S>
+    void find(const Part &part, const S *values) {
+        const int64_t count = part.results();
+        are_lowest.resize(count);
+        uint8_t is_any = 0;
+        for (int64_t i = 0; i < count; ++i)
+            is_any |= are_lowest[i] = values[i] == S(of.m.fill);
+        if (!part.has_same_mask)
+            firsts.clear();
+        if (!is_any)
+            return are_lowest.clear();
+        if (!firsts.empty())
+            return;
+        Problem q = part.problem;
         q.planes = of.m.is_own ? part.planes : 1;
         q.channels = of.m.channels;
         q.type = int64_t(std::size(TYPES)) - 1;  // bool
         are_there.resize(q.planes * q.output_plane());
-        firsts.resize(are_there.size());
-        const int64_t begin = part.positions.begin * of.slab / of.each;
-        max_pooling(q, part.mask + begin, are_there.data(), firsts.data());
+        firsts.resize(are_there.size() * p.bytes);
+        const int64_t begin = part.positions.begin * of.parts.slab / of.each;
+        max_pooling(q, of.mask_of(part.plane) + begin, are_there.data(), firsts.data());
     }
-    Problem problem(const Masked::Part &part) const {
-        Problem q = of.problem(part);
-        q.numbering = are_taps ? TAPS : POSITIONS;
-        return q;
-    }
-    void write(const Masked::Part &part, const S *values, N *numbers) {
-        const int64_t n = of.outputs(part);
-        const S lowest = S(of.m.fill);
-        if (!part.has_same_mask)
-            firsts.clear();
-        for (int64_t k = 0; k < part.planes; ++k, values += n, numbers += n) {
-            if (std::find(values, values + n, lowest) != values + n) {
-                if (firsts.empty())
-                    find_firsts(part);
-                for (int64_t i = 0; i < n; ++i) {
-                    const int64_t at = (of.m.is_own * k * n + i) / of.each;
-                    if (values[i] == lowest)
-                        numbers[i] = are_taps || are_there[at] ? firsts[at] : N(-1);
-                }
+    template <class N>
+    void write(const Part &part, N *numbers) const {
+        const bool are_taps = p.numbering == TAPS;
+        const int64_t n = part.problem.output_plane();
+        for (int64_t i = 0; i < int64_t(are_lowest.size()); ++i)
+            if (are_lowest[i]) {
+                const int64_t at = (of.m.is_own ? i : i % n) / of.each;
+                const N first = read<N>(firsts.data() + at * int64_t(sizeof(N)));
+                numbers[i] = are_taps || are_there[at] ? first : N(-1);
             }
-            if (!are_taps)
-                write_positions(part, part.plane + k, n, numbers);
-        }
-    }
-    // Counts positions from the beginning of the plane, or of the tensor, on.
-    void write_positions(const Masked::Part &part, int64_t plane, int64_t n, N *numbers) const {
-        const int64_t begin = part.positions.begin * of.slab / p.channels;
+        if (are_taps)
+            return;
+        // Positions count from the beginning of the plane, or of the tensor, on.
+        const int64_t begin = part.positions.begin * of.parts.slab / p.channels;
         const int64_t size = p.numbering == INDICES ? p.plane() / p.channels : 0;
-        for (int64_t i = 0; i < n; i += p.channels)
-            for (int64_t c = 0; c < p.channels; ++c)
-                if (N &number = numbers[i + c]; number != N(-1))
-                    number = N(number + begin + (plane * p.channels + c) * size);
+        const int64_t length = p.channels > 1 ? p.channels : n;
+        const int64_t step = p.channels > 1 ? size : 0;
+        for (int64_t i = 0; i < part.results(); i += length) {
+            const int64_t origin = begin + (part.plane + i / n) * p.channels * size;
+            VECTORIZE
+            for (int64_t k = 0; k < length; ++k)
+                if (numbers[i + k] != N(-1))
+                    numbers[i + k] += N(origin + k * step);
+        }
     }
 };
 
-template <class S, class N>
-void pool_winners(const Masked &masked, const S *input, S *output, N *winners) {
-    masked.each_part(nullptr, [&] {
-        return [&, by = WinnersUnderMask<S, N>{masked},
-                elements = std::vector<S>()](const Masked::Part &part) mutable {
-            elements.resize(part.planes * masked.size(part));
-            masked.keep_part(part, input + masked.first(part), S(masked.m.fill), elements.data());
-            S *const values = output + masked.first_output(part);
-            N *const numbers = winners ? winners + masked.first_output(part) : nullptr;
-            max_pooling(by.problem(part), elements.data(), values, numbers);
-            if (numbers != nullptr)
-                by.write(part, values, numbers);
-        };
-    });
+template <class S>
+void pool_maxima(const Masked &masked, const S *input, S *output, char *winners) {
+    const Problem &p = masked.p;
+    masked.each_part(
+        false, [&, by = WinnersUnderMask{masked}, elements = std::vector<S>()](Part part) mutable {
+            part.problem.numbering = p.numbering == TAPS ? TAPS : POSITIONS;
+            elements.resize(part.elements());
+            masked.copy(part, input + part.input, S(masked.m.fill), elements.data());
+            S *const values = output + part.output;
+            char *const numbers = winners ? winners + part.output * p.bytes : nullptr;
+            max_pooling(part.problem, elements.data(), values, numbers);
+            if (numbers == nullptr)
+                return;
+            by.find(part, values);
+            with_integers(int(p.bytes), [&](auto number) {
+                by.write(part, reinterpret_cast<decltype(number) *>(numbers));
+            });
+        });
 }
 
 }  // namespace
 
 void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output) {
-    const int bytes = type_of(p).bytes;
     const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
-    const PlaneParts parts{p, PART, 1};
+    const int bytes = type_of(p).bytes;
     use_large_pages(output, p.input_bytes(bytes));
     with_integers(bytes, [&](auto number) {
         using S = decltype(number);
-        masked.each_part(&parts, [&] {
-            return [&](const Masked::Part &part) {
-                const int64_t first = masked.first(part);
-                masked.keep_part(part, static_cast<const S *>(input) + first, S(m.fill),
-                                 static_cast<S *>(output) + first);
-            };
-        });
+        masked.copy(0, p.planes, 0, p.plane(), static_cast<const S *>(input), S(m.fill),
+                    static_cast<S *>(output));
     });
 }
 
@@ -465,30 +405,15 @@ void masked_max_pooling(const Problem &p, const Masking &m, const void *input, c
     const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
     with_integers(type_of(p).bytes, [&](auto element) {
         using S = decltype(element);
-        with_integers(int(p.bytes), [&](auto number) {
-            pool_winners(masked, static_cast<const S *>(input), static_cast<S *>(output),
-                         static_cast<decltype(number) *>(winners));
-        });
+        pool_maxima(masked, static_cast<const S *>(input), static_cast<S *>(output),
+                    static_cast<char *>(winners));
     });
 }
 
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
                              const void *taps, const void *mask, void *gradient) {
-    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
-    const PlaneParts whole{p, p.plane(), 1};
-    const int bytes = type_of(p).bytes;
-    with_integers(bytes, [&](auto number) {
-        using S = decltype(number);
-        masked.each_part(&whole, [&] {
-            return [&](const Masked::Part &part) {
-                const int64_t first = masked.first_output(part);
-                S *const out = static_cast<S *>(gradient) + masked.first(part);
-                max_pooling_grad(masked.problem(part), static_cast<const S *>(arriving) + first,
-                                 static_cast<const char *>(taps) + first * p.bytes, out);
-                masked.keep_part(part, out, S(0), out);
-            };
-        });
-    });
+    max_pooling_grad(p, arriving, taps, gradient);
+    masked(p, m, gradient, mask, gradient);
 }
 
 }  // namespace dmlpool

@@ -17,6 +17,20 @@
 namespace dmlpool {
 namespace {
 
+// The Op of sums of bytes: signed ones, or unsigned ones less 128, which have the same bits but the
+// highest.
+template <class L>
+struct ByteSum : Sum<L, int8_t> {
+    int8_t inverted_bits;
+
+    explicit ByteSum(bool are_signed) : inverted_bits(are_signed ? 0 : -128) {}
+    template <int64_t n>
+    Vectors<L, n> load(const int8_t *from, int64_t) const {
+        const Vector<int8_t, n> bytes = read<Vector<int8_t, n>>(from) ^ inverted_bits;
+        return {{converted<L, n, int8_t>(bytes)}};
+    }
+};
+
 // The taps that each window of a row counts and reads along W. All are null if windows do not
 // differ, or if there are several channels.
 struct RowCounts {
@@ -43,8 +57,8 @@ struct Requantization {
     bool rounds_right = true;  // float32 rounds right, as averages are halves or far from them
     bool is_huge;              // float64 may round wrong
 
-    // Windows count or read at most `taps` taps.
-    Requantization(const Quantization &q, double taps)
+    // Windows count or read at most `taps` taps. Sums are of elements less `subtracted`.
+    Requantization(const Quantization &q, double taps, int32_t subtracted)
         : low(int32_t(q.low)), high(int32_t(q.high)), is_huge(taps > 1 << 20) {
         channels = q.is_uniform() ? 1 : q.channels;
         const auto entry = [](const auto *vector, int64_t count, int64_t c) {
@@ -53,7 +67,7 @@ struct Requantization {
         for (int64_t c = 0; c < channels; ++c) {
             above.push_back(entry(q.input_scale, q.input_scales, c));
             below.push_back(entry(q.output_scale, q.output_scales, c));
-            input_zeros.push_back(entry(q.input_zero, q.input_zeros, c));
+            input_zeros.push_back(entry(q.input_zero, q.input_zeros, c) - subtracted);
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
             const double ratio = above[c] / below[c];
             scales.push_back(float(std::min(ratio, 0x1p60)));
@@ -197,8 +211,8 @@ struct Requantize final : Finish {
     std::vector<float> inverses;
     RowCounts columns;
 
-    Requantize(const CountedWindows &g, const Quantization &q, double taps)
-        : Finish(1, g.is_uniform, false), g(g), by(q, taps) {
+    Requantize(const CountedWindows &g, const Requantization &by)
+        : Finish(1, g.is_uniform, false), g(g), by(by) {
         if (g.p.channels > 1 || g.counted[2].empty())
             return;
         for (double counted : g.counted[2])
@@ -234,7 +248,6 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
     const Problem p = joined_averages(plain, false, q.is_uniform());
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);
-    const bool is_signed = p.type == 4;
     // The planes of a block are requantized together, so they must share scales and zero points.
     const Windows windows(p);
     const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
@@ -244,15 +257,12 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
         taps *= double(std::max(g.p.axes[a].window, g.most_taps(a)));
     const auto run = [&](auto sum) {
         using L = decltype(sum);
-        const Rows<Sum<L, int8_t>> of_signed({});
-        const Rows<Sum<L, uint8_t>> of_unsigned({});
-        const RowOperations &op =
-            is_signed ? static_cast<const RowOperations &>(of_signed) : of_unsigned;
-        const Requantize<L> requantize(g, q, taps);
-        pool_sums(op, requantize, p, g, input, output);
+        const bool are_signed = p.type == 4;
+        const Requantization by(q, taps, are_signed ? 0 : 128);
+        pool_sums(Rows(ByteSum<L>(are_signed)), Requantize<L>(g, by), p, g, input, output);
     };
     use_large_pages(output, p.planes * p.output_plane());
-    if (255 * taps < 0x1p15)
+    if (128 * taps < 0x1p15)
         run(int16_t());
     else
         run(int32_t());  // Python sends no windows of 2^23 taps

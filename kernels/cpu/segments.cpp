@@ -53,13 +53,10 @@ struct Finder {
     void operator()(const Piece &piece) {
         const int64_t count = piece.count, to = piece.set * s.channels + piece.at;
         std::fill_n(best, count, -std::numeric_limits<L>::infinity());
-        std::fill_n(numbers, count, I(-1));
         list.next = piece.begin;
-        bool is_first = true;
-        while (list.fill(s, piece, values, sizeof(T))) {
-            if (is_first)
-                std::fill_n(numbers, count, I(list.rows[0].number));
-            is_first = false;
+        bool is_any = list.fill(s, piece, values, sizeof(T));
+        std::fill_n(numbers, count, I(is_any ? list.rows[0].number : -1));
+        for (; is_any; is_any = list.fill(s, piece, values, sizeof(T)))
             for (int64_t k = 0; k < list.count; k += GROUP) {
                 const int64_t n = std::min(GROUP, list.count - k);
                 const Row *const rows = list.rows.data() + k;
@@ -72,7 +69,6 @@ struct Finder {
                 else
                     compare<1>(rows, n, count);
             }
-        }
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             output[to + i] = narrow<T>(best[i] * sign);
@@ -109,19 +105,15 @@ struct Spreader {
         if (winners != nullptr)
             return scatter(piece, from, to);
         const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept());
-        if constexpr (std::is_same_v<L, T>)
-            divide<T>(from, piece.count, double(kept), nullptr, share);
-        else {
-            L wide[WIDTH];
-            for (int64_t i = 0; i < piece.count; ++i)
-                wide[i] = widen(from[i]);
-            divide<T>(wide, piece.count, double(kept), nullptr, share);
-        }
-        for (int64_t row = piece.begin; row < piece.end; ++row)
-            if (piece.keeps(row))
-                std::copy_n(share, piece.count, to + row * s.row_step);
+        L wide[WIDTH];
+        const Row row = {reinterpret_cast<const char *>(from), 0};
+        row_sums(s.type).combine(false, &row, 1, piece.count, wide);
+        divide<T>(wide, piece.count, double(kept), nullptr, share);
+        for (int64_t k = piece.begin; k < piece.end; ++k)
+            if (piece.keeps(k))
+                std::copy_n(share, piece.count, to + k * s.row_step);
             else
-                std::fill_n(to + row * s.row_step, piece.count, T{});
+                std::fill_n(to + k * s.row_step, piece.count, T{});
     }
 };
 
@@ -140,7 +132,7 @@ void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
 void segment_maxima(const Segments &s, const void *values, const int64_t *offsets,
                     const uint8_t *mask, void *output, int64_t *winners) {
     if (s.length > HIGHEST<int32_t>)
-        reject("maximum of so many rows:", s.length);
+        reject("maximum of this number of rows:", s.length);
     with_floats(s.type, "segments of type", [&](auto element) {
         using T = decltype(element);
         each_piece(s, offsets, mask, [&] {

@@ -25,6 +25,10 @@ struct Distances {
     double sum = 0;
     double squares = 0;
 
+    void add(double distance, double square) {
+        sum += distance;
+        squares += square;
+    }
     double deviation(int64_t count, int64_t correction) const {
         if (count <= correction || count == 0)
             return 0;
@@ -91,65 +95,49 @@ struct PlaneStatistics {
     const T *const values;
     T *const means;
     T *const deviations;
-    int64_t set = -1;  // of `kept`
-    int64_t kept = 0;
 
-    // Adds act(element) to totals, for elements that the mask keeps.
-    template <int64_t count, class Act>
-    static void add(const T *from, const uint8_t *mask, double (&totals)[count], int64_t length,
-                    const Act &act) {
+    // The distances from `centre` of the elements that the mask keeps.
+    Distances distances(const T *from, const uint8_t *mask, double centre) const {
         using V = Vector<double, n>;
-        for (int64_t at = 0; at < length; at += BLOCK) {
-            const int64_t end = std::min(length, at + BLOCK);
-            V block[4][count] = {};
+        Distances all;
+        for (int64_t at = 0; at < s.length; at += BLOCK) {
+            const int64_t end = std::min(s.length, at + BLOCK);
+            V sums[4] = {}, squares[4] = {};
             int64_t i = at;
             for (; i + UNROLLED <= end; i += UNROLLED)
 #pragma GCC unroll 4
                 for (int64_t k = 0; k < 4; ++k) {
-                    const int64_t j = i + k * n;
-                    V added[count];
-                    act(doubles<T, n>(from + j), added);
-                    for (int64_t t = 0; t < count; ++t)
-                        if (mask == nullptr)
-                            block[k][t] += added[t];
-                        else {
-                            const auto keeps =
-                                converted<int64_t, n, int8_t>(read<Vector<int8_t, n>>(mask + j));
-                            block[k][t] += keeps != 0 ? added[t] : V{};
-                        }
+                    V distance = doubles<T, n>(from + i + k * n) - centre;
+                    if (mask != nullptr) {
+                        const auto bytes = read<Vector<int8_t, n>>(mask + i + k * n);
+                        const auto keeps = converted<int64_t, n, int8_t>(bytes) != 0;
+                        distance = keeps ? distance : V{};
+                    }
+                    sums[k] += distance;
+                    squares[k] += distance * distance;
                 }
-            for (int64_t t = 0; t < count; ++t) {
-                const V all = (block[0][t] + block[1][t]) + (block[2][t] + block[3][t]);
-                for (int64_t k = 0; k < n; ++k)
-                    totals[t] += all[k];
-            }
+            const V sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            const V square = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+            for (int64_t k = 0; k < n; ++k)
+                all.add(sum[k], square[k]);
             for (; i < end; ++i)
                 if (mask == nullptr || mask[i]) {
-                    double added[count];
-                    act(double(widen(from[i])), added);
-                    for (int64_t t = 0; t < count; ++t)
-                        totals[t] += added[t];
+                    const double distance = double(widen(from[i])) - centre;
+                    all.add(distance, distance * distance);
                 }
         }
+        return all;
     }
-    void operator()(Piece piece) {
-        if (piece.set != set) {
-            set = piece.set;
-            kept = piece.kept();
-        }
+    void operator()(const Piece &piece) const {
+        const int64_t kept = piece.kept();
         for (int64_t c = piece.at; c < piece.at + piece.count; ++c) {
-            const T *const from = values + set * s.set_step + c * s.length;
-            double sum[1] = {0}, distances[2] = {0, 0};
-            add<1>(from, piece.mask, sum, s.length,
-                   [](const auto &x, auto &added) { added[0] = x; });
-            const double mean = sum[0] / double(std::max<int64_t>(kept, 1));
-            add<2>(from, piece.mask, distances, s.length, [=](const auto &x, auto &added) {
-                added[0] = x - mean;
-                added[1] = added[0] * added[0];
-            });
-            means[set * s.channels + c] = narrow<T>(Wide<T>(mean));
-            deviations[set * s.channels + c] = narrow<T>(
-                Wide<T>(Distances{distances[0], distances[1]}.deviation(kept, s.correction)));
+            const T *const from = values + piece.set * s.set_step + c * s.length;
+            const double sum = distances(from, piece.mask, 0).sum;
+            const double mean = sum / double(std::max<int64_t>(kept, 1));
+            const double deviation =
+                distances(from, piece.mask, mean).deviation(kept, s.correction);
+            means[piece.set * s.channels + c] = narrow<T>(Wide<T>(mean));
+            deviations[piece.set * s.channels + c] = narrow<T>(Wide<T>(deviation));
         }
     }
 };
@@ -179,26 +167,32 @@ struct StatisticsGradient {
                            ? widen(of_deviations[at + i]) / (deviation * L(kept - s.correction))
                            : L(0);
         }
-        const bool are_planes = s.row_step == 1;
-        const int64_t first = piece.set * s.set_step + piece.at * (are_planes ? s.length : 1);
-        for (int64_t row = 0; row < (are_planes ? piece.count : s.length); ++row) {
-            const int64_t from = first + row * (are_planes ? s.length : s.row_step);
-            const T *const x = values + from;
-            T *const to = gradient + from;
-            if (are_planes) {
-                VECTORIZE
-                for (int64_t i = 0; i < s.length; ++i)
-                    to[i] =
-                        narrow<T>(constant[row] + slope[row] * (widen(read<T>(x + i)) - mean[row]));
+        // Elements of channel `channel`, or of as many channels with `step` 1.
+        const auto write_row = [&](int64_t from, int64_t count, int64_t channel, auto step) {
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t c = channel + step * i;
+                const L distance = widen(read<T>(values + from + i)) - mean[c];
+                gradient[from + i] = narrow<T>(constant[c] + slope[c] * distance);
+            }
+        };
+        const int64_t first = piece.set * s.set_step;
+        if (s.row_step != 1)
+            for (int64_t row = 0; row < s.length; ++row) {
+                const int64_t from = first + row * s.row_step + piece.at;
+                if (piece.keeps(row))
+                    write_row(from, piece.count, 0, Count<1>());
+                else
+                    std::fill_n(gradient + from, piece.count, T{});
+            }
+        else
+            for (int64_t channel = 0; channel < piece.count; ++channel) {
+                const int64_t from = first + (piece.at + channel) * s.length;
+                write_row(from, s.length, channel, Count<0>());
                 for (int64_t i = 0; i < s.length && piece.mask != nullptr; ++i)
-                    to[i] = piece.mask[i] ? to[i] : T{};
-            } else if (piece.keeps(row)) {
-                VECTORIZE
-                for (int64_t i = 0; i < piece.count; ++i)
-                    to[i] = narrow<T>(constant[i] + slope[i] * (widen(read<T>(x + i)) - mean[i]));
-            } else
-                std::fill_n(to, piece.count, T{});
-        }
+                    if (!piece.mask[i])
+                        gradient[from + i] = T{};
+            }
     }
 };
 
