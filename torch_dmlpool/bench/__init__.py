@@ -1,15 +1,12 @@
-"""``python -m torch_dmlpool bench``: is this package right and fast here? Half a minute.
+"""What ``python -m torch_dmlpool`` and its ``bench`` check and measure.
 
-It says what pools on the device and why. It compares results on the device with those of PyTorch's
-functions in float64 on the CPU. It measures eight calls that networks have beside PyTorch's, and
-with ``--model`` a model of yours before and after ``convert``. The exit status is 1 where a result
-is wrong.
+Examples of DirectML's own pages are computed. ``bench`` also compares results on the device with
+those of PyTorch's functions in float64 on the CPU, and measures eight calls that networks have
+beside PyTorch's.
 """
 
-import argparse
-import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +14,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import timing
-from torch_dmlpool.bench import conditions, models
 from torch_dmlpool.nn import functional as ours
-
-__all__ = ["main"]
 
 theirs, ATEN = torch.nn.functional, "torch.nn"
 HALF, FLOAT, BFLOAT = torch.float16, torch.float32, torch.bfloat16
@@ -40,136 +34,113 @@ CHECKS: list[tuple[str, tuple[Any, ...], torch.dtype]] = [
 ]
 """Functions, with their arguments and the input's data type; gradients are checked of float32."""
 ROWS = [
-    ("max_pool2d", (3, 2, 1), (8, 64, 112, 112), False, False, False),  # ResNet, the stem
-    ("max_pool2d", (3, 2, 1), (32, 64, 112, 112), True, True, True),  # ResNet, the stem
-    ("max_pool2d", (2, 2), (8, 128, 112, 112), False, False, True),  # VGG
-    ("max_pool2d", (5, 1, 2), (128, 256, 20, 20), True, True, False),  # YOLO, SPPF
-    ("avg_pool2d", (2, 2), (32, 128, 56, 56), False, False, True),  # DenseNet, transition
-    ("avg_pool2d", (3, 1, 1), (32, 288, 35, 35), False, True, False),  # Inception
-    ("adaptive_avg_pool2d", (1,), (256, 1280, 7, 7), True, True, False),  # EfficientNet, the head
-    ("adaptive_avg_pool2d", (7,), (128, 512, 14, 14), False, False, True),  # VGG, the head
+    ("max_pool2d", (3, 2, 1), (8, 64, 112, 112), ""),  # ResNet, the stem
+    ("max_pool2d", (3, 2, 1), (32, 64, 112, 112), "half channels_last training"),
+    ("max_pool2d", (2, 2), (8, 128, 112, 112), "training"),  # VGG
+    ("max_pool2d", (5, 1, 2), (128, 256, 20, 20), "half channels_last"),  # YOLO, SPPF
+    ("avg_pool2d", (2, 2), (32, 128, 56, 56), "training"),  # DenseNet, transition
+    ("avg_pool2d", (3, 1, 1), (32, 288, 35, 35), "channels_last"),  # Inception
+    ("adaptive_avg_pool2d", (1,), (256, 1280, 7, 7), "half channels_last"),  # EfficientNet
+    ("adaptive_avg_pool2d", (7,), (128, 512, 14, 14), "training"),  # VGG, the head
 ]
-"""Functions, with their arguments and the input's sizes; whether it is of half precision and in
-channels_last, and whether there is a backward pass."""
+"""Functions, with their arguments, the input's sizes, and what is not usual: half precision,
+channels_last, a backward pass."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    options = _options(arguments)
-    device, load = options.device, timing.load()
-    example = models.loaded(options.model, device) if options.model else None
-    print(f"torch_dmlpool on {device}")
-    for name, value in conditions.described(device).items():
-        print(f"  {name:<24}{value}")
+def examples(device: torch.device) -> Iterator[tuple[str, str | None]]:
+    """The examples of DirectML's pages by name, each with what is wrong; None if nothing is."""
 
-    print("\nResults beside PyTorch's in float64 on the CPU")
-    results = dict(checked(device))
-    wrong = {name: why for name, why in results.items() if why}
-    print(f"  {len(results) - len(wrong)} of {len(results)} are right")
-    for name, why in wrong.items():
-        print(f"  WRONG {name}: {why}")
+    def plane(*rows: Sequence[float]) -> Tensor:
+        return torch.tensor([[rows]], dtype=FLOAT, device=device)
 
-    print("\nMilliseconds, median (quartiles), and how many times as long the other takes")
-    lines = measured(device, load)
-    if example:
-        lines = itertools.chain(lines, models.measured(*example, device, load))
-    for line in lines:
-        print(line, flush=True)
-    print("\nTo report this, paste all of it into an issue, between two lines of ```.")
-    return 1 if wrong else 0
+    counting, hill = plane([1, 2, 3], [4, 5, 6], [7, 8, 9]), plane([1, 2, 3], [2, 4, 2], [5, 6, 7])
+    first, second = plane([1, 2], [3, 4]), plane([1, 2], [4, 5])
+    quarters = plane([0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1])
+    winners = plane([0, 0, 0], [0, 3, 0], [0, 4, 5])
+    vjp = torch.autograd.functional.vjp
+    # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
+    quantized = plane([10, 12], [14, 18]).byte(), 0.5, 10, 0.25, 3
+    computed: dict[str, tuple[Callable[[], Any], Tensor]] = {
+        "AVERAGE_POOLING": (lambda: dmlpool.average_pooling(counting, 2), plane([3, 4], [6, 7])),
+        "AVERAGE_POOLING_GRAD": (
+            lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2),
+            quarters,
+        ),
+        "AVERAGE_POOLING_GRAD, by autograd": (
+            lambda: vjp(lambda x: dmlpool.average_pooling(x, 2), counting, first)[1],
+            quarters,
+        ),
+        "MAX_POOLING2, values": (lambda: dmlpool.max_pooling(hill, 2), plane([4, 4], [6, 7])),
+        "MAX_POOLING2, indices": (
+            lambda: dmlpool.max_pooling(hill, 2, return_indices=True)[1],
+            plane([4, 4], [7, 8]),
+        ),
+        "MAX_POOLING_GRAD": (lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
+        "MAX_POOLING_GRAD, by autograd": (
+            lambda: vjp(lambda x: dmlpool.max_pooling(x, 2), hill, second)[1],
+            winners,
+        ),
+        "QUANTIZED_LINEAR_AVERAGE_POOLING": (
+            lambda: dmlpool.quantized_linear_average_pooling(*quantized, 2),
+            plane([10]),
+        ),
+    }
+    for name, (compute, expected) in computed.items():
+        yield f"DML_{name}", _wrong(compute, expected)
 
 
-def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
-    """Calls by name, each with what is wrong; None if nothing is."""
+def compared(device: torch.device) -> Iterator[tuple[str, str | None]]:
+    """Calls by name, each with what differs from PyTorch's in float64 on the CPU."""
     generator = torch.Generator().manual_seed(0)
     sizes = (2, 16, 24, 32)
     numbers = torch.randint(0, 90, sizes, generator=generator, dtype=torch.int64, device="cpu")
     for function, arguments, dtype in CHECKS:
         for layout, memory_format in LAYOUTS.items():
             input = numbers.to(dtype).contiguous(memory_format=memory_format).to(device)
-            doubles = numbers.double()
-            ones = _ones(function, arguments, doubles) if dtype is FLOAT else None
-            expected = _results(function, arguments, ones, theirs, doubles)
-            ones = None if ones is None else ones.to(input)
-            call = functools.partial(_results, function, arguments, ones, ours, input)
-            why = _wrong(call, expected)
+            call = partial(_results, function, arguments, dtype is FLOAT)
+            why = _wrong(partial(call, ours, input), call(theirs, numbers.double()))
             yield f"{function}{arguments}, {str(dtype)[6:]}, {layout}", why
-    integers = numbers.to(torch.uint8).to(device)
-    pool = functools.partial(dmlpool.quantized_linear_average_pooling, integers)
     # Steps of 0.5 from 10 are averaged in steps of 0.25 from 3; halves are rounded to even.
+    quantized = numbers.byte().to(device), 0.5, 10, 0.25, 3
     steps = 2 * (theirs.avg_pool2d(numbers.double(), 2) - 10)
-    right = [(steps.round() + 3).clamp(0, 255)]
-    why = _wrong(lambda: [pool(0.5, 10, 0.25, 3, 2, 2)], right)
+    right = (steps.round() + 3).clamp(0, 255)
+    why = _wrong(lambda: dmlpool.quantized_linear_average_pooling(*quantized, 2, 2), right)
     yield "quantized_linear_average_pooling, uint8", why
 
 
 def _results(
-    function: str, arguments: tuple[Any, ...], ones: Tensor | None, functions: Any, input: Tensor
+    function: str, arguments: tuple[Any, ...], is_training: bool, functions: Any, input: Tensor
 ) -> list[Tensor]:
-    """The results of a function of ours or PyTorch's, and the gradient where there are ``ones``."""
-    found = getattr(functions, function)(input.requires_grad_(ones is not None), *arguments)
+    """The results of a function of ours or PyTorch's. In training they end with the gradient of
+    half the sum of their squares.
+    """
+    found = getattr(functions, function)(input.requires_grad_(is_training), *arguments)
     results = list(found) if isinstance(found, tuple) else [found]
-    if ones is not None:
-        results += torch.autograd.grad(results[0], input, ones)
+    if is_training:
+        results += torch.autograd.grad(results[0], input, results[0].detach())
     return results
 
 
-def _ones(function: str, arguments: tuple[Any, ...], input: Tensor) -> Tensor:
-    """The gradient of a function's results that reaches every window."""
-    return torch.ones_like(getattr(theirs, function)(input, *arguments))
-
-
-def _wrong(compute: Callable[[], list[Tensor]], expected: list[Tensor]) -> str | None:
+def _wrong(compute: Callable[[], Any], expected: Any) -> str | None:
+    """What is wrong with computed tensors, whatever their data types."""
     try:
-        for found, right in zip(compute(), expected, strict=True):
-            torch.testing.assert_close(found.cpu(), right.to(found.dtype))
+        torch.testing.assert_close(compute(), expected, check_dtype=False, check_device=False)
     except Exception as error:  # the check is there to report any failure
         return " ".join(f"{type(error).__name__}: {error}".split())
     return None
 
 
-def measured(device: torch.device, load: str | None, seconds: float = 1.0) -> Iterator[str]:
+def measured(device: torch.device, seconds: float = 1.0) -> Iterator[str]:
     """A line for each row, which is measured for ``seconds`` beside PyTorch's function."""
     half = HALF if device.type == "cuda" else BFLOAT  # what networks on the device use
-    for function, arguments, sizes, is_half, channels_last, is_training in ROWS:
-        dtype, layout = half if is_half else FLOAT, [*LAYOUTS][channels_last]
+    load = timing.load()
+    for function, arguments, sizes, words in ROWS:
+        dtype = half if "half" in words else FLOAT
+        layout = "channels_last" if "channels_last" in words else "contiguous"
         input = torch.randn(sizes, dtype=FLOAT, device=device).to(dtype)
         input = input.contiguous(memory_format=LAYOUTS[layout])
-        ones = _ones(function, arguments, input) if is_training else None
-        sides: dict[str, timing.Call] = {
-            name: functools.partial(_results, function, arguments, ones, functions, input)
-            for name, functions in (("ours", ours), (ATEN, theirs))
-        }
+        call = partial(_results, function, arguments, "training" in words)
+        sides = {"ours": partial(call, ours, input), ATEN: partial(call, theirs, input)}
         times = timing.in_turn(sides, device, seconds, least=3)
-        how = f"{str(dtype)[6:]}, {layout}" + ", training" * is_training
+        how = f"{str(dtype)[6:]}, {layout}" + ", training" * ("training" in words)
         yield timing.line(f"{function}{arguments}, {how}", ATEN, times["ours"], times[ATEN], load)
-
-
-def _device(name: str) -> torch.device:
-    """The device of that name, if the machine has it."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, dtype=FLOAT, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise argparse.ArgumentTypeError(f"{name}: {str(error).partition(chr(10))[0]}") from None
-    return device
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_dmlpool bench",
-        description="Is torch_dmlpool right and fast on this machine? Half a minute.",
-    )
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    parser.add_argument(
-        "--device",
-        type=_device,
-        default=accelerator or torch.device("cpu"),
-        help="such as cpu or cuda:0; the accelerator if there is one",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="PACKAGE:FACTORY",
-        help="measure a model before and after conversion: a function that returns the model and a "
-        "tuple of example inputs, or the model alone for eight images of 3x224x224",
-    )
-    return parser.parse_args(arguments)

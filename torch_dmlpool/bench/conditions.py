@@ -12,8 +12,6 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import backends, timing
 from torch_dmlpool.backends import cpu, fallbacks
 
-RUNS_ON = {"reference": "plain PyTorch", "triton": "Triton kernels", "cpu": "compiled C++ kernels"}
-
 
 def described(device: torch.device) -> dict[str, str]:
     """The conditions of a measurement on ``device``, by name."""
@@ -34,21 +32,18 @@ def described(device: torch.device) -> dict[str, str]:
 def backend_of(device: torch.device) -> str:
     """What pools on ``device``, and why."""
     name = backends.chosen(device.type)[0].name
-    if device.type == "cpu":
-        if name == "cpu":
-            why = f"{Path(cpu.library._name).name}, the best that this processor runs"
-        elif name == "triton":
-            why = "TRITON_INTERPRET=1: Triton's interpreter, slow"
-        else:
-            why = f"SLOW: {cpu.missing}"
-    elif device.type == "cuda":
-        why = "Triton is installed"
-        if name == "reference":
-            is_off = fallbacks.is_turned_off()
-            why = f"SLOW: {fallbacks.SWITCH}=0" if is_off else "SLOW: Triton is not installed"
-    else:
-        why = f"SLOW: there are no kernels for {device.type}"
-    return f"{RUNS_ON[name]} ({why})"
+    if name == "cpu":
+        library = Path(cpu.library._name).name
+        return f"compiled C++ kernels ({library}, the best that this processor runs)"
+    if name == "triton":
+        return "Triton kernels" + " (TRITON_INTERPRET=1: slow)" * (device.type == "cpu")
+    is_off = fallbacks.is_turned_off()
+    reasons = {
+        "cpu": cpu.missing,
+        "cuda": f"{fallbacks.SWITCH}=0" if is_off else "Triton is not installed",
+    }
+    why = reasons.get(device.type, f"there are no kernels for {device.type}")
+    return f"plain PyTorch (SLOW: {why})"
 
 
 def processor() -> str:
