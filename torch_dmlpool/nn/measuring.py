@@ -1,7 +1,8 @@
 """Times of a model's pooling layers beside what would replace them, on the inputs that they get."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,99 +43,60 @@ def measured(
     """Times of each of ``layers`` that the model calls for these inputs, and of its counterpart;
     and why there are none, if tensors have no values.
 
-    The model runs once, in evaluation mode and without gradients. Calls with the same arguments are
-    measured once.
+    The model runs once, in evaluation mode, so that its running statistics do not change, and
+    without gradients. Calls with the same arguments are measured once.
     """
     found: dict[Module, LayerTimes] = {}
     known: dict[str, LayerTimes] = {}
     reasons: list[str] = []
 
     def measure(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        results = output if isinstance(output, tuple) else (output,)
-        for each in (*args, *kwargs.values(), *results):
-            is_fake = type(each).__module__ == "torch._subclasses.fake_tensor"
-            if is_fake or (isinstance(each, Tensor) and each.is_meta):
-                reasons.append(f"{'meta' if each.is_meta else 'fake'} tensors have no values")
-                return
-        signature = _signature(layer, args, kwargs)
+        passed = inspect.signature(layer.forward).bind(*args, **kwargs).args
+        result = output[0] if isinstance(output, tuple) else output
+        if result.is_meta or type(result).__module__ == "torch._subclasses.fake_tensor":
+            reasons.append(f"{'meta' if result.is_meta else 'fake'} tensors have no values")
+            return
+        signature = f"{type(layer)} {layer.extra_repr()} {list(map(_described, passed))}"
         if signature not in known:
-            known[signature] = _times(layer, counterpart_of(layer), args, kwargs, training)
+            sides = {"ours": counterpart_of(layer), "theirs": layer}
+            calls = {name: _call(each, passed, training) for name, each in sides.items()}
+            times = timing.in_turn(calls, result.device, SECONDS)
+            known[signature] = LayerTimes(times["ours"].median, times["theirs"].median)
         before, here = found.get(layer, LayerTimes(0.0, 0.0)), known[signature]
         found[layer] = LayerTimes(before.ours + here.ours, before.theirs + here.theirs)
 
+    modes = {module: module.training for module in model.modules()}
     hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in layers]
     try:
-        with _evaluating(model), torch.no_grad():
-            if isinstance(inputs, tuple):
-                model(*inputs)
-            else:
-                model(**inputs)
+        model.eval()
+        with torch.no_grad():
+            model(*inputs) if isinstance(inputs, tuple) else model(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
     return found, reasons[0] if reasons else None
 
 
-@contextmanager
-def _evaluating(model: Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while, so that its running statistics do not
-    change.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _times(
-    layer: Module,
-    counterpart: Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    training: bool,
-) -> LayerTimes:
-    """The median seconds of a call of a layer and of its counterpart."""
-    device = next(each.device for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
-    sides = {"ours": counterpart, "theirs": layer}
-    calls = {name: _call(each, args, kwargs, training) for name, each in sides.items()}
-    times = timing.in_turn(calls, device, SECONDS)
-    return LayerTimes(times["ours"].median, times["theirs"].median)
-
-
-def _call(
-    layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
-) -> Callable[[], object]:
+def _call(layer: Module, passed: tuple[Any, ...], training: bool) -> Callable[[], object]:
     """The layer's own ``forward``, past its hooks; with ``training`` its backward pass as well."""
-    first, *others = args or (kwargs["input"],)
-    options = {name: value for name, value in kwargs.items() if name != "input"}
+    first, *others = passed
     if not training or not first.is_floating_point():
-        return lambda: layer.forward(first, *others, **options)
-
+        return partial(layer.forward, *passed)
     input = first.detach().requires_grad_()
 
-    def forward() -> Tensor:
-        pooled = layer.forward(input, *others, **options)
-        return pooled if isinstance(pooled, Tensor) else pooled[0]
-
-    with torch.enable_grad():
-        gradient = torch.ones_like(forward())
-
+    @torch.enable_grad()
     def forward_and_backward() -> object:
-        with torch.enable_grad():
-            return torch.autograd.grad(forward(), input, gradient)
+        output = layer.forward(input, *others)
+        output = output[0] if isinstance(output, tuple) else output
+        return torch.autograd.grad(output, input, output.detach())
 
     return forward_and_backward
 
 
-def _signature(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A text of all that a call's time depends on."""
-    described = [
-        (tuple(each.shape), each.stride(), each.dtype, each.device)
-        if isinstance(each, Tensor)
-        else each
-        for each in (*args, *kwargs.items())
-    ]
-    return f"{type(layer)} {layer.extra_repr()} {described}"
+def _described(argument: Any) -> Any:
+    """What the time of a call depends on."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.shape, argument.stride(), argument.dtype, argument.device
