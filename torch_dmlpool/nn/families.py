@@ -56,7 +56,7 @@ class Masked(Pool, Generic[Result]):
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
         pool = self._pool
-        return pool(self, input, mask, *[getattr(self, name) for name in pool.parameters])
+        return pool(self, input, mask, tuple([getattr(self, name) for name in pool.parameters]))
 
     forward.__qualname__ = "forward"  # errors of Python show it, and users know no Masked
 
@@ -175,8 +175,8 @@ class MaxUnpool(Pool):
     def forward(
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
-        window = self.kernel_size, self.stride, self.padding
-        return self._pool(self, input, None, indices, *window, output_size)
+        arguments = indices, self.kernel_size, self.stride, self.padding, output_size
+        return self._pool(self, input, None, arguments)
 
     if TYPE_CHECKING:
 

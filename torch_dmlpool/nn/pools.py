@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.nn import quantized_tensors
-from torch_dmlpool.nn.dimensions import Family, window_of
+from torch_dmlpool.nn.dimensions import Family
 from torch_dmlpool.operators import (
     adaptive_pooling,
     average_pooling,
@@ -21,7 +21,6 @@ from torch_dmlpool.operators import (
     min_pooling,
 )
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.max_pooling import Pooled
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
@@ -38,6 +37,15 @@ from torch_dmlpool.window import (
 )
 
 
+def _window(
+    rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Window:
+    """The Window of torch.nn's arguments."""
+    depends = isinstance(padding, str) and stride != 1
+    sizes = tensors.ints(batched.shape[-rank:]) if depends else None
+    return Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
+
+
 def _counted_windows(
     rank: int,
     batched: Tensor,
@@ -52,7 +60,7 @@ def _counted_windows(
     """A window of averages, whether padding counts, and the divisor."""
     tensors.check_flag("count_include_pad", count_include_pad)
     divisor_override = tensors.checked_divisor(divisor_override)
-    window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
+    window = _window(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     return window, count_include_pad, divisor_override
 
 
@@ -70,7 +78,7 @@ def _numbered_windows(
     plane.
     """
     tensors.check_flag("return_indices", return_indices)
-    window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
+    window = _window(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
         return (window,)
     tensors.check_taps(window.taps, "kernel_size")
@@ -88,7 +96,7 @@ def _normed_windows(
     dilation: Integers,
 ) -> tuple[Window, float]:
     """A window of p-norms, and p."""
-    window = window_of(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
+    window = _window(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     return window, float(tensors.checked_norm("norm_type", norm_type))
 
 
@@ -107,115 +115,58 @@ def _numbered_bins(
     return *_bins(rank, batched, output_size), *((torch.int64, True) if return_indices else ())
 
 
-def _averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
-    return by_parts(lambda each: average_pooling.averages(each, mask, *request), input)
-
-
-def _maxima(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
-    maxima: Pooled = max_pooling.of_bools(
-        lambda each: max_pooling.maxima_of(each, mask, *request), input
-    )
-    return maxima
-
-
-def _minima(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Pooled:
-    window.output_sizes(tensors.ints(input.shape[2:]))  # rejected before any work
-    minima: Pooled = min_pooling.minima(
-        lambda each: max_pooling.maxima_of(each, mask, window, *numbering), input
-    )
-    return minima
-
-
-def _averages_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
-    return by_parts(lambda each: adaptive_pooling.averages_of_bins(each, mask, *request), input)
-
-
-def _maxima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
-    maxima: Pooled = max_pooling.of_bools(
-        lambda each: adaptive_pooling.maxima_of_bins(each, mask, *request), input
-    )
-    return maxima
-
-
-def _minima_of_bins(input: Tensor, mask: Tensor | None, *request: Any) -> Pooled:
-    minima: Pooled = min_pooling.minima(
-        lambda each: adaptive_pooling.maxima_of_bins(each, mask, *request), input
-    )
-    return minima
-
-
 avg_pool = Family(
     "avg_pool",
     tensors.AVERAGED_TYPES,
     _counted_windows,
-    _averages,
+    average_pooling.averages,
+    by_parts,
     average_pooling.prepared_average_pooling,
     quantized_tensors.averages,
-)
-max_pool = Family(
-    "max_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_windows,
-    _maxima,
-    max_pooling.prepared_max_pooling,
-    quantized_tensors.extremes,
-)
-max_pool_with_indices = Family(
-    "max_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_windows,
-    _maxima,
-    max_pooling.prepared_max_pooling,
-    quantized_tensors.extremes,
-    "_with_indices",
-)
-min_pool = Family(
-    "min_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_windows,
-    _minima,
-    min_pooling.prepared_min_pooling,
-    quantized_tensors.extremes,
 )
 lp_pool = Family(
     "lp_pool",
     tensors.FLOAT_TYPES,
     _normed_windows,
     lp_pooling.norms,
+    by_parts,
     lp_pooling.prepared_lp_pooling,
 )
 adaptive_avg_pool = Family(
     "adaptive_avg_pool",
     tensors.AVERAGED_TYPES,
     _bins,
-    _averages_of_bins,
+    adaptive_pooling.averages_of_bins,
+    by_parts,
     adaptive_pooling.prepared_averages,
     quantized_tensors.adaptive_averages,
 )
-adaptive_max_pool = Family(
-    "adaptive_max_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_bins,
-    _maxima_of_bins,
-    adaptive_pooling.prepared_maxima,
-    quantized_tensors.extremes,
+
+
+def _of_windows(name: str, through: Any, prepare: Any, suffix: str = "") -> Family:
+    """Maxima or minima of windows."""
+    compute, of_quantized = max_pooling.maxima_of, quantized_tensors.extremes
+    how = _numbered_windows, compute, through, prepare, of_quantized, suffix
+    return Family(name, tensors.ORDERED_TYPES, *how)
+
+
+def _of_bins(name: str, through: Any, prepare: Any = None, suffix: str = "") -> Family:
+    """Maxima or minima of bins."""
+    compute, of_quantized = adaptive_pooling.maxima_of_bins, quantized_tensors.extremes
+    how = _numbered_bins, compute, through, prepare, of_quantized, suffix
+    return Family(name, tensors.ORDERED_TYPES, *how)
+
+
+_of_bools, _minima = max_pooling.of_bools, min_pooling.minima
+_prepared, _prepared_bins = max_pooling.prepared_max_pooling, adaptive_pooling.prepared_maxima
+max_pool = _of_windows("max_pool", _of_bools, _prepared)
+max_pool_with_indices = _of_windows("max_pool", _of_bools, _prepared, "_with_indices")
+min_pool = _of_windows("min_pool", _minima, min_pooling.prepared_min_pooling)
+adaptive_max_pool = _of_bins("adaptive_max_pool", _of_bools, _prepared_bins)
+adaptive_max_pool_with_indices = _of_bins(
+    "adaptive_max_pool", _of_bools, _prepared_bins, "_with_indices"
 )
-adaptive_max_pool_with_indices = Family(
-    "adaptive_max_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_bins,
-    _maxima_of_bins,
-    adaptive_pooling.prepared_maxima,
-    quantized_tensors.extremes,
-    "_with_indices",
-)
-adaptive_min_pool = Family(
-    "adaptive_min_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_bins,
-    _minima_of_bins,
-    of_quantized=quantized_tensors.extremes,
-)
+adaptive_min_pool = _of_bins("adaptive_min_pool", _minima)
 
 
 def _unpooled_sizes(
@@ -256,11 +207,10 @@ def _unpooled_sizes(
     return indices, sizes
 
 
-def _unpooled(input: Tensor, _: None, indices: Tensor, sizes: list[int]) -> Tensor:
-    """Every element at its index, zeros elsewhere. It takes no mask."""
-    return by_parts(lambda each: max_unpooling.unpooled(each, indices, sizes, True), input)
-
-
 max_unpool = Family(
-    "max_unpool", tensors.MAX_TYPES + tensors.COMPLEX_TYPES, _unpooled_sizes, _unpooled
+    "max_unpool",
+    tensors.MAX_TYPES + tensors.COMPLEX_TYPES,
+    _unpooled_sizes,
+    lambda each, _, indices, sizes: max_unpooling.unpooled(each, indices, sizes, True),
+    by_parts,
 )

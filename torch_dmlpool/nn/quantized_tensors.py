@@ -12,33 +12,22 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.nn.dimensions import window_of
 from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
-from torch_dmlpool.window import ArgumentError, Integers, OutputSize, Padding, shared, shown
+from torch_dmlpool.window import ArgumentError, OutputSize, Window, shown
+
+Pool = Callable[[Tensor], Any]
 
 
-def extremes(
-    pool: Callable[..., Any], rank: int, input: Tensor, _mask: None, *arguments: Any
-) -> Any:
+def extremes(pool: Pool, input: Tensor, *_: Any) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
-    return quantized.of_integers(input, lambda plain: pool(rank, plain, None, *arguments))
+    return quantized.of_integers(input, pool)
 
 
 def averages(
-    _: Callable[..., Any],
-    rank: int,
-    input: Tensor,
-    _mask: None,
-    kernel_size: Integers,
-    stride: Integers | None,
-    padding: Padding,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    dilation: Integers,
+    _: Pool, input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
 ) -> Tensor:
     """Averages over windows, by the operator of integers."""
     if divisor_override is not None:
@@ -46,25 +35,21 @@ def averages(
             f"divisor_override must be None for a quantized tensor, got {shown(divisor_override)}"
         )
     types = quantized.check_quantized(input)
-    window = window_of(rank, input, kernel_size, stride, padding, dilation, ceil_mode)
-    return quantized.average(input, types, window, count_include_pad, None, None, None)
+    return quantized.average(input, types, window, include_padding, None, None, None)
 
 
-def adaptive_averages(
-    pool: Callable[..., Any], rank: int, input: Tensor, _mask: None, output_size: OutputSize
-) -> Tensor:
+def adaptive_averages(pool: Pool, input: Tensor, output_size: OutputSize, rank: int) -> Tensor:
     """Averages over ``output_size`` windows, by the same operator where they have one size."""
-    types = quantized.check_quantized(input)
-    _, window = bins(shared(output_size), tuple(input.shape[2:]), rank)
+    _, window = bins(output_size, tuple(input.shape[2:]), rank)
     if window is not None:
-        return quantized.average(input, types, window, True, None, None, None)
+        return averages(pool, input, window, True, None)
 
     def exactly(plain: Tensor) -> Tensor:
         """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half
         only if the true one is.
         """
         zero_point: Any = quantized.zero_point_of(input)
-        average = pool(rank, plain.to(torch.float64) - zero_point, None, output_size)
+        average = pool(plain.to(torch.float64) - zero_point)
         limits = torch.iinfo(plain.dtype)
         average = (average.round() + zero_point).clamp(limits.min, limits.max)
         return tensors.laid_out_like(average.to(plain.dtype), plain)

@@ -50,13 +50,7 @@ def avg_pool1d(
         1,
         input,
         mask,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        dilation,
+        (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, dilation),
     )
 
 
@@ -100,13 +94,7 @@ def avg_pool2d(
         2,
         input,
         mask,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        dilation,
+        (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, dilation),
     )
 
 
@@ -150,13 +138,7 @@ def avg_pool3d(
         3,
         input,
         mask,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-        dilation,
+        (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, dilation),
     )
 
 
@@ -176,7 +158,7 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(row, 2).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(1, input, mask, output_size)
+    return pools.adaptive_avg_pool(1, input, mask, (output_size,))
 
 
 @pytorchs
@@ -195,7 +177,7 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(row, (1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(2, input, mask, output_size)
+    return pools.adaptive_avg_pool(2, input, mask, (output_size,))
 
 
 @pytorchs
@@ -214,7 +196,7 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(row, (1, 1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(3, input, mask, output_size)
+    return pools.adaptive_avg_pool(3, input, mask, (output_size,))
 
 
 @pytorchs
@@ -253,7 +235,7 @@ def lp_pool1d(
     tensor([5., 2.])
     """
     return pools.lp_pool(
-        1, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
+        1, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
     )
 
 
@@ -293,7 +275,7 @@ def lp_pool2d(
     tensor([5., 2.])
     """
     return pools.lp_pool(
-        2, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
+        2, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
     )
 
 
@@ -333,5 +315,5 @@ def lp_pool3d(
     tensor([5., 2.])
     """
     return pools.lp_pool(
-        3, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
+        3, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
     )
