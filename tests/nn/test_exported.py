@@ -388,6 +388,7 @@ LEFT: dict[str, Pattern] = {
     "a divisor": pooled_by(lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
     "a divisor, dmlpool": pooled_by(lambda x: dmlpool.average_pooling(x, 2, divisor_override=3)),
     "windows that differ": pooled_by(lambda x: F.adaptive_avg_pool2d(x, 4)),
+    "a mean of all numbers": pooled_by(lambda x: x + x.mean(dtype=torch.float32)),
     "a mean of rows": pooled_by(lambda x: x.mean(3, keepdim=True)),
     "a mean that drops its dimensions": pooled_by(lambda x: x.mean((2, 3)).unflatten(1, (3, 1, 1))),
     "maxima whose indices are used": pooled_by(

@@ -13,11 +13,11 @@ with the ``dequantize`` before it, whatever comes after; a ``quantize`` that the
 """
 
 import copy
+import functools
 import itertools
-import math
 import operator
-from collections.abc import Collection, Sequence
-from typing import Any, cast
+from collections.abc import Collection
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
@@ -25,8 +25,8 @@ from torch.export import ExportedProgram
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
-from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
+from torch_dmlpool.operators.quantized_tensors import CHANNEL_AXIS
 from torch_dmlpool.window import Axis, Window
 
 _QUANTIZE, _DEQUANTIZE = (
@@ -58,9 +58,28 @@ _MAXIMA = {
     "dmlpool::adaptive_max_pooling": _ANY,
 }
 """The maxima likewise; those that return a pair are replaced where nothing uses the indices."""
-_aten = torch.ops.aten
-_ORDINARY_SCALES = 2.0**-100, 2.0**100
+_POOLS = _MAXIMA | _AVERAGES
+_aten, _ours = torch.ops.aten, torch.ops.dmlpool
+_SCALES = 2.0**-100, 2.0**100
 """Between these, ``quantize`` gives back the integers that ``dequantize`` has read."""
+
+
+class _Quantization(NamedTuple):
+    """What a ``quantize`` or a ``dequantize`` says of its integers. Scale and zero point are
+    numbers or nodes, and ``values`` has all their numbers.
+    """
+
+    scale: Any
+    zero_point: Any
+    dtype: torch.dtype
+    values: list[Any]
+    limits: tuple[int, int]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the limits are those of the type."""
+        bounds = torch.iinfo(self.dtype)
+        return self.limits == (bounds.min, bounds.max)
 
 
 def integer_pooling(
@@ -119,77 +138,97 @@ def integer_pooling(
     constants = {name: held[target] for name, target in targets.items() if target in unchanged}
     said = {} if report is None else report
     for node in list(graph.nodes):
-        name = _name(node)
-        if name in _MAXIMA:
-            said[node.name] = _replace_maximum(node, constants)
-        elif name in _AVERAGES and node.meta["val"].dim() > 1:
-            said[node.name] = _replace_average(node, constants)
+        if _name(node) in _POOLS:
+            said[node.name] = _replace(node, constants)
     for node in list(graph.nodes):
         if _name(node) in _QUANTIZE:
             _undo(node, constants)
+    graph.eliminate_dead_code(
+        lambda node: not (node.target is operator.getitem or _name(node) in (*_POOLS, *_DEQUANTIZE))
+    )
     graph.lint()
     module = fx.GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
     return program._update(module, copy.deepcopy(program.graph_signature))
 
 
-def _replace_maximum(pool: fx.Node, constants: dict[str, Tensor]) -> str:
-    """Exchange a max pool with the ``dequantize`` before it, and say so; else say why not."""
-    dequantize = cast(fx.Node, pool.args[0])
+def _replace(pool: fx.Node, constants: dict[str, Tensor]) -> str:
+    """Pool integers in place of the numbers that they are dequantized to, and say so; else say why
+    not.
+    """
+    dequantize, name = cast(fx.Node, pool.args[0]), _name(pool)
     integers = _input(dequantize, _DEQUANTIZE)
     if integers is None:
         return "left: its input is not dequantized"
+    sizes, result = dequantize.meta["val"].shape[2:], pool.meta["val"]
+    rank, result = len(sizes), result[0] if isinstance(result, (tuple, list)) else result
+    if result.dtype is not torch.float32 or rank not in _POOLS[name]:
+        return f"left: its result has data type {result.dtype} and {rank + 2} dimensions"
+    if name != "dmlpool::average_pooling" and len(pool.all_input_nodes) > 1:
+        return "left: its window is computed"
+    first = _quantization(dequantize, constants)
+    if first is None:
+        return f"left: {_UNKNOWN}"
+    named, dims, bins_of = _arguments(pool), list(range(2, rank + 2)), None
+    arguments = list(named.values())[1:]
+    if name in ("aten::mean", "aten::amax"):
+        if sorted(dim % (rank + 2) for dim in named.get("dim") or ()) != dims:
+            return "left: it is not over all spatial dimensions"
+        bins_of = [1] * rank
+    elif "adaptive" in name:
+        bins_of = arguments[0]
+    squeezed = dims if result.dim() < rank + 2 else []
+    if name in _MAXIMA:
+        return _replace_maximum(pool, integers, arguments, bins_of, squeezed)
+    # Where the program uses the average itself the pool stays. To pool the integers too would be
+    # work done twice.
+    if not pool.users or any(_name(user) not in _QUANTIZE for user in pool.users):
+        return "left: its result is not quantized"
+    outputs = {user: _quantization(user, constants) for user in pool.users}
+    if None in outputs.values():
+        return f"left: {_UNKNOWN}"
+    window = _window_of_averages(pool, integers, arguments, bins_of)
+    if window is None:
+        return "left: its windows are not alike, or it has a divisor_override"
+    for quantize, output in outputs.items():
+        with pool.graph.inserting_before(quantize):
+            _average_of(quantize, integers, first, output, window, squeezed)
+    return "replaced by quantized_linear_average_pooling"
+
+
+_UNKNOWN = "a scale or zero point is not known, or not one of the integer operators"
+
+
+def _replace_maximum(
+    pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any, squeezed: list[int]
+) -> str:
+    """Exchange a max pool with the ``dequantize`` before it, and say so; else say why not.
+
+    ``bins_of`` has how many bins there are, if it is no pool of windows. ``squeezed`` are the
+    dimensions that the result lacks.
+    """
+    dequantize, result = cast(fx.Node, pool.args[0]), pool
     real = dequantize.meta["val"]
-    rank = real.dim() - 2
-    if real.dtype is not torch.float32 or rank not in _MAXIMA[_name(pool)]:
-        return f"left: its input has data type {real.dtype} and {real.dim()} dimensions"
-    side = _quantization(dequantize, constants, real)
-    if side is None or not _are_ordinary(side, constants):
-        return "left: its scale or zero point is not known, or not one of the integer operators"
-    result = pool
     if isinstance(pool.meta["val"], (tuple, list)):
-        unused = [user for user in pool.users if not user.users]
-        for user in unused:
-            pool.graph.erase_node(user)
-        results = list(pool.users)
-        if len(results) != 1 or results[0].args[1] != 0:
+        used = [user for user in pool.users if user.users]
+        if len(used) != 1 or used[0].args[1] != 0:
             return "left: the program uses the indices"
-        (result,) = results
-    with result.graph.inserting_before(result):
-        pooled = _maximum_of(pool, integers, real.shape[2:])
-        if isinstance(pooled, str):
-            return pooled
-        result.target, result.kwargs = dequantize.target, dict(dequantize.kwargs)
-        result.args = (pooled, *dequantize.args[1:])
-    for node in (pool, dequantize):
-        if node is not result and not node.users:
-            node.graph.erase_node(node)
+        (result,) = used
+    with pool.graph.inserting_before(result):
+        if bins_of is None:
+            make, count = (Window.directml, 6) if "dmlpool" in _name(pool) else (Window.pytorch, 5)
+            window = make(real.dim() - 2, *arguments[:count])
+            if any(map(Axis.may_be_empty, window.axes, real.shape[2:])):
+                return "left: a window may hold padding alone, whose maximum is -inf"
+            pooled = _insert(pool, _ours.max_pooling.default, integers, *window.arguments)
+        else:
+            pooled = _insert(pool, _ours.adaptive_max_pooling.default, integers, bins_of)
+            pooled = _insert(pool, operator.getitem, pooled, 0)
+        if squeezed:
+            pooled = _insert(pool, _aten.squeeze.dims, pooled, squeezed)
+        others = dequantize.args[1:]
+        _replace_by(result, _insert(pool, dequantize.target, pooled, *others, **dequantize.kwargs))
     return "replaced by max_pooling of integers"
-
-
-def _maximum_of(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> fx.Node | str:
-    """Insert the integer operator before a max pool and return it, or return why there is none."""
-    name, rank, arguments = _name(pool), len(sizes), _arguments(pool)
-    if name == "aten::amax":
-        if not _is_over_all(arguments, rank):
-            return "left: it is no maximum over all spatial dimensions"
-        pooled = _insert(pool, torch.ops.dmlpool.adaptive_max_pooling.default, integers, [1] * rank)
-        pooled = _insert(pool, operator.getitem, pooled, 0)
-        if arguments.get("keepdim"):
-            return pooled
-        return _insert(pool, _aten.squeeze.dims, pooled, list(range(2, rank + 2)))
-    if "adaptive" in name:
-        sizes = cast(Any, list(arguments.values())[1])
-        pooled = _insert(pool, torch.ops.dmlpool.adaptive_max_pooling.default, integers, sizes)
-        return _insert(pool, operator.getitem, pooled, 0)
-    if name == "dmlpool::max_pooling":
-        window = Window.directml(rank, *list(arguments.values())[1:7])
-    else:
-        kernel_size, stride, padding, dilation, ceil_mode = list(arguments.values())[1:6]
-        window = Window.pytorch(rank, kernel_size, stride, padding, dilation, ceil_mode)
-    if any(map(Axis.may_be_empty, window.axes, sizes)):
-        return "left: a window may hold padding alone, whose maximum is -inf"
-    return _insert(pool, torch.ops.dmlpool.max_pooling.default, integers, *window.arguments)
 
 
 def _undo(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
@@ -198,23 +237,16 @@ def _undo(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
     pooled = _input(dequantize, _DEQUANTIZE)
     if pooled is None or not _is_pooled(pooled):
         return
-    real = cast(fx.Node, dequantize).meta["val"]
-    nodes = cast(fx.Node, dequantize), quantize
-    sides = [_quantization(node, constants, real) for node in nodes]
-    if None in sides or not _are_ordinary(sides[0], constants):
+    first = _quantization(cast(fx.Node, dequantize), constants)
+    last = _quantization(quantize, constants)
+    if first is None or last is None or first[2:4] != last[2:4]:
         return
-    numbers = [[_values(each or 0, constants) for each in side[:2]] for side in sides]
-    if numbers[0] != numbers[1] or sides[0][2] is not sides[1][2]:
-        return
-    dtype, limits = sides[1][2:]
-    is_whole = limits == (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if is_whole and not any(user.op == "output" for user in quantize.users):
+    if last.is_whole and not any(user.op == "output" for user in quantize.users):
         quantize.replace_all_uses_with(pooled)
         quantize.graph.erase_node(quantize)
-    else:  # it keeps its name, which an output's signature knows
-        quantize.target, quantize.args, quantize.kwargs = _aten.clamp.default, (pooled, *limits), {}
-    if not cast(fx.Node, dequantize).users:
-        quantize.graph.erase_node(cast(fx.Node, dequantize))
+        return
+    with quantize.graph.inserting_before(quantize):
+        _replace_by(quantize, _insert(quantize, _aten.clamp.default, pooled, *last.limits))
 
 
 def _is_pooled(node: fx.Node) -> bool:
@@ -224,75 +256,39 @@ def _is_pooled(node: fx.Node) -> bool:
     return _name(node) in ("dmlpool::max_pooling", "dmlpool::adaptive_max_pooling")
 
 
-def _replace_average(pool: fx.Node, constants: dict[str, Tensor]) -> str:
-    """Pool the integers where ``quantize`` nodes end the pattern: they keep their names and users.
-
-    Say what was done, or why nothing was.
-    """
-    dequantize = cast(fx.Node, pool.args[0])
-    integers = _input(dequantize, _DEQUANTIZE)
-    if integers is None:
-        return "left: its input is not dequantized"
-    # Where the program uses the average itself the pool stays. To pool the integers too would be
-    # work done twice.
-    if not pool.users or any(_name(user) not in _QUANTIZE for user in pool.users):
-        return "left: its result is not quantized"
-    real = dequantize.meta["val"]
-    rank = real.dim() - 2
-    if pool.meta["val"].dtype is not torch.float32 or rank not in _AVERAGES[_name(pool)]:
-        return f"left: its result has data type {pool.meta['val'].dtype} and {rank + 2} dimensions"
-    first = _quantization(dequantize, constants, real)
-    outputs = [_quantization(user, constants, real) for user in pool.users]
-    if first is None or None in outputs:
-        return "left: a scale or zero point is not known, or not one of the integer operator"
-    with pool.graph.inserting_before(pool):
-        window = _window(pool, integers, real.shape[2:])
-    if window is None:
-        return "left: its windows are not alike, or it has a divisor_override"
-    keeps = pool.meta["val"].dim() == real.dim()
-    for quantize, output in zip(list(pool.users), outputs, strict=True):
-        _average_of(quantize, integers, first, output, window, None if keeps else rank)
-    for node in (pool, dequantize):
-        if not node.users:
-            node.graph.erase_node(node)
-    return "replaced by quantized_linear_average_pooling"
-
-
 def _average_of(
     quantize: fx.Node,
     integers: fx.Node,
     first: Any,
     output: Any,
     window: tuple[Any, ...],
-    squeezed: int | None,
+    squeezed: list[int],
 ) -> None:
-    """Turn the node ``quantize`` into the average of ``integers``.
+    """Put the average of ``integers`` in the place of the node ``quantize``.
 
     ``first`` and ``output`` are what :func:`_quantization` says of the input and of the output.
-    ``squeezed`` is the number of spatial dimensions to take away, or None.
     """
-    dtype, limits = output[2:]
-    parameters = [*first[:2], *output[:2]]
-    with quantize.graph.inserting_before(quantize):
-        if any(isinstance(each, fx.Node) for each in parameters):
-            target = torch.ops.dmlpool.quantized_linear_average_pooling.default
-            kinds = torch.float32, first[2], torch.float32, dtype
-            device = integers.meta["val"].device
-            parameters = [
-                _as_tensor(quantize, *pair, device) for pair in zip(parameters, kinds, strict=True)
-            ]
-        else:
-            target = torch.ops.dmlpool.quantized_linear_average_pooling_of_numbers.default
-            scale, zero_point, step, output_zero_point = parameters
-            parameters = [float(scale), zero_point or 0, float(step), output_zero_point or 0]
-        arguments = (integers, *parameters, *window, dtype)
-        if squeezed is not None:
-            pooled = _insert(quantize, target, *arguments)
-            target, arguments = _aten.squeeze.dims, (pooled, list(range(2, squeezed + 2)))
-        if limits != (torch.iinfo(dtype).min, torch.iinfo(dtype).max):
-            arguments = (_insert(quantize, target, *arguments), *limits)
-            target = _aten.clamp.default
-    quantize.target, quantize.args, quantize.kwargs = target, arguments, {}
+    scale, zero_point, step, output_zero_point = parameters = *first[:2], *output[:2]
+    if any(isinstance(each, fx.Node) for each in parameters):
+        target = _ours.quantized_linear_average_pooling.default
+        dtypes = torch.float32, first.dtype, torch.float32, output.dtype
+        parameters = tuple(map(functools.partial(_as_tensor, quantize), parameters, dtypes))
+    else:
+        target = _ours.quantized_linear_average_pooling_of_numbers.default
+        parameters = float(scale), zero_point, float(step), output_zero_point
+    pooled = _insert(quantize, target, integers, *parameters, *window, output.dtype)
+    if squeezed:
+        pooled = _insert(quantize, _aten.squeeze.dims, pooled, squeezed)
+    if not output.is_whole:
+        pooled = _insert(quantize, _aten.clamp.default, pooled, *output.limits)
+    _replace_by(quantize, pooled)
+
+
+def _replace_by(node: fx.Node, result: fx.Node) -> None:
+    """Put ``result`` in the place of ``node``, whose name the signature of an output may have."""
+    node.replace_all_uses_with(result)
+    node.graph.erase_node(node)
+    result.name = node.name
 
 
 def _input(node: Any, names: Collection[str]) -> Any:
@@ -300,110 +296,83 @@ def _input(node: Any, names: Collection[str]) -> Any:
     return node.args[0] if isinstance(node, fx.Node) and _name(node) in names else None
 
 
-def _is_over_all(arguments: dict[str, Any], rank: int) -> bool:
-    """Whether a reduction is one over all spatial dimensions."""
-    reduced = {dimension % (rank + 2) for dimension in arguments.get("dim") or ()}
-    return reduced == set(range(2, rank + 2))
-
-
-def _window(pool: fx.Node, integers: fx.Node, sizes: Sequence[Any]) -> tuple[Any, ...] | None:
+def _window_of_averages(
+    pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any
+) -> tuple[Any, ...] | None:
     """The window arguments and ``include_padding`` for an average, or None if the integer operator
     has no such window.
     """
-    name, rank, arguments = _name(pool), len(sizes), _arguments(pool)
-    if arguments.get("divisor_override") is not None:
-        return None
-    if name == "dmlpool::average_pooling":
-        return tuple(arguments.values())[1:8]
-    if name == "aten::mean" or "adaptive" in name:
-        asked = arguments.get("output_size", arguments.get("output_sizes", [1] * rank))
-        outputs = tuple(cast(Any, asked))
-        if name == "aten::mean" and not _is_over_all(arguments, rank):
-            return None
-        if all(type(size) is int for size in (*sizes, *outputs)):
-            window = bins(outputs, tuple(sizes), rank)[1]
+    sizes = cast(fx.Node, pool.args[0]).meta["val"].shape[2:]
+    rank = len(sizes)
+    if bins_of is not None:
+        if all(type(size) is int for size in (*sizes, *bins_of)):
+            window = bins(bins_of, tuple(sizes), rank)[1]
             return None if window is None else (*window.arguments, True)
-        if outputs != (1,) * rank:
+        if list(bins_of) != [1] * rank:
             return None
-        whole = [
-            size if type(size) is int else _insert(pool, _aten.sym_size.int, integers, dim)
-            for dim, size in enumerate(sizes, 2)
-        ]
+        with pool.graph.inserting_before(pool):
+            whole = [
+                size if type(size) is int else _insert(pool, _aten.sym_size.int, integers, dim)
+                for dim, size in enumerate(sizes, 2)
+            ]
         ones, zeros = [1] * rank, [0] * rank
         return whole, ones, zeros, zeros, ones, False, True
-    kernel_size, stride, padding, ceil_mode, counted = list(arguments.values())[1:6]
+    if _arguments(pool).get("divisor_override") is not None:
+        return None
+    if "dmlpool" in _name(pool):
+        return tuple(arguments[:7])
+    kernel_size, stride, padding, ceil_mode, counted = arguments[:5]
     return *Window.pytorch(rank, kernel_size, stride, padding, 1, ceil_mode).arguments, counted
 
 
-def _are_ordinary(side: Any, constants: dict[str, Tensor]) -> bool:
-    """Whether scales are so far from the ends of float32 that no product of one rounds to them."""
-    least, most = _ORDINARY_SCALES
-    return all(least < scale < most for scale in _values(side[0], constants))
-
-
-def _quantization(node: fx.Node, constants: dict[str, Tensor], real: Tensor) -> Any:
-    """Scale and zero point (numbers or nodes), type and limits of the integers, or None if rules Q3
-    and Q4 do not allow them. ``real`` is the fake value of what they stand for.
+def _quantization(node: fx.Node, constants: dict[str, Tensor]) -> _Quantization | None:
+    """What ``node`` says of its integers; None if that is not known before the program runs, or if
+    rules Q3 and Q4 do not allow it.
     """
     arguments = _arguments(node)
-    dtype, axis = arguments["dtype"], arguments.get("axis", quantized.CHANNEL_AXIS)
-    if dtype not in tensors.QUANTIZED_TYPES or axis % real.dim() != quantized.CHANNEL_AXIS:
+    dtype, axis = arguments["dtype"], arguments.get("axis", CHANNEL_AXIS)
+    if dtype not in tensors.QUANTIZED_TYPES or axis % node.meta["val"].dim() != CHANNEL_AXIS:
         return None
-    scale: Any
     scale, zero_point = (
-        arguments.get(name, arguments.get(f"{name}s")) for name in ("scale", "zero_point")
+        arguments.get(name, arguments.get(f"{name}s")) or 0 for name in ("scale", "zero_point")
     )
-    scales, zero_points = _values(scale, constants), _values(zero_point or 0, constants)
-    limits = _values(arguments["quant_min"], constants) + _values(arguments["quant_max"], constants)
+    held = [scale, zero_point, arguments["quant_min"], arguments["quant_max"]]
+    for at, each in enumerate(held):
+        constant = constants.get(each.name) if isinstance(each, fx.Node) else torch.tensor(each)
+        if constant is None:
+            return None
+        held[at] = constant.flatten().tolist()
+    scales, zero_points, (least,), (most,) = held
     bounds = torch.iinfo(dtype)
-    rounded = torch.tensor(scales, dtype=torch.float32, device="cpu").tolist()
-    is_known = (
-        len(limits) == 2
-        and scales
-        and zero_points
-        and all(0 < value < math.inf for value in rounded)
-    )
-    if not is_known or any(
-        type(value) is not int or not bounds.min <= value <= bounds.max for value in zero_points
+    if not all(_SCALES[0] < each < _SCALES[1] for each in scales) or any(
+        type(each) is not int or not bounds.min <= each <= bounds.max for each in zero_points
     ):
         return None
-    return scale, zero_point, dtype, (max(limits[0], bounds.min), min(limits[1], bounds.max))
+    limits = max(least, bounds.min), min(most, bounds.max)
+    return _Quantization(scale, zero_point, dtype, held[:2], limits)
 
 
-def _values(argument: Any, constants: dict[str, Tensor]) -> list[Any]:
-    """The numbers that an argument holds; none if they are not known before the program runs."""
-    if not isinstance(argument, fx.Node):
-        return [argument]
-    constant = constants.get(argument.name)
-    return [] if constant is None else constant.flatten().tolist()
-
-
-def _as_tensor(
-    before: fx.Node, parameter: Any, dtype: torch.dtype, device: torch.device
-) -> fx.Node | None:
+def _as_tensor(before: fx.Node, parameter: Any, dtype: torch.dtype) -> fx.Node:
     """A node with the scale or zero point as a tensor: the operator takes no numbers."""
-    if parameter is None:
-        return None
     if not isinstance(parameter, fx.Node):
-        return _insert(
-            before, _aten.full.default, [1], parameter, dtype=dtype, device=device, pin_memory=False
-        )
+        device = before.meta["val"].device
+        return _insert(before, _aten.full.default, [1], parameter, dtype=dtype, device=device)
     if parameter.meta["val"].dtype is dtype:
         return parameter
     return _insert(before, _aten._to_copy.default, parameter, dtype=dtype)
 
 
-def _insert(before: fx.Node, target: Any, *arguments: Any, **options: Any) -> fx.Node:
+def _insert(before: fx.Node, target: Any, *operands: Any, **options: Any) -> fx.Node:
     """A call of ``target`` at the graph's insertion point, with the metadata of the node ``before``
     and a fake value of its own.
     """
-    node = before.graph.call_function(target, arguments, options)
+    node = before.graph.call_function(target, operands, options)
     node.meta = dict(before.meta)
-    values = fx.map_arg(arguments, lambda argument: argument.meta["val"])
+    values, named = fx.map_arg((operands, options), lambda operand: operand.meta["val"])
     example = before.meta["val"]
     example = example[0] if isinstance(example, (tuple, list)) else example
     with example.fake_mode:
-        node.meta["val"] = target(*values, **options)
+        node.meta["val"] = target(*values, **named)
     return node
 
 

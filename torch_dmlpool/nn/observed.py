@@ -4,7 +4,6 @@ Where torch.nn.functional has the same pool, the call is PyTorch's: observers kn
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,14 +51,13 @@ def answer(
             optional = {"mask": mask, "output_size": named["output_size"] if args[1:] else None}
             kwargs = {name: value for name, value in optional.items() if value is not None}
             return tracers[0].create_proxy("call_module", path, args, kwargs)
-    else:
+    elif mask is None and pool.family != "max_unpool":
         # Whether unpooling means the same lies in the indices: in -1 and in equal ones.
-        has_same = mask is None and pool.family != "max_unpool"
-        same = agreed(pool.family, rank, input, named) if has_same else None
+        same = agreed(pool.family, rank, input, named)
         if same is not None:
             return _theirs(pool.names[rank], input, same)
-        if not is_seen:
-            return NotImplemented
+    if not is_seen:
+        return NotImplemented
     function = PUBLIC[pool.names[rank]]
     masked = {} if mask is None else {"mask": mask}
     bound = inspect.signature(function).bind(input, **named, **masked)
@@ -90,11 +88,11 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[An
     """The pool of a tensor in a layout, or of a data type, that PyTorch alone pools;
     ``NotImplemented`` for other tensors.
     """
-    if not isinstance(input, Tensor):
-        return NotImplemented
-    is_mkldnn = input.is_mkldnn
-    if not is_mkldnn and input.dtype is not getattr(torch, "qint32", None):
-        return NotImplemented
+    kind, mended = "layout torch._mkldnn", "input.to_dense()"
+    if not (isinstance(input, Tensor) and input.is_mkldnn):
+        if getattr(input, "dtype", None) is not getattr(torch, "qint32", NotImplemented):
+            return NotImplemented
+        kind, mended = "data type qint32", "input.dequantize()"
     name, wrong = pool.names[rank], "torch.nn.functional has no such pool"
     named = dict(zip(pool.parameters, arguments, strict=True))
     same = None if mask is not None else agreed(pool.family, rank, input, named)
@@ -103,9 +101,7 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[An
             return _theirs(name, input, same)
         except (NotImplementedError, RuntimeError) as error:
             wrong = str(error).split("\n", 1)[0]
-    kind = f"layout {input.layout}" if is_mkldnn else "data type qint32"
-    what_to_do = "input.to_dense()" if is_mkldnn else "input.dequantize()"
-    raise TypeError(f"{name}: PyTorch alone pools {kind}, and {wrong}: pool {what_to_do}")
+    raise TypeError(f"{name}: PyTorch alone pools {kind}, and {wrong}: pool {mended}")
 
 
 def _theirs(name: str, input: Any, named: dict[str, Any]) -> Any:
@@ -119,8 +115,6 @@ def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[st
     """The arguments by which PyTorch's function gives what ours gives for ``named``, by name and in
     the order in which it takes them; None if it gives something else.
     """
-    if family not in _AGREED:
-        return None
     sizes: tuple[Any, ...] = ()
     with DisableTorchFunction():  # so that nobody sees what is asked here
         if issubclass(type(input), Tensor):  # some proxies say of themselves that they are tensors
@@ -130,80 +124,53 @@ def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[st
             # In a trace of torch.jit sizes are tensors.
             sizes = sizes if all(type(size) is int for size in sizes) else ()
         try:
-            return _AGREED[family](rank, sizes, named)
+            return _same(family, rank, sizes, named)
         except (TypeError, ValueError):  # our operator says what is wrong
             return None
 
 
-def _with_window(
-    family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any], *left_out: str
+def _same(
+    family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """``named`` with the stride and the padding as PyTorch's pools take them, without the arguments
-    that they lack; None if they have no such window. A wrong argument is an error.
+    """What :func:`agreed` returns for an input that PyTorch takes, of ``sizes`` if they are known.
+    A wrong argument is an error.
     """
+    for flag in ("return_indices", "count_include_pad"):
+        tensors.check_flag(flag, named.get(flag, False))
+    if "min_pool" in family:
+        return None
+    if "adaptive" in family:
+        asked = shared(named["output_size"])
+        tensors.checked_output_size(asked, sizes or (1,) * rank)
+        if rank == 1 and not isinstance(asked, int):
+            return None
+        return {**named, "output_size": (None,) * rank if asked is None else asked}
     size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
+    if family == "max_unpool":  # for nn.reverted: what is in the indices is not known
+        return None if overlaps(Window.pytorch(rank, size, stride, padding)) else named
     if isinstance(padding, str) and stride != 1 and not sizes:
         return None  # the padding follows from the size
-    request = size, stride, padding, named["dilation"], named["ceil_mode"]
-    window = Window.pytorch(rank, *request, sizes or None)
+    dilation, ceil_mode = named["dilation"], named["ceil_mode"]
+    window = Window.pytorch(rank, size, stride, padding, dilation, ceil_mode, sizes or None)
     if sizes:
         window.output_sizes(sizes)
     if counterparts.arguments_of(family, window, sizes) is None:
         return None
     pads = window.arguments[2]
-    stride = size if stride is None else stride
-    same = {**named, "stride": stride, "padding": pads[0] if len(set(pads)) == 1 else tuple(pads)}
-    return {name: value for name, value in same.items() if name not in left_out}
-
-
-def _max_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    tensors.check_flag("return_indices", named["return_indices"])
-    return _with_window("max_pool", rank, sizes, named)
-
-
-def _avg_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    divisor = tensors.checked_divisor(named["divisor_override"])
-    tensors.check_flag("count_include_pad", named["count_include_pad"])
-    named = {**named, "divisor_override": divisor}
-    if rank > 1:
-        return _with_window("avg_pool", rank, sizes, named, "dilation")
-    same = _with_window("avg_pool", rank, sizes, named, "dilation", "divisor_override")
-    return same if divisor is None else None
-
-
-def _lp_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    norm = tensors.checked_norm("norm_type", named["norm_type"])
-    size = shared(named["kernel_size"])
-    padded = _with_window("lp_pool", rank, sizes, named, "dilation")
-    if padded is None or padded.pop("padding") or not norms_agree(norm, named["ceil_mode"]):
-        return None
-    return {**padded, "norm_type": float(norm), "kernel_size": size}
-
-
-def _adaptive_pool(rank: int, sizes: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    asked = shared(named["output_size"])
-    tensors.check_flag("return_indices", named.get("return_indices", False))
-    tensors.checked_output_size(asked, sizes or (1,) * rank)
-    if rank == 1 and not isinstance(asked, int):
-        return None
-    return {**named, "output_size": (None,) * rank if asked is None else asked}
-
-
-def _max_unpool(rank: int, _: Any, named: dict[str, Any]) -> dict[str, Any] | None:
-    """For ``nn.reverted``, which exchanges layers: what is in the indices is not known."""
-    request = (named[name] for name in ("kernel_size", "stride", "padding"))
-    return None if overlaps(Window.pytorch(rank, *request)) else named
-
-
-_AGREED: dict[str, Callable[..., dict[str, Any] | None]] = {
-    "max_pool": _max_pool,
-    "avg_pool": _avg_pool,
-    "lp_pool": _lp_pool,
-    "adaptive_avg_pool": _adaptive_pool,
-    "adaptive_max_pool": _adaptive_pool,
-    "max_unpool": _max_unpool,
-}
-"""By family the function from our arguments to PyTorch's, or None where it means something else."""
+    same = {**named, "stride": size if stride is None else stride}
+    same["padding"] = pads[0] if len(set(pads)) == 1 else tuple(pads)
+    lacks: tuple[str, ...] = () if family == "max_pool" else ("dilation",)
+    if family == "avg_pool":
+        same["divisor_override"] = tensors.checked_divisor(named["divisor_override"])
+        lacks += ("divisor_override",) if rank == 1 else ()
+    elif family == "lp_pool":
+        norm = tensors.checked_norm("norm_type", named["norm_type"])
+        if not norms_agree(norm, ceil_mode):
+            return None
+        same |= {"norm_type": float(norm), "kernel_size": shared(size)}
+        lacks += ("padding",)
+    left_out = {name: same.pop(name) for name in lacks}
+    return None if left_out.get("padding") or left_out.get("divisor_override") else same
 
 
 def norms_agree(norm_type: float, ceil_mode: bool) -> bool:
