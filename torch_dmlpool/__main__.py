@@ -1,7 +1,7 @@
 """``python -m torch_dmlpool``: what pools on each device and why, and whether it computes rightly.
 
-``python -m torch_dmlpool bench`` compares and measures more, on one device: half a minute. The exit
-code is 1 if a result is wrong.
+``python -m torch_dmlpool bench`` measures too, on one device: half a minute. The exit code is 1 if
+a result is wrong.
 """
 
 import argparse
@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command",
         nargs="?",
         choices=["bench"],
-        help="compare a dozen functions with PyTorch's and measure calls beside PyTorch's: half a "
-        "minute, on the accelerator if there is one",
+        help="measure too, on the accelerator if there is one: half a minute",
     )
     parser.add_argument("--device", type=_device, help="one device, such as cpu or cuda:0")
     parser.add_argument(
@@ -41,9 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torch_dmlpool on {device}")
         for name, value in conditions.described(device).items():
             print(f"  {name:<24}{value}")
-        results = dict(bench.examples(device))
-        if options.command:
-            results |= bench.compared(device)
+        results = dict(bench.checked(device))
         wrong = {name: why for name, why in results.items() if why}
         print(f"{len(results) - len(wrong)} of {len(results)} results are right")
         for name, why in wrong.items():

@@ -121,18 +121,13 @@ POOLS: dict[str, tuple[int, Pool]] = {
     "dmlpool, layer": (2, dmlpool.nn.AvgPool2d(3, 1, "same", dilation=2)),
     "dmlpool, three dimensions": (3, lambda x: dmlpool.average_pooling(x, 2, include_padding=True)),
 }
-SCALES = torch.tensor([0.021, 0.05, 0.0133])
 QUANTIZATIONS: dict[str, Quantization] = {
     "uint8": Quantization(0.037, 119, torch.uint8),
     "int8": Quantization(0.021, -3, torch.int8),
-    "per channel": Quantization(SCALES, torch.tensor([7, 0, 200]), torch.uint8),
-    "per channel, int8": Quantization(SCALES.double(), torch.tensor([7, 0, -20]), torch.int8),
-    "a tensor": Quantization(torch.tensor(0.04), torch.tensor(17), torch.uint8),
 }
 UINT8, INT8 = QUANTIZATIONS["uint8"], QUANTIZATIONS["int8"]
 AVERAGE = POOLS["avg_pool2d"][1]
-PAIRS = [("uint8", "int8"), ("per channel", "uint8"), ("a tensor", "per channel, int8")]
-PAIRS.append(("per channel, int8",) * 2)
+PAIRS = [("uint8", "int8"), ("int8", "uint8"), ("int8", "int8")]
 IMAGE = samples.integers(*SHAPES[2], dtype=torch.uint8)
 
 
@@ -181,7 +176,7 @@ OPEN: dict[str, Pool] = {
 @pytest.mark.parametrize("name", OPEN)
 def test_image_sizes_that_are_left_open(name: str) -> None:
     """E2: and a window that is as large as the image, whatever that is."""
-    pattern = Pattern(OPEN[name], UINT8, UINT8 if "max" in name else QUANTIZATIONS["per channel"])
+    pattern = Pattern(OPEN[name], UINT8, UINT8 if "max" in name else INT8)
     sizes = {0: Dim("batch"), 2: Dim("height", min=4, max=64), 3: Dim("width", min=4, max=64)}
     try:
         programs = before_and_after(pattern, dynamic_shapes=(sizes,))
@@ -209,9 +204,9 @@ class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 3, 3, padding=1)
-        self.pool = Pattern(lambda x: F.avg_pool2d(x, 3, 2, 1), UINT8, QUANTIZATIONS["per channel"])
+        self.pool = Pattern(lambda x: F.avg_pool2d(x, 3, 2, 1), UINT8, INT8)
         self.last = Pattern(
-            lambda x: dmlpool.average_pooling(x, x.shape[2:]), self.pool.output, INT8
+            lambda x: dmlpool.average_pooling(x, x.shape[2:]), self.pool.output, UINT8
         )
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -322,7 +317,7 @@ def test_the_report_says_why_a_pool_is_left_and_what_is_no_program() -> None:
     report: dict[str, str] = {}
     program = export(LEFT["an average that is needed elsewhere"], (IMAGE,))
     integer_pooling(program, report)
-    assert report == {"avg_pool2d": "left: its result is not quantized"}
+    assert report == {"avg_pool2d": "left: its result is not quantized per tensor"}
     with pytest.raises(TypeError, match=r"^report must be a dict or None, got list$"):
         integer_pooling(program, [])  # type: ignore[arg-type]
     text = r"^program must be a torch\.export\.ExportedProgram, got AvgPool2d$"
@@ -379,6 +374,9 @@ LEFT: dict[str, Pattern] = {
     "an average that is needed elsewhere": Shared(AVERAGE, UINT8, INT8),
     "a scale that the program changes": Observed(
         AVERAGE, UINT8, Quantization(torch.tensor(0.125), torch.tensor(3), torch.uint8)
+    ),
+    "numbers of each channel": Pattern(
+        AVERAGE, UINT8, Quantization(torch.rand(3) + 0.1, torch.zeros(3).long(), torch.int8)
     ),
     "int16": Pattern(AVERAGE, UINT8, Quantization(0.01, 0, torch.int16)),
     "another axis": Pattern(

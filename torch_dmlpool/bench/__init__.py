@@ -1,11 +1,10 @@
 """What ``python -m torch_dmlpool`` and its ``bench`` check and measure.
 
-Examples of DirectML's own pages are computed. ``bench`` also compares results on the device with
-those of PyTorch's functions in float64 on the CPU, and measures eight calls that networks have
-beside PyTorch's.
+Results on the device are compared with those of PyTorch's functions in float64 on the CPU.
+``bench`` also measures eight calls that networks have beside PyTorch's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -47,49 +46,7 @@ ROWS = [
 channels_last, a backward pass."""
 
 
-def examples(device: torch.device) -> Iterator[tuple[str, str | None]]:
-    """The examples of DirectML's pages by name, each with what is wrong; None if nothing is."""
-
-    def plane(*rows: Sequence[float]) -> Tensor:
-        return torch.tensor([[rows]], dtype=FLOAT, device=device)
-
-    counting, hill = plane([1, 2, 3], [4, 5, 6], [7, 8, 9]), plane([1, 2, 3], [2, 4, 2], [5, 6, 7])
-    first, second = plane([1, 2], [3, 4]), plane([1, 2], [4, 5])
-    quarters = plane([0.25, 0.75, 0.5], [1, 2.5, 1.5], [0.75, 1.75, 1])
-    winners = plane([0, 0, 0], [0, 3, 0], [0, 4, 5])
-    vjp = torch.autograd.functional.vjp
-    # 0, 1, 2 and 4 in steps of 0.5 from 10: their average 1.75 is 7 steps of 0.25 from 3.
-    quantized = plane([10, 12], [14, 18]).byte(), 0.5, 10, 0.25, 3
-    computed: dict[str, tuple[Callable[[], Any], Tensor]] = {
-        "AVERAGE_POOLING": (lambda: dmlpool.average_pooling(counting, 2), plane([3, 4], [6, 7])),
-        "AVERAGE_POOLING_GRAD": (
-            lambda: dmlpool.average_pooling_grad(first, (1, 1, 3, 3), 2),
-            quarters,
-        ),
-        "AVERAGE_POOLING_GRAD, by autograd": (
-            lambda: vjp(lambda x: dmlpool.average_pooling(x, 2), counting, first)[1],
-            quarters,
-        ),
-        "MAX_POOLING2, values": (lambda: dmlpool.max_pooling(hill, 2), plane([4, 4], [6, 7])),
-        "MAX_POOLING2, indices": (
-            lambda: dmlpool.max_pooling(hill, 2, return_indices=True)[1],
-            plane([4, 4], [7, 8]),
-        ),
-        "MAX_POOLING_GRAD": (lambda: dmlpool.max_pooling_grad(hill, second, 2), winners),
-        "MAX_POOLING_GRAD, by autograd": (
-            lambda: vjp(lambda x: dmlpool.max_pooling(x, 2), hill, second)[1],
-            winners,
-        ),
-        "QUANTIZED_LINEAR_AVERAGE_POOLING": (
-            lambda: dmlpool.quantized_linear_average_pooling(*quantized, 2),
-            plane([10]),
-        ),
-    }
-    for name, (compute, expected) in computed.items():
-        yield f"DML_{name}", _wrong(compute, expected)
-
-
-def compared(device: torch.device) -> Iterator[tuple[str, str | None]]:
+def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
     """Calls by name, each with what differs from PyTorch's in float64 on the CPU."""
     generator = torch.Generator().manual_seed(0)
     sizes = (2, 16, 24, 32)
@@ -122,7 +79,7 @@ def _results(
 
 
 def _wrong(compute: Callable[[], Any], expected: Any) -> str | None:
-    """What is wrong with computed tensors, whatever their data types."""
+    """What is wrong with computed tensors, whose data types and devices are not compared."""
     try:
         torch.testing.assert_close(compute(), expected, check_dtype=False, check_device=False)
     except Exception as error:  # the check is there to report any failure

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.operators import missing_kernels
-from torch_dmlpool.window import ArgumentError, Window, listed, plain
+from torch_dmlpool.window import ArgumentError, Window, plain
 
 __all__ = ["Conversion", "convert", "reverted"]
 
@@ -77,8 +77,11 @@ class Conversion:
     )
     """Layers with the class that each got, and the class and the attributes that it had."""
 
-    def _replace(self, layer: Module, kind: type[Module], attributes: dict[str, Any]) -> None:
+    def _replace(
+        self, layer: Module, names: list[str], kind: type[Module], attributes: dict[str, Any]
+    ) -> None:
         """Give a layer another class and these attributes, until :meth:`revert`."""
+        self.replaced.update(dict.fromkeys(names, type(layer).__name__))
         before = {name: vars(layer).get(name, _ABSENT) for name in attributes}
         self._before.append((layer, kind, type(layer), before))
         _become(layer, kind, attributes)
@@ -173,34 +176,41 @@ def convert(
           left      2  torch_dmlpool.nn has no FractionalMaxPool2d
     """
     _check_model(model)
-    tensors.check_flag("inplace", inplace)
-    tensors.check_flag("training", training)
-    tensors.check_flag("subclasses", subclasses)
+    for name, flag in (("inplace", inplace), ("training", training), ("subclasses", subclasses)):
+        tensors.check_flag(name, flag)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
-    named = _named(model)
-    left = _hidden_pools(named, subclasses)
-    chosen = _chosen(named, left, subclasses)
+    named, left = _named(model), dict[str, str]()
+    for module, names in _hidden(named).items():
+        found = _counterpart_of(module, subclasses)
+        if found is not None:
+            left.update(dict.fromkeys(names, found if isinstance(found, str) else _IN_A_LIST))
+    chosen: dict[Module, _Counterpart] = {}
+    for module, names in named.items():
+        found = _counterpart_of(module, subclasses)
+        if isinstance(found, str):
+            left.update(dict.fromkeys(names, found))
+        elif found is not None:
+            chosen[module] = found
     times: dict[Module, LayerTimes] = {}
     busy = unmeasured = None
     if example_inputs is not None:
-        busy = timing.load()
+        load = timing.load()
         times, unmeasured = measuring.measured(
-            model, [*chosen], lambda layer: chosen[layer].of(layer), example_inputs, training
+            model, chosen, lambda layer: chosen[layer].of(layer), example_inputs, training
         )
-        busy = busy if unmeasured is None else None
-    found = _functions_called(named), _missing(model), busy, unmeasured
-    report = Conversion(model, {}, left, {}, {}, *found)
+        busy = load if unmeasured is None else None
+    said = _functions_called(named), _missing(model), busy, unmeasured
+    report = Conversion(model, {}, left, {}, {}, *said)
     for module, counterpart in chosen.items():
         names = named[module]
         if module in times:
             report.times.update(dict.fromkeys(names, times[module]))
             if times[module].is_slower:
-                report.left.update(dict.fromkeys(names, "it would be slower"))
+                left.update(dict.fromkeys(names, "it would be slower"))
                 continue
-        report.replaced.update(dict.fromkeys(names, type(module).__name__))
         report.effects.update(dict.fromkeys(names, counterpart.effect))
-        report._replace(module, counterpart.kind, counterpart.attributes)
+        report._replace(module, names, counterpart.kind, counterpart.attributes)
         if "padding" in counterpart.attributes:
             _BEFORE[module] = report._before[-1][2:]
     return report
@@ -236,9 +246,8 @@ def reverted(model: Module) -> Iterator[Conversion]:
             if isinstance(original, str):
                 report.left.update(dict.fromkeys(names, original))
                 continue
-            report.replaced.update(dict.fromkeys(names, type(layer).__name__))
             report.effects.update(dict.fromkeys(names, "torch.nn's inside the block"))
-            report._replace(layer, *original)
+            report._replace(layer, names, *original)
         yield report
     finally:
         report.revert()
@@ -257,21 +266,18 @@ def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
         return f"torch.nn has no {name.removeprefix('torch_dmlpool.nn.')}"
     if "forward" in vars(layer):
         return "its forward was overridden"
-    named = {name: getattr(layer, name, None) for name in kind._pool.parameters}
-    same = observed.agreed(kind._pool.family, layer._rank, None, named)
+    same = _agreed(layer)
     if same is None:
         return f"torch.nn's {kind.__name__} means something else by its arguments"
-    forms = {name: vars(layer)[name] for name in ("padding", "output_size") if name in vars(layer)}
-    return theirs, {
-        name: same[name] for name, form in forms.items() if not _is_plain(form, layer._rank)
-    }
+    forms = {"padding", "output_size"} & vars(layer).keys() & same.keys()
+    return theirs, {name: same[name] for name in forms}
 
 
-def _is_plain(form: Any, rank: int) -> bool:
-    """Whether torch.nn's layers take this form of an argument: no word, no pairs."""
-    if isinstance(form, (tuple, list)):
-        return len(form) == rank and not any(isinstance(each, Sequence) for each in form)
-    return isinstance(form, int)
+def _agreed(layer: Any) -> dict[str, Any] | None:
+    """The arguments by which torch.nn's layer gives what this package's gives; else None."""
+    pool = layer._pool
+    named = {name: getattr(layer, name, None) for name in pool.parameters}
+    return observed.agreed(pool.family, layer._rank, None, named)
 
 
 def _check_model(model: object) -> None:
@@ -291,14 +297,6 @@ _IN_A_LIST = (
     "in a list, tuple or dict, where PyTorch sees no layer: use torch.nn.ModuleList or ModuleDict, "
     "or run the model inside torch_dmlpool.nn.rerouted()"
 )
-
-
-def _hidden_pools(named: dict[Module, list[str]], subclasses: bool) -> dict[str, str]:
-    """Why pools stay that PyTorch does not see, by their names."""
-    hidden, left = _hidden(named), dict[str, str]()
-    for layer in _chosen(hidden, left, subclasses):
-        left.update(dict.fromkeys(hidden[layer], _IN_A_LIST))
-    return left
 
 
 def _hidden(named: dict[Module, list[str]]) -> dict[Module, list[str]]:
@@ -355,29 +353,6 @@ class _Counterpart:
         return counterpart
 
 
-def _chosen(
-    named: dict[Module, list[str]], left: dict[str, str], subclasses: bool
-) -> dict[Module, _Counterpart]:
-    """The layers of a model to replace; the names of others go into ``left`` with the reason."""
-    chosen: dict[Module, _Counterpart] = {}
-    for module, names in named.items():
-        kind = type(module)
-        originals = [base.__name__ for base in kind.__mro__ if base.__module__ == pooling.__name__]
-        if (
-            isinstance(module, torch.jit.ScriptModule)
-            and getattr(module, "original_name", None) in pooling.__all__
-        ):
-            originals.append(module.original_name)
-        if not originals or kind.__module__.startswith("torch_dmlpool."):
-            continue
-        found = _counterpart_of(module, originals[0], subclasses)
-        if isinstance(found, str):
-            left.update(dict.fromkeys(names, found))
-        else:
-            chosen[module] = found
-    return chosen
-
-
 _ABSENT = object()
 _BEFORE: MutableMapping[Module, tuple[type[Module], dict[str, Any]]] = WeakKeyDictionary()
 """The class and the attributes that converted layers had which were not torch.nn's."""
@@ -424,14 +399,12 @@ def _effect(layer: Any) -> str:
     """
     family = type(layer).__name__[:-2]
     theirs = "per output, not 8, and no input for itself"
-    asked = getattr(layer, "output_size", None)
-    sizes = listed(asked) or (asked,)
-    if family == "AdaptiveAvgPool" and all(size == 1 for size in sizes):
-        # PyTorch computes a mean, which saves no tensor either.
-        return "the same memory as torch.nn"
     if family == "MaxPool":
         size = tensors.tap_dtype(Window.pytorch(layer._rank, layer.kernel_size).taps).itemsize
         return f"training keeps {size} byte{'s' * (size > 1)} {theirs}"
+    if family == "AdaptiveAvgPool" and layer.output_size in (1, (1,) * layer._rank):
+        # PyTorch computes a mean, which saves no tensor either.
+        return "the same memory as torch.nn"
     return {
         "AdaptiveMaxPool": f"training keeps at most 4 bytes {theirs}",
         "LPPool": "where a norm is 0, its gradient is 0 and not NaN",
@@ -439,15 +412,30 @@ def _effect(layer: Any) -> str:
     }.get(family, "training keeps no input for itself, as torch.nn does")
 
 
-def _counterpart_of(module: Module, original: str, subclasses: bool) -> _Counterpart | str:
-    """What ``module``, which is torch.nn's ``original`` or derived from it, becomes, or why it must
-    stay what it is. Nothing has changed yet, so that a conversion happens as a whole or not at all.
+_DIFFERENCES = {
+    "lp_pool": "PyTorch's norms differ with ceil_mode, "
+    "and for negative elements unless norm_type is even",
+    "max_unpool": "windows that overlap: PyTorch gives the gradient to all elements of one index, "
+    "not to the last alone",
+}
+"""By family why a layer of PyTorch's may mean something else."""
+
+
+def _counterpart_of(module: Module, subclasses: bool) -> _Counterpart | str | None:
+    """What a layer of torch.nn, or one derived from it, becomes, or why it must stay what it is;
+    None for other modules. Nothing has changed yet, so that a conversion happens as a whole or not
+    at all.
     """
     kind = type(module)
-    if isinstance(module, torch.jit.ScriptModule):
-        return f"compiled by TorchScript from {original}"
+    compiled = getattr(module, "original_name", None)  # a ScriptModule has it
+    if isinstance(module, torch.jit.ScriptModule) and compiled in pooling.__all__:
+        return f"compiled by TorchScript from {compiled}"
+    originals = [base for base in kind.__mro__ if base.__module__ == pooling.__name__]
+    if not originals or kind.__module__.startswith("torch_dmlpool."):
+        return None
+    theirs: Any = originals[0]
+    original = theirs.__name__
     counterpart, attributes = _COUNTERPARTS.get((kind.__module__, kind.__qualname__), (None, {}))
-    theirs = getattr(pooling, original)
     if counterpart is None and kind is not theirs:
         subclass = f"{kind.__qualname__} is a subclass of {original}"
         if kind.forward is not theirs.forward or kind.__call__ is not Module.__call__:
@@ -460,28 +448,15 @@ def _counterpart_of(module: Module, original: str, subclasses: bool) -> _Counter
     if "forward" in vars(module):
         return "its forward was overridden"
     known = {**vars(module), **attributes}
-    arguments = {
-        name: known[name] for name in inspect.signature(counterpart).parameters if name in known
-    }
+    names = inspect.signature(counterpart).parameters.keys() & known.keys()
+    passed = {name: known[name] for name in names}
     try:
-        layer: Any = counterpart(**arguments)  # the constructor is what checks arguments
+        layer: Any = counterpart(**passed)  # the constructor is what checks arguments
         kind.__new__(kind).__class__ = counterpart  # classes with slots cannot change
     except (TypeError, ValueError) as error:
         return str(error)
-    if issubclass(counterpart, families.LPPool) and not observed.norms_agree(
-        layer.norm_type, layer.ceil_mode
-    ):
-        return (
-            "PyTorch's norms differ with ceil_mode, "
-            "and for negative elements unless norm_type is even"
-        )
-    if issubclass(counterpart, families.MaxUnpool) and observed.overlaps(
-        Window.pytorch(layer._rank, layer.kernel_size, layer.stride)
-    ):
-        return (
-            "windows that overlap: PyTorch gives the gradient to all elements of one index, "
-            "not to the last alone"
-        )
+    if layer._pool.family in _DIFFERENCES and _agreed(layer) is None:
+        return _DIFFERENCES[layer._pool.family]
     # A compiler takes Python's ints for constants, numpy's for tensors.
-    changed = {name: plain(value) for name, value in arguments.items() if plain(value) is not value}
+    changed = {name: plain(value) for name, value in passed.items() if plain(value) is not value}
     return _Counterpart(counterpart, attributes | changed, _effect(layer))

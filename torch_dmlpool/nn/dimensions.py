@@ -5,6 +5,7 @@ input, its window, and errors that name torch.nn's arguments.
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from marshal import dumps, loads
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError, Window
 
 
+@dataclass(eq=False)
 class Family:
     """A pool of torch.nn.functional for one to three dimensions.
 
@@ -31,27 +33,22 @@ class Family:
     plain tensors. ``of_quantized`` gets ``compute`` of batches alone, a batch that is a quantized
     tensor, and the operator's arguments.
 
-    The functions of ``nn.functional`` are named ``name``, the dimensions and ``suffix``.
+    The functions of ``nn.functional`` are named ``family``, the dimensions and ``suffix``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        types: tuple[torch.dtype, ...],
-        request_of: Callable[..., tuple[Any, ...]],
-        compute: Callable[..., Any],
-        through: Callable[[Callable[[Tensor], Any], Tensor], Any],
-        prepare: Callable[..., Callable[[Tensor], Any] | None] | None = None,
-        of_quantized: Callable[..., Any] | None = None,
-        suffix: str = "",
-    ) -> None:
-        self.family, self.types, self.request_of = name, types, request_of
-        self.names = ["", *(f"{name}{rank}d{suffix}" for rank in (1, 2, 3))]
+    family: str
+    types: tuple[torch.dtype, ...]
+    request_of: Callable[..., tuple[Any, ...]]
+    compute: Callable[..., Any]
+    through: Callable[[Callable[[Tensor], Any], Tensor], Any]
+    prepare: Callable[..., Callable[[Tensor], Any] | None] | None = None
+    of_quantized: Callable[..., Any] | None = None
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        self.names = ["", *(f"{self.family}{rank}d{self.suffix}" for rank in (1, 2, 3))]
         self.originals = [observed.ORIGINALS.get(name) for name in self.names]
-        self.parameters = list(inspect.signature(request_of).parameters)[2:]
-        self.depends_on_sizes = "output_size" in self.parameters
-        self.compute, self.through = compute, through
-        self.prepare, self.of_quantized = prepare, of_quantized
+        self.parameters = list(inspect.signature(self.request_of).parameters)[2:]
         self.prepares = [functools.partial(self.prepared, rank) for rank in range(4)]
 
     def __call__(
@@ -112,7 +109,7 @@ class Family:
             return None
         batched = self.batched(rank, like)
         request: Any = None
-        if self.depends_on_sizes or any(type(each) is str for each in arguments):
+        if "output_size" in self.parameters or any(type(each) is str for each in arguments):
             request = self.request_of(rank, batched, *arguments)
         else:
             request = _known_request(self, rank, dumps(arguments, 2))

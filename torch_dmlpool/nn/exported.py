@@ -13,26 +13,21 @@ with the ``dequantize`` before it, whatever comes after; a ``quantize`` that the
 """
 
 import copy
-import functools
 import itertools
 import operator
-from collections.abc import Collection
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.export import ExportedProgram
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.operators.adaptive_pooling import bins
-from torch_dmlpool.operators.quantized_tensors import CHANNEL_AXIS
 from torch_dmlpool.window import Axis, Window
 
-_QUANTIZE, _DEQUANTIZE = (
-    [f"quantized_decomposed::{name}_per_{what}" for what in ("tensor", "channel")]
-    for name in ("quantize", "dequantize")
-)
+_QUANTIZE = "quantized_decomposed::quantize_per_tensor"
+_DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
 _ANY = 1, 2, 3
 
 
@@ -65,14 +60,11 @@ _SCALES = 2.0**-100, 2.0**100
 
 
 class _Quantization(NamedTuple):
-    """What a ``quantize`` or a ``dequantize`` says of its integers. Scale and zero point are
-    numbers or nodes, and ``values`` has all their numbers.
-    """
+    """What a ``quantize`` or a ``dequantize`` says of its integers."""
 
-    scale: Any
-    zero_point: Any
+    scale: float
+    zero_point: int
     dtype: torch.dtype
-    values: list[Any]
     limits: tuple[int, int]
 
     @property
@@ -89,10 +81,11 @@ def integer_pooling(
 
     Args:
         program: What PyTorch's quantization of exported programs makes:
-            ``quantized_decomposed.dequantize_per_tensor`` and ``quantize_per_tensor`` (or
-            ``…_per_channel``) of int8 or uint8 around a pool of one to three dimensions, in
-            float32. Averages are ``aten.avg_pool1d`` to ``3d``, their adaptive forms where all
-            windows are alike, means over all spatial dimensions, and ``dmlpool.average_pooling``.
+            ``quantized_decomposed.dequantize_per_tensor`` and ``quantize_per_tensor`` of int8 or
+            uint8, with scales and zero points that are numbers, around a pool of one to three
+            dimensions, in float32. Averages are ``aten.avg_pool1d`` to ``3d``, their adaptive forms
+            where all windows are alike, means over all spatial dimensions, and
+            ``dmlpool.average_pooling``.
             Maxima are ``aten.max_pool1d`` to ``3d``, their adaptive forms, ``amax`` over all
             spatial dimensions, and ``dmlpool.max_pooling``.
         report: A dict that receives, for the node of each of these pools, what became of it:
@@ -132,19 +125,15 @@ def integer_pooling(
         # A copy is renamed where Python or the copy has the name already (input, filter), and the
         # signature is not.
         node.name = original.name
-    signature, held = program.graph_signature, {**program.constants, **program.state_dict}
-    targets = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
-    unchanged = held.keys() - set(signature.buffers_to_mutate.values())
-    constants = {name: held[target] for name, target in targets.items() if target in unchanged}
     said = {} if report is None else report
     for node in list(graph.nodes):
         if _name(node) in _POOLS:
-            said[node.name] = _replace(node, constants)
+            said[node.name] = _replace(node)
     for node in list(graph.nodes):
-        if _name(node) in _QUANTIZE:
-            _undo(node, constants)
+        if _name(node) == _QUANTIZE:
+            _undo(node)
     graph.eliminate_dead_code(
-        lambda node: not (node.target is operator.getitem or _name(node) in (*_POOLS, *_DEQUANTIZE))
+        lambda node: not (node.target is operator.getitem or _name(node) in (*_POOLS, _DEQUANTIZE))
     )
     graph.lint()
     module = fx.GraphModule(program.graph_module, graph)
@@ -152,21 +141,21 @@ def integer_pooling(
     return program._update(module, copy.deepcopy(program.graph_signature))
 
 
-def _replace(pool: fx.Node, constants: dict[str, Tensor]) -> str:
+def _replace(pool: fx.Node) -> str:
     """Pool integers in place of the numbers that they are dequantized to, and say so; else say why
     not.
     """
     dequantize, name = cast(fx.Node, pool.args[0]), _name(pool)
-    integers = _input(dequantize, _DEQUANTIZE)
+    integers = _dequantized(dequantize)
     if integers is None:
-        return "left: its input is not dequantized"
+        return "left: its input is not dequantized per tensor"
     sizes, result = dequantize.meta["val"].shape[2:], pool.meta["val"]
     rank, result = len(sizes), result[0] if isinstance(result, (tuple, list)) else result
     if result.dtype is not torch.float32 or rank not in _POOLS[name]:
         return f"left: its result has data type {result.dtype} and {rank + 2} dimensions"
     if name != "dmlpool::average_pooling" and len(pool.all_input_nodes) > 1:
         return "left: its window is computed"
-    first = _quantization(dequantize, constants)
+    first = _quantization(dequantize)
     if first is None:
         return f"left: {_UNKNOWN}"
     named, dims, bins_of = _arguments(pool), list(range(2, rank + 2)), None
@@ -182,10 +171,10 @@ def _replace(pool: fx.Node, constants: dict[str, Tensor]) -> str:
         return _replace_maximum(pool, integers, arguments, bins_of, squeezed)
     # Where the program uses the average itself the pool stays. To pool the integers too would be
     # work done twice.
-    if not pool.users or any(_name(user) not in _QUANTIZE for user in pool.users):
-        return "left: its result is not quantized"
-    outputs = {user: _quantization(user, constants) for user in pool.users}
-    if None in outputs.values():
+    if not pool.users or any(_name(user) != _QUANTIZE for user in pool.users):
+        return "left: its result is not quantized per tensor"
+    outputs = {user: output for user in pool.users if (output := _quantization(user)) is not None}
+    if len(outputs) < len(pool.users):
         return f"left: {_UNKNOWN}"
     window = _window_of_averages(pool, integers, arguments, bins_of)
     if window is None:
@@ -231,15 +220,14 @@ def _replace_maximum(
     return "replaced by max_pooling of integers"
 
 
-def _undo(quantize: fx.Node, constants: dict[str, Tensor]) -> None:
+def _undo(quantize: fx.Node) -> None:
     """Take out a ``quantize`` that undoes the ``dequantize`` of pooled integers before it."""
-    dequantize = quantize.args[0]
-    pooled = _input(dequantize, _DEQUANTIZE)
+    dequantize = cast(fx.Node, quantize.args[0])
+    pooled = _dequantized(dequantize)
     if pooled is None or not _is_pooled(pooled):
         return
-    first = _quantization(cast(fx.Node, dequantize), constants)
-    last = _quantization(quantize, constants)
-    if first is None or last is None or first[2:4] != last[2:4]:
+    first, last = _quantization(dequantize), _quantization(quantize)
+    if first is None or last is None or first[:3] != last[:3]:
         return
     if last.is_whole and not any(user.op == "output" for user in quantize.users):
         quantize.replace_all_uses_with(pooled)
@@ -259,24 +247,18 @@ def _is_pooled(node: fx.Node) -> bool:
 def _average_of(
     quantize: fx.Node,
     integers: fx.Node,
-    first: Any,
-    output: Any,
+    first: _Quantization,
+    output: _Quantization,
     window: tuple[Any, ...],
     squeezed: list[int],
 ) -> None:
     """Put the average of ``integers`` in the place of the node ``quantize``.
 
-    ``first`` and ``output`` are what :func:`_quantization` says of the input and of the output.
+    ``first`` and ``output`` are what is said of the input's and of the output's integers.
     """
-    scale, zero_point, step, output_zero_point = parameters = *first[:2], *output[:2]
-    if any(isinstance(each, fx.Node) for each in parameters):
-        target = _ours.quantized_linear_average_pooling.default
-        dtypes = torch.float32, first.dtype, torch.float32, output.dtype
-        parameters = tuple(map(functools.partial(_as_tensor, quantize), parameters, dtypes))
-    else:
-        target = _ours.quantized_linear_average_pooling_of_numbers.default
-        parameters = float(scale), zero_point, float(step), output_zero_point
-    pooled = _insert(quantize, target, integers, *parameters, *window, output.dtype)
+    target = _ours.quantized_linear_average_pooling_of_numbers.default
+    numbers = *first[:2], *output[:2]
+    pooled = _insert(quantize, target, integers, *numbers, *window, output.dtype)
     if squeezed:
         pooled = _insert(quantize, _aten.squeeze.dims, pooled, squeezed)
     if not output.is_whole:
@@ -291,9 +273,9 @@ def _replace_by(node: fx.Node, result: fx.Node) -> None:
     result.name = node.name
 
 
-def _input(node: Any, names: Collection[str]) -> Any:
-    """What ``node`` takes, if it calls an operator of these ``names``."""
-    return node.args[0] if isinstance(node, fx.Node) and _name(node) in names else None
+def _dequantized(node: Any) -> Any:
+    """The integers that ``node`` dequantizes, if it does that."""
+    return node.args[0] if isinstance(node, fx.Node) and _name(node) == _DEQUANTIZE else None
 
 
 def _window_of_averages(
@@ -325,41 +307,22 @@ def _window_of_averages(
     return *Window.pytorch(rank, kernel_size, stride, padding, 1, ceil_mode).arguments, counted
 
 
-def _quantization(node: fx.Node, constants: dict[str, Tensor]) -> _Quantization | None:
+def _quantization(node: fx.Node) -> _Quantization | None:
     """What ``node`` says of its integers; None if that is not known before the program runs, or if
     rules Q3 and Q4 do not allow it.
     """
-    arguments = _arguments(node)
-    dtype, axis = arguments["dtype"], arguments.get("axis", CHANNEL_AXIS)
-    if dtype not in tensors.QUANTIZED_TYPES or axis % node.meta["val"].dim() != CHANNEL_AXIS:
-        return None
-    scale, zero_point = (
-        arguments.get(name, arguments.get(f"{name}s")) or 0 for name in ("scale", "zero_point")
-    )
-    held = [scale, zero_point, arguments["quant_min"], arguments["quant_max"]]
-    for at, each in enumerate(held):
-        constant = constants.get(each.name) if isinstance(each, fx.Node) else torch.tensor(each)
-        if constant is None:
-            return None
-        held[at] = constant.flatten().tolist()
-    scales, zero_points, (least,), (most,) = held
-    bounds = torch.iinfo(dtype)
-    if not all(_SCALES[0] < each < _SCALES[1] for each in scales) or any(
-        type(each) is not int or not bounds.min <= each <= bounds.max for each in zero_points
+    named = _arguments(node)
+    dtype, scale, zero_point = named["dtype"], named["scale"], named["zero_point"]
+    least, most = named["quant_min"], named["quant_max"]
+    if dtype not in tensors.QUANTIZED_TYPES or any(
+        isinstance(each, fx.Node) for each in (scale, zero_point, least, most)
     ):
         return None
+    bounds = torch.iinfo(dtype)
+    if not _SCALES[0] < scale < _SCALES[1] or not bounds.min <= zero_point <= bounds.max:
+        return None
     limits = max(least, bounds.min), min(most, bounds.max)
-    return _Quantization(scale, zero_point, dtype, held[:2], limits)
-
-
-def _as_tensor(before: fx.Node, parameter: Any, dtype: torch.dtype) -> fx.Node:
-    """A node with the scale or zero point as a tensor: the operator takes no numbers."""
-    if not isinstance(parameter, fx.Node):
-        device = before.meta["val"].device
-        return _insert(before, _aten.full.default, [1], parameter, dtype=dtype, device=device)
-    if parameter.meta["val"].dtype is dtype:
-        return parameter
-    return _insert(before, _aten._to_copy.default, parameter, dtype=dtype)
+    return _Quantization(float(scale), zero_point, dtype, limits)
 
 
 def _insert(before: fx.Node, target: Any, *operands: Any, **options: Any) -> fx.Node:

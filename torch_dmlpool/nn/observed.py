@@ -146,8 +146,10 @@ def _same(
             return None
         return {**named, "output_size": (None,) * rank if asked is None else asked}
     size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
-    if family == "max_unpool":  # for nn.reverted: what is in the indices is not known
-        return None if overlaps(Window.pytorch(rank, size, stride, padding)) else named
+    if family == "max_unpool":  # of layers: what is in the indices is not known
+        # PyTorch gives the gradient to all elements that have one index, as overlaps may have.
+        axes = Window.pytorch(rank, size, stride, padding).axes
+        return None if any(axis.stride < axis.window for axis in axes) else named
     if isinstance(padding, str) and stride != 1 and not sizes:
         return None  # the padding follows from the size
     dilation, ceil_mode = named["dilation"], named["ceil_mode"]
@@ -164,20 +166,10 @@ def _same(
         same["divisor_override"] = tensors.checked_divisor(named["divisor_override"])
         lacks += ("divisor_override",) if rank == 1 else ()
     elif family == "lp_pool":
-        norm = tensors.checked_norm("norm_type", named["norm_type"])
-        if not norms_agree(norm, ceil_mode):
+        norm = float(tensors.checked_norm("norm_type", named["norm_type"]))
+        if ceil_mode or norm % 2:  # PyTorch sums x^p, and ceil_mode changes its number of taps
             return None
-        same |= {"norm_type": float(norm), "kernel_size": shared(size)}
+        same |= {"norm_type": norm, "kernel_size": shared(size)}
         lacks += ("padding",)
     left_out = {name: same.pop(name) for name in lacks}
     return None if left_out.get("padding") or left_out.get("divisor_override") else same
-
-
-def norms_agree(norm_type: float, ceil_mode: bool) -> bool:
-    """Whether PyTorch's p-norms are ours. It sums x^p, and ceil_mode changes its number of taps."""
-    return not ceil_mode and float(norm_type) % 2 == 0
-
-
-def overlaps(window: Window) -> bool:
-    """Whether several elements may have one index: PyTorch gives the gradient to all of them."""
-    return any(axis.stride < axis.window for axis in window.axes)

@@ -4,6 +4,7 @@ The functions themselves, for one, two and three, are in ``nn/functional``.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,30 +144,33 @@ adaptive_avg_pool = Family(
 )
 
 
-def _of_windows(name: str, through: Any, prepare: Any, suffix: str = "") -> Family:
-    """Maxima or minima of windows."""
-    compute, of_quantized = max_pooling.maxima_of, quantized_tensors.extremes
-    how = _numbered_windows, compute, through, prepare, of_quantized, suffix
-    return Family(name, tensors.ORDERED_TYPES, *how)
-
-
-def _of_bins(name: str, through: Any, prepare: Any = None, suffix: str = "") -> Family:
-    """Maxima or minima of bins."""
-    compute, of_quantized = adaptive_pooling.maxima_of_bins, quantized_tensors.extremes
-    how = _numbered_bins, compute, through, prepare, of_quantized, suffix
-    return Family(name, tensors.ORDERED_TYPES, *how)
-
-
-_of_bools, _minima = max_pooling.of_bools, min_pooling.minima
-_prepared, _prepared_bins = max_pooling.prepared_max_pooling, adaptive_pooling.prepared_maxima
-max_pool = _of_windows("max_pool", _of_bools, _prepared)
-max_pool_with_indices = _of_windows("max_pool", _of_bools, _prepared, "_with_indices")
-min_pool = _of_windows("min_pool", _minima, min_pooling.prepared_min_pooling)
-adaptive_max_pool = _of_bins("adaptive_max_pool", _of_bools, _prepared_bins)
-adaptive_max_pool_with_indices = _of_bins(
-    "adaptive_max_pool", _of_bools, _prepared_bins, "_with_indices"
+max_pool = Family(
+    "max_pool",
+    tensors.ORDERED_TYPES,
+    _numbered_windows,
+    max_pooling.maxima_of,
+    max_pooling.of_bools,
+    max_pooling.prepared_max_pooling,
+    quantized_tensors.extremes,
 )
-adaptive_min_pool = _of_bins("adaptive_min_pool", _minima)
+max_pool_with_indices = replace(max_pool, suffix="_with_indices")
+min_pool = replace(
+    max_pool,
+    family="min_pool",
+    through=min_pooling.minima,
+    prepare=min_pooling.prepared_min_pooling,
+)
+adaptive_max_pool = replace(
+    max_pool,
+    family="adaptive_max_pool",
+    request_of=_numbered_bins,
+    compute=adaptive_pooling.maxima_of_bins,
+    prepare=adaptive_pooling.prepared_maxima,
+)
+adaptive_max_pool_with_indices = replace(adaptive_max_pool, suffix="_with_indices")
+adaptive_min_pool = replace(
+    adaptive_max_pool, family="adaptive_min_pool", through=min_pooling.minima, prepare=None
+)
 
 
 def _unpooled_sizes(
@@ -194,13 +198,11 @@ def _unpooled_sizes(
         for size, usual, axis, name in zip(
             asked, sizes, window.axes, AXIS_NAMES[rank], strict=True
         ):
-            if is_sure(size <= usual - axis.stride) or is_sure(size >= usual + axis.stride):
-                least, most = max(usual - axis.stride + 1, 1), usual + axis.stride - 1
-                where = (
-                    f"in spatial dimension {name}, got {size} (output_size={shown(output_size)})"
-                )
+            least, most = usual - axis.stride + 1, usual + axis.stride - 1
+            if is_sure(size < least) or is_sure(size > most):
                 raise ArgumentError(
-                    f"output_size must be {least} to {most} for this window {where}"
+                    f"output_size must be {max(least, 1)} to {most} for this window in spatial "
+                    f"dimension {name}, got {size} (output_size={shown(output_size)})"
                 )
         sizes = list(asked)
     check_spatial_sizes("the output", sizes, len(sizes))

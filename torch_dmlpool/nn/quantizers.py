@@ -5,9 +5,8 @@ PyTorch's operators by name. While it reads, pools of this package stand there u
 names; what it has annotated is then quantized whatever it is called.
 """
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,30 +53,21 @@ def pooling_quantizer(quantizer: Any) -> Any:
     annotate: Callable[[fx.GraphModule], Any] = result.annotate
 
     def annotated(model: fx.GraphModule) -> Any:
-        with _under_names_of_pytorch(model.graph):
+        pools: Any = {node: _as_pytorch(node) for node in model.graph.nodes}
+        kept = [(node, node.target, node.meta.get(_SOURCES)) for node in pools if pools[node]]
+        try:
+            for node, _, _ in kept:
+                node.target, layer = pools[node]
+                node.meta[_SOURCES] = [(node.name, layer)]
             return annotate(model)
+        finally:
+            for node, target, sources in kept:
+                node.target, node.meta[_SOURCES] = target, sources
+                if sources is None:
+                    del node.meta[_SOURCES]
 
     result.annotate = annotated
     return result
-
-
-@contextlib.contextmanager
-def _under_names_of_pytorch(graph: fx.Graph) -> Iterator[None]:
-    """Inside, nodes of this package's pools have the targets and sources of torch.nn's."""
-    shown = [(node, _as_pytorch(node)) for node in graph.nodes]
-    pools = [(node, names) for node, names in shown if names is not None]
-    kept = [(node, node.target, node.meta.get(_SOURCES)) for node, _ in pools]
-    try:
-        for node, (target, layer) in pools:
-            node.target, node.meta[_SOURCES] = target, [(node.name, layer)]
-        yield
-    finally:
-        for node, target, sources in kept:
-            node.target = target
-            if sources is None:
-                del node.meta[_SOURCES]
-            else:
-                node.meta[_SOURCES] = sources
 
 
 def _as_pytorch(node: fx.Node) -> tuple[Any, type[torch.nn.Module]] | None:
