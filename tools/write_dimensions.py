@@ -5,7 +5,7 @@ what ``help()`` shows. Edit a ``...2d`` in place, run ``python tools/write_dimen
 commit all. tests/nn/test_written.py compares.
 
 A new family also needs a function in nn/pools.py and a class in nn/families.py. Where it applies it
-goes into exported._MAXIMA or _AVERAGES, quantizers._as_pytorch and conversion._effect, all in nn/.
+goes into exported._POOL, quantizers._as_pytorch and conversion._effect, all in nn/.
 """
 
 import ast

@@ -13,8 +13,8 @@ with the ``dequantize`` before it, whatever comes after; a ``quantize`` that the
 """
 
 import copy
-import itertools
 import operator
+import re
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,32 +28,13 @@ from torch_dmlpool.window import Axis, Window
 
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor"
 _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
-_ANY = 1, 2, 3
-
-
-def _pools(kind: str) -> dict[str, tuple[int, ...]]:
-    """PyTorch's pools of a kind, and over how many spatial dimensions."""
-    names = itertools.product((f"{kind}_pool", f"adaptive_{kind}_pool"), _ANY)
-    return {f"aten::{name}{rank}d": (rank,) for name, rank in names}
-
-
-_AVERAGES = {
-    **_pools("avg"),
-    "aten::mean": _ANY,  # what an adaptive pool to one element is decomposed to
-    "dmlpool::average_pooling": _ANY,
-    "dmlpool::adaptive_average_pooling": _ANY,
-}
-"""The averages that are recognised, and over how many spatial dimensions."""
-_MAXIMA = {
-    **_pools("max"),
-    "aten::max_pool2d_with_indices": (2,),
-    "aten::max_pool3d_with_indices": (3,),
-    "aten::amax": _ANY,
-    "dmlpool::max_pooling": _ANY,
-    "dmlpool::adaptive_max_pooling": _ANY,
-}
-"""The maxima likewise; those that return a pair are replaced where nothing uses the indices."""
-_POOLS = _MAXIMA | _AVERAGES
+_POOL = re.compile(
+    r"aten::(adaptive_)?(avg|max)_pool[123]d(_with_indices)?|aten::(mean|amax)|"
+    r"dmlpool::(adaptive_)?(average|max)_pooling"
+)
+"""The pools that are recognised. Averages to one element are decomposed to ``mean``; maxima with
+indices are replaced where nothing uses the indices.
+"""
 _aten, _ours = torch.ops.aten, torch.ops.dmlpool
 _SCALES = 2.0**-100, 2.0**100
 """Between these, ``quantize`` gives back the integers that ``dequantize`` has read."""
@@ -127,14 +108,12 @@ def integer_pooling(
         node.name = original.name
     said = {} if report is None else report
     for node in list(graph.nodes):
-        if _name(node) in _POOLS:
+        if _POOL.fullmatch(_name(node)):
             said[node.name] = _replace(node)
     for node in list(graph.nodes):
         if _name(node) == _QUANTIZE:
             _undo(node)
-    graph.eliminate_dead_code(
-        lambda node: not (node.target is operator.getitem or _name(node) in (*_POOLS, _DEQUANTIZE))
-    )
+    graph.eliminate_dead_code(lambda node: not _may_be_unused(node))
     graph.lint()
     module = fx.GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
@@ -151,7 +130,8 @@ def _replace(pool: fx.Node) -> str:
         return "left: its input is not dequantized per tensor"
     sizes, result = dequantize.meta["val"].shape[2:], pool.meta["val"]
     rank, result = len(sizes), result[0] if isinstance(result, (tuple, list)) else result
-    if result.dtype is not torch.float32 or rank not in _POOLS[name]:
+    ranks = re.findall(r"[123](?=d)", name) or "123"
+    if result.dtype is not torch.float32 or str(rank) not in ranks:
         return f"left: its result has data type {result.dtype} and {rank + 2} dimensions"
     if name != "dmlpool::average_pooling" and len(pool.all_input_nodes) > 1:
         return "left: its window is computed"
@@ -167,7 +147,7 @@ def _replace(pool: fx.Node) -> str:
     elif "adaptive" in name:
         bins_of = arguments[0]
     squeezed = dims if result.dim() < rank + 2 else []
-    if name in _MAXIMA:
+    if "max" in name:
         return _replace_maximum(pool, integers, arguments, bins_of, squeezed)
     # Where the program uses the average itself the pool stays. To pool the integers too would be
     # work done twice.
@@ -215,8 +195,8 @@ def _replace_maximum(
             pooled = _insert(pool, operator.getitem, pooled, 0)
         if squeezed:
             pooled = _insert(pool, _aten.squeeze.dims, pooled, squeezed)
-        others = dequantize.args[1:]
-        _replace_by(result, _insert(pool, dequantize.target, pooled, *others, **dequantize.kwargs))
+        numbers = list(_arguments(dequantize).values())[1:6]
+        _replace_by(result, _insert(pool, dequantize.target, pooled, *numbers))
     return "replaced by max_pooling of integers"
 
 
@@ -278,6 +258,12 @@ def _dequantized(node: Any) -> Any:
     return node.args[0] if isinstance(node, fx.Node) and _name(node) == _DEQUANTIZE else None
 
 
+def _may_be_unused(node: fx.Node) -> bool:
+    """Whether ``node`` is one that the replacement of others may have left without a use."""
+    is_pool = _POOL.fullmatch(_name(node)) is not None
+    return is_pool or _name(node) == _DEQUANTIZE or node.target is operator.getitem
+
+
 def _window_of_averages(
     pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any
 ) -> tuple[Any, ...] | None:
@@ -293,10 +279,8 @@ def _window_of_averages(
         if list(bins_of) != [1] * rank:
             return None
         with pool.graph.inserting_before(pool):
-            whole = [
-                size if type(size) is int else _insert(pool, _aten.sym_size.int, integers, dim)
-                for dim, size in enumerate(sizes, 2)
-            ]
+            dims = range(2, rank + 2)
+            whole = [_insert(pool, _aten.sym_size.int, integers, dim) for dim in dims]
         ones, zeros = [1] * rank, [0] * rank
         return whole, ones, zeros, zeros, ones, False, True
     if _arguments(pool).get("divisor_override") is not None:
@@ -325,17 +309,13 @@ def _quantization(node: fx.Node) -> _Quantization | None:
     return _Quantization(float(scale), zero_point, dtype, limits)
 
 
-def _insert(before: fx.Node, target: Any, *operands: Any, **options: Any) -> fx.Node:
+def _insert(before: fx.Node, target: Any, *operands: Any) -> fx.Node:
     """A call of ``target`` at the graph's insertion point, with the metadata of the node ``before``
     and a fake value of its own.
     """
-    node = before.graph.call_function(target, operands, options)
-    node.meta = dict(before.meta)
-    values, named = fx.map_arg((operands, options), lambda operand: operand.meta["val"])
-    example = before.meta["val"]
-    example = example[0] if isinstance(example, (tuple, list)) else example
-    with example.fake_mode:
-        node.meta["val"] = target(*values, **named)
+    node = before.graph.call_function(target, operands)
+    values = fx.map_arg(operands, lambda operand: operand.meta["val"])
+    node.meta = {**before.meta, "val": target(*values)}
     return node
 
 
