@@ -1,13 +1,13 @@
 """What is asked of a pool: named geometries, random ones, and how tests choose among them.
 
 An :class:`Edge` is one axis. Cases of rank 2 and 3 are edges side by side: each edge in turn with
-itself, or with plain axes of other sizes on either side, so that swapped axes show. test_cases.py
-proves of an edge what its numbers do not say.
+itself, or with plain axes of other sizes on either side, so that swapped axes show.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -209,15 +209,23 @@ def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
 
 
 def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
-    """Each value with each value of every other argument, three or more together only as that
-    takes; the rest is slow.
+    """Of two arguments each value, of more each pair of values of two of them, in few rows; the
+    other rows are slow.
 
-    Each pair of values of two arguments occurs. What three arguments can break together is rare,
-    and `make test-all` tries it.
+    What three arguments can break together is rare, and `make test-all` tries it.
     """
-    fewest = min(map(len, arguments.values()))
-    rows = []
-    for numbered in itertools.product(*map(enumerate, arguments.values())):
-        numbers, values = zip(*numbered, strict=True)
-        rows.append(_row(values, sum(numbers) % fewest == 0))
+    fewest, seen = min(map(len, arguments.values())), set()
+    every = list(itertools.product(*map(range, map(len, arguments.values()))))
+    chosen = {row for row in every if sum(row) % fewest == 0} if len(arguments) < 4 else set()
+    for most in range(math.comb(len(arguments), 2) * (not chosen), 0, -1):  # new pairs of a row
+        for row in every:
+            pairs = [pair for pair in itertools.combinations(enumerate(row), 2) if pair not in seen]
+            if len(pairs) == most:
+                seen.update(pairs)
+                chosen.add(row)
+    columns = list(arguments.values())
+    rows = [
+        _row([column[at] for column, at in zip(columns, row, strict=True)], row in chosen)
+        for row in every
+    ]
     return pytest.mark.parametrize(tuple(arguments), rows)

@@ -44,6 +44,11 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "an array": lambda kind: np.array([2, 1], kind),
     "an array of no dimension": lambda kind: np.array(2, kind),
 }
+PAIRS: dict[str, Callable[[Any], Any]] = {
+    "pairs": lambda kind: ((kind(1), kind(0)), (kind(0), kind(1))),
+    "pairs of arrays": lambda kind: [np.array([1, 0], kind), np.array([0, 1], kind)],
+    "an array of pairs": lambda kind: np.array([[1, 0], [0, 1]], kind),
+}
 INTEGERS = [np.dtype(code).type for code in "bBhHiIlLqQ"]
 SINGLE: dict[str, Call] = {
     "divisor_override": lambda v: dmlpool.average_pooling(IMAGE, 2, divisor_override=v),
@@ -64,13 +69,14 @@ FULL: dict[str, Call] = {
 MANY = torch.tensor([0, 25]).view(1, 2, 1, 1) + torch.arange(16).view(4, 4)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("argument", ENTRIES)
-def test_numpys_integers_are_pythons(argument: str, form: str) -> None:
+def test_numpys_integers_are_pythons(argument: str) -> None:
     """G6: of every type and in every form, twice, as the second call may find the first one's."""
-    call, expected = ENTRIES[argument], ENTRIES[argument](FORMS[form](int))
-    for kind in INTEGERS * 2:
-        assert torch.equal(call(FORMS[form](kind)), expected), kind
+    call, forms = ENTRIES[argument], {**FORMS, **(PAIRS if argument == "padding" else {})}
+    for name, form in forms.items():
+        expected = call(form(int))
+        for kind in INTEGERS * 2:
+            assert torch.equal(call(form(kind)), expected), (name, kind)
 
 
 @pytest.mark.parametrize("argument", [*SINGLE, *FULL])
@@ -106,19 +112,24 @@ def test_norms_are_real_numbers_of_any_kind(argument: str) -> None:
 
 
 WRONG = [
-    *(np.float32(2), np.complex64(2), np.True_, np.str_("2"), np.bytes_(b"2"), np.timedelta64(2)),
-    *(b"\2\1", bytearray(b"\2\1"), memoryview(b"\2\1"), np.array(2.0), np.array([[2]]), iter([2])),
-    *(torch.tensor(True), torch.tensor(2.0), torch.nn.Parameter(torch.ones(3)), 2j, object()),
+    *(np.float16(2), np.float32(2), np.float64(2), np.longdouble(2), np.complex64(2), np.True_),
+    *(np.str_("2"), np.bytes_(b"2"), np.void(b"2"), np.timedelta64(2), np.datetime64(2, "s")),
+    *(b"\2\1", bytearray(b"\2\1"), memoryview(b"\2\1"), iter([2]), {2: 2}, {2, 3}, 2j, object()),
+    *(np.array(2.0), np.array([2.0, 2.0]), np.array([True, True]), np.array("2"), np.array([[2]])),
+    *(torch.tensor(True), torch.tensor(2.0), torch.nn.Parameter(torch.ones(3))),
 ]
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
 def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
-    """G6, alone and in tuples; float32 and Decimal are numbers for norms alone."""
+    """G6, alone, in tuples and in pairs of padding; what has only bytes in it too. Fractions are
+    numbers for norms alone."""
     for argument, call in (ENTRIES | SINGLE | FULL).items():
-        for each in (value,) if argument in SINGLE else (value, (value, value)):
+        forms = [value] if argument in SINGLE else [value, (value, value)]
+        for each in [*forms, *[((value,) * 2,) * 2] * (argument == "padding")]:
             is_norm = "p" in argument.split() or "norm" in argument
-            if (is_norm and type(value) is np.float32) or argument == "a layer of one dimension":
+            is_real = isinstance(value, np.floating)
+            if (is_norm and is_real) or argument == "a layer of one dimension":
                 continue
             with pytest.raises((TypeError, ValueError), match=r"^\w+ must ") as wrong:
                 call(each)
@@ -127,7 +138,8 @@ def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
 
 @pytest.mark.parametrize("call", [ENTRIES["padding"], ENTRIES["output_size"], SINGLE["p"]])
 def test_errors_are_short_whatever_is_passed(call: Call) -> None:
-    for value in ([2] * 10**5, "s" * 10**5, -(10**4000), -(10**5000), np.full(10**5, -2)):
+    long = [2] * 10**5, range(10**12), "s" * 10**5, -(10**4000), -(10**5000), np.full(10**5, -2)
+    for value in long:
         with pytest.raises((TypeError, ValueError)) as wrong:
             call(value)
         assert 20 < len(str(wrong.value)) < 1000
