@@ -156,12 +156,12 @@ def test_nan_wins_and_nothing_else_does_outside() -> None:
 @pytest.mark.parametrize("name", morphology.__all__)
 def test_derivatives(name: str) -> None:
     generator = samples.seeded(1)
-    images = torch.randperm(110, generator=generator).view(1, 2, 5, 11).double().requires_grad_()
+    images = torch.randperm(48, generator=generator).view(1, 2, 4, 6).double().requires_grad_()
     for footprint in ((2, 3), FOOTPRINTS["cross"], FOOTPRINTS["beside the centre"]):
         # Where a footprint lies outside, differences of infinities would be compared.
         inside = functools.partial(_finite, getattr(morphology, name), footprint)
         assert gradcheck(inside, images, check_forward_ad=True)
-        assert gradgradcheck(inside, images)
+        assert gradgradcheck(inside, images, fast_mode=True)
 
 
 def _finite(filtered: Callable[..., Tensor], footprint: Any, images: Tensor) -> Tensor:
@@ -267,12 +267,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", morphology.__all__)
 @pytest.mark.parametrize("message", WRONG)
-def test_what_is_wrong_is_named(name: str, message: str) -> None:
-    kind, images, footprint = WRONG[message]
-    with pytest.raises(kind, match=f"^{re.escape(message)}"):
-        getattr(morphology, name)(images, footprint)
+def test_what_is_wrong_is_named(message: str) -> None:
+    kind, *wrong = WRONG[message]
+    for name in morphology.__all__:
+        with pytest.raises(kind, match=f"^{re.escape(message)}"):
+            getattr(morphology, name)(*wrong)
 
 
 def test_the_footprints_of_the_bool_type_are_read_by_their_truth() -> None:

@@ -219,8 +219,7 @@ def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.dev
     assert maxima.tolist() == [[[3, 5, 7]]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("exponent", [17, 21, 22, 30])
+@cases.in_pairs(dtype=[torch.float64, torch.float32, torch.bfloat16], exponent=[17, 21, 22, 30])
 def test_divisors_may_pass_64_bits(exponent: int, dtype: torch.dtype, device: torch.device) -> None:
     """A2: three axes of windows count up to 2**93 taps."""
     window, one = 1 << exponent, torch.ones(1, 1, 1, 1, 1, dtype=dtype, device=device)

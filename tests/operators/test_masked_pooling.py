@@ -1,6 +1,7 @@
 """Pooling under a mask against the oracle (K1 to K6): an element where the mask is False is not
 there."""
 
+import contextlib
 import gc
 import math
 import os
@@ -34,8 +35,7 @@ def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> No
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="far too slow")
-@pytest.mark.parametrize("path", ["eager", "compiled", "decomposed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=samples.name_of)
+@cases.in_pairs(dtype=[torch.float32, torch.bfloat16], path=["eager", "compiled", "decomposed"])
 def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> None:
     """K3: few elements of a large window are kept, with and without padding that counts, and in
     bins of different sizes."""
@@ -69,33 +69,24 @@ def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> No
     assert bins.flatten().tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("name", sorted(MASKED))
-def test_backward_frees_a_mask(name: str, device: torch.device) -> None:
-    """K4: what the gradient needs of a mask is a saved tensor."""
-    input = samples.normal(*INPUT, 7, 8).to(device).requires_grad_()
-    mask = samples.mask_of("each sample", (*INPUT, 7, 8)).to(device)
-    alive = weakref.ref(mask)
-    output = MASKED[name](input, mask)
-    value = output if isinstance(output, Tensor) else output[0]
-    del mask
-    value.sum().backward()
-    gc.collect()
-    assert alive() is None
-
-
-@pytest.mark.parametrize("name", sorted(MASKED))
-def test_hooks_may_move_a_mask(name: str, device: torch.device) -> None:
-    """K4: nothing keeps a mask beside the saved tensors, which hooks have copied."""
-    input = samples.normal(*INPUT, 7, 8).to(device).requires_grad_()
-    mask = samples.mask_of("each sample", (*INPUT, 7, 8)).to(device)
-    alive = weakref.ref(mask)
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
-        output = MASKED[name](input, mask)
-    value = output if isinstance(output, Tensor) else output[0]
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_mask_lives_as_a_saved_tensor_alone(is_moved: bool, device: torch.device) -> None:
+    """K4: backward frees it, and nothing keeps it beside saved tensors, which hooks may move."""
+    alive, outputs = {}, []
+    for name, pool in MASKED.items():
+        input = samples.normal(*INPUT, 7, 8).to(device).requires_grad_()
+        mask = samples.mask_of("each sample", (*INPUT, 7, 8)).to(device)
+        alive[name] = weakref.ref(mask)
+        hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)
+        with hooks if is_moved else contextlib.nullcontext():
+            outputs.append(samples.listed(pool(input, mask))[0])
+        if not is_moved:
+            outputs.pop().sum().backward()
     del mask
     gc.collect()
-    assert alive() is None
-    value.sum().backward()
+    assert not [name for name, mask in alive.items() if mask() is not None]
+    for output in outputs:
+        output.sum().backward()
 
 
 @cases.in_pairs(case=cases.FEW, name=list(samples.MASKS))

@@ -1,5 +1,5 @@
 """Max pooling and everything that follows from its winning taps, against the oracle (M1-M6, G4, G5,
-G7). Values and indices of each data type and layout are in test_min_pooling.py."""
+G7). Each data type, layout and special value is in test_min_pooling.py."""
 
 import math
 
@@ -93,19 +93,6 @@ def test_windows_far_apart_and_long_ones(layout: str, device: torch.device) -> N
             samples.check_maximum(
                 samples.LAYOUTS[layout](samples.ties(1, channels, 44, 90).to(device)), pooling
             )
-
-
-@cases.in_pairs(case=cases.FEW, dtype=samples.FLOATS)
-def test_special_values_and_gradients(
-    case: cases.Case, dtype: torch.dtype, device: torch.device
-) -> None:
-    """M2, M3 and M5: the first NaN wins, zeros tie, minus infinity beats padding."""
-    input = samples.special(4, 3, *case.sizes, dtype=dtype, seed=5).to(device)
-    gradient = samples.whole_gradient(input, case.pooling)
-    for layout in ("contiguous", "channels last"):
-        laid_out = samples.LAYOUTS[layout](input)
-        samples.check_maximum(laid_out, case.pooling)
-        samples.check_maximum_gradient(laid_out, gradient, case.pooling)
 
 
 @pytest.mark.parametrize(
