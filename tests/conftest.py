@@ -381,12 +381,3 @@ def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
     yield are_enough
     are_enough(None)
-
-
-@pytest.fixture
-def kernels_alone() -> None:
-    """Skip a promise that plain PyTorch, which is asked for as the reference, does not make."""
-    from torch_dmlpool import backends
-
-    if backends.serving("cpu").name == "reference":
-        pytest.skip("the kernels' promise")

@@ -1,8 +1,8 @@
 """The plain PyTorch backend: every operator on named cases and in extremes, compared with the
 oracle; its ways for known sizes."""
 
+import itertools
 import math
-from collections.abc import Sequence
 
 import cases
 import oracle
@@ -33,20 +33,9 @@ WAYS = [
 """Windows that are computed by slices, tiles, whole sums and ATen's operators, by their layout and
 data type too."""
 PLAIN = WAYS[0].pooling
-CASES = [*cases.LINES, *cases.PLANES[::4], *cases.VOLUMES[::7], *WAYS * 4]
+CASES = [*cases.LINES, *WAYS * 4]
 LAYOUTS = list(samples.LAYOUTS)[:7]
-
-
-def in_turn(**arguments: Sequence[object]) -> pytest.MarkDecorator:
-    """Each case once, with the next value of every other argument; lengths that share no factor
-    meet in all pairs."""
-    rows = [
-        pytest.param(
-            case, *(values[number % len(values)] for values in arguments.values()), id=case.name
-        )
-        for number, case in enumerate(CASES)
-    ]
-    return pytest.mark.parametrize(("case", *arguments), rows)
+TYPES = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
 
 
 @pytest.fixture(autouse=True)
@@ -55,45 +44,25 @@ def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference.BACKEND)
 
 
-@in_turn(dtype=samples.FLOATS + samples.INTEGERS, layout=LAYOUTS, of_gradient=samples.FLOATS)
-def test_maxima(
-    case: cases.Case, dtype: torch.dtype, layout: str, of_gradient: torch.dtype
-) -> None:
-    """M1 to M6: values, both kinds of index, taps, gradients."""
-    samples.check_maximum(
-        samples.LAYOUTS[layout](samples.special(2, 3, *case.sizes, dtype=dtype)), case.pooling
-    )
-    input = samples.LAYOUTS[layout](samples.ties(2, 3, *case.sizes, dtype=of_gradient))
-    samples.check_maximum_gradient(input, samples.whole_gradient(input, case.pooling), case.pooling)
-
-
-@in_turn(dtype=samples.FLOATS, divisor=[(False, None), (True, None), (False, -3)], layout=LAYOUTS)
-def test_averages_and_their_gradients(
-    case: cases.Case, dtype: torch.dtype, divisor: tuple[bool, int | None], layout: str
-) -> None:
-    """A1 to A6 and E6."""
-    with_layout = samples.LAYOUTS[layout]
-    samples.check_average(
-        with_layout(samples.normal(2, 3, *case.sizes, dtype=dtype)), case.pooling, *divisor
-    )
-    gradient = with_layout(samples.normal(2, 3, *case.output_sizes, dtype=dtype))
-    samples.check_average_gradient(gradient, case.sizes, case.pooling, *divisor)
-
-
-@in_turn(
-    types=[(torch.int8, torch.uint8), (torch.uint8, torch.uint8)],
-    form=samples.PARAMETER_FORMS,
-    ties=[True, False, False],
-)
-def test_quantized_averages(
-    case: cases.Case, types: tuple[torch.dtype, ...], form: str, ties: bool
-) -> None:
-    """Q1 to Q3."""
-    input = samples.integers(2, 3, *case.sizes, dtype=types[0])
-    forms = [form, "number", form, "per channel"]
-    samples.check_quantized(
-        input, samples.drawn(1, 3, types, ties), case.pooling, output_dtype=types[1], forms=forms
-    )
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_every_way(number: int) -> None:
+    """M1 to M6, A1 to A6, E6, Q1 to Q3: the next type, layout and divisor for each case; lengths
+    that share no factor meet in all pairs."""
+    case, layout = CASES[number], samples.LAYOUTS[LAYOUTS[number % 7]]
+    dtype, real = (each[number % len(each)] for each in (samples.NUMBERS, samples.FLOATS))
+    sizes, pooling = (2, 3, *case.sizes), case.pooling
+    samples.check_maximum(layout(samples.special(*sizes, dtype=dtype)), pooling)
+    input = layout(samples.ties(*sizes, dtype=real))
+    samples.check_maximum_gradient(input, samples.whole_gradient(input, pooling), pooling)
+    divisor = [(False, None), (True, None), (False, -3)][number % 3]
+    samples.check_average(layout(samples.normal(*sizes, dtype=real)), pooling, *divisor)
+    gradient = layout(samples.normal(2, 3, *case.output_sizes, dtype=real))
+    samples.check_average_gradient(gradient, case.sizes, pooling, *divisor)
+    types = TYPES[number % 4]
+    forms = [samples.PARAMETER_FORMS[number % 5], "number"] * 2
+    parameters = samples.drawn(1, 3, types, ties=number % 3 == 0)
+    how = {"output_dtype": types[1], "forms": forms}
+    samples.check_quantized(samples.integers(*sizes, dtype=types[0]), parameters, pooling, **how)
 
 
 @pytest.mark.parametrize(
@@ -141,22 +110,6 @@ def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(
     )
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_a_large_batch_gives_the_bits_of_its_samples(layout: str) -> None:
-    """E6: past the sizes at which a backend may cut its work into parts."""
-    image = samples.LAYOUTS[layout](samples.normal(4, 3, 170, 190))
-    for pool in (
-        lambda part: dmlpool.max_pooling(part, 3, 2, 1, 1),
-        lambda part: dmlpool.average_pooling(part, 3, 2, 1, 1),
-        lambda part: operators.max_pooling_with_indices(
-            part, *samples.spelled_out(PLAIN), torch.int64, True
-        )[1],
-        lambda part: dmlpool.average_pooling_grad(part, part.shape, 3, 1, 1, 1),
-        lambda part: dmlpool.adaptive_average_pooling(part, (7, 9)),
-    ):
-        samples.assert_same(pool(image), torch.cat([pool(part) for part in image.split(1)]))
-
-
 def true_halves(divisor: int) -> list[samples.Quotient]:
     """``k + 1/2`` for an even and an odd ``k``, and the nearest sums beside them; ``divisor`` is
     even."""
@@ -187,40 +140,45 @@ def test_winners_where_everything_is_the_lowest(rank: int, layout: str) -> None:
     samples.check_maximum(input, oracle.Pooling((2,) * rank, one, one, one, one))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 49, 127, 128, 129, 1000, 4099])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=samples.name_of)
-@pytest.mark.parametrize("channels_last", [False, True])
+@cases.in_pairs(
+    layout=["contiguous", "channels last"],
+    dtype=[torch.float32, torch.float64],
+    channels=[1, 40, 1100],
+    count=[1, 2, 3, 9, 49, 127, 128, 129, 1000, 4099],
+)
 def test_whole_planes_are_summed_within_their_bound(
-    count: int, dtype: torch.dtype, channels_last: bool
+    count: int, channels: int, dtype: torch.dtype, layout: str
 ) -> None:
     """E6, for few and many elements and sums."""
-    for channels in (1, 40, 1100):
-        input = samples.normal(1, channels, 1, count, dtype=dtype)
-        if channels_last:
-            input = input.contiguous(memory_format=torch.channels_last)
-        result = dmlpool.average_pooling(input, (1, count))
-        whole = oracle.Pooling((1, count), (1, 1), (0, 0), (0, 0), (1, 1))
-        expected = oracle.average(samples.to_numpy(input), whole)
-        samples.assert_average(result, *expected, count)
+    input = samples.LAYOUTS[layout](samples.normal(1, channels, 1, count, dtype=dtype))
+    whole = oracle.Pooling((1, count), (1, 1), (0, 0), (0, 0), (1, 1))
+    samples.check_average(input, whole)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("channels", [1, 3, 9, 40])
-def test_whole_planes_do_not_depend_on_batch_and_threads(
-    channels: int, channels_last: bool
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_a_batch_gives_the_bits_of_its_samples_with_any_number_of_threads(
+    layout: str, channels: int
 ) -> None:
-    """E3 and E6: a single sum, which PyTorch would cut for its threads, is not special."""
-    images = samples.normal(4, channels, 100, 90)
-    if channels_last:
-        images = images.contiguous(memory_format=torch.channels_last)
-    together = dmlpool.average_pooling(images, (100, 90))
+    """E3 and E6: past the sizes at which a backend may cut its work into parts, and of a single
+    sum, which PyTorch would cut for its threads."""
+    image = samples.LAYOUTS[layout](samples.normal(4, channels, 100, 190))
     threads = torch.get_num_threads()
     try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            for sample in range(4):
-                alone = dmlpool.average_pooling(images[sample : sample + 1], (100, 90))
-                samples.assert_same(alone, together[sample : sample + 1])
+        for pool in (
+            lambda part: dmlpool.max_pooling(part, 3, 2, 1, 1),
+            lambda part: dmlpool.average_pooling(part, 3, 2, 1, 1),
+            lambda part: dmlpool.average_pooling(part, (100, 190)),
+            lambda part: operators.max_pooling_with_indices(
+                part, *samples.spelled_out(PLAIN), torch.int64, True
+            )[1],
+            lambda part: dmlpool.average_pooling_grad(part, part.shape, 3, 1, 1, 1),
+            lambda part: dmlpool.adaptive_average_pooling(part, (7, 9)),
+        ):
+            together = pool(image)
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                samples.assert_same(together, torch.cat([pool(part) for part in image.split(1)]))
     finally:
         torch.set_num_threads(threads)
 

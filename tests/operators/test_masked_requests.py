@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import tensors
+from torch_dmlpool import backends, tensors
 from torch_dmlpool.operators import adaptive_pooling, average_pooling, masks, max_pooling
 from torch_dmlpool.window import Window
 
@@ -147,7 +147,6 @@ LARGE: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("laid_out", [torch.clone, samples.channels_last], ids=["", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=samples.name_of)
 @pytest.mark.parametrize("is_shared", [True, False], ids=["one mask", "masks of their own"])
-@pytest.mark.usefixtures("kernels_alone")
 def test_planes_that_are_pooled_in_parts(
     name: str, laid_out: Any, dtype: torch.dtype, is_shared: bool
 ) -> None:
@@ -183,7 +182,8 @@ def compare(found: Tensor, expected: Tensor, input: Tensor) -> None:
     arriving = samples.normal(*found.shape, dtype=found.dtype, seed=9)
     gradients = [torch.autograd.grad(each, input, arriving)[0] for each in (found, expected)]
     torch.testing.assert_close(*gradients, **rounding)
-    if input.dim() > 3:
+    # What PyTorch's own operations compose, autograd lays out.
+    if input.dim() > 3 and backends.serving(input.device.type).name != "reference":
         assert gradients[0].stride() == input.stride()
 
 

@@ -11,6 +11,7 @@ from operators import MASKED
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import backends
 
 
 def tokens(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,8 +69,9 @@ def test_compiled_results_lie_as_eager_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["average_pooling", "max_pooling", "adaptive_average_pooling"])
 @pytest.mark.parametrize("is_masked", [False, True])
-@pytest.mark.usefixtures("kernels_alone")
 def test_no_row_is_copied(name: str, is_masked: bool, device: torch.device) -> None:
+    if backends.serving(device.type).name == "reference":
+        pytest.skip("PyTorch's own operations copy rows to pad, mask and average them")
     input = tokens().to(device)
     mask = torch.ones(3, 1, 50, dtype=torch.bool, device=device)
     call = (lambda: MASKED[name](input, mask)) if is_masked else (lambda: POOLS[name](input))

@@ -1,5 +1,6 @@
 """Pools of ragged sets and of tokens (T1 to T5) against a loop over sets."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import backends
 
 REDUCTIONS = ["mean", "sum", "max", "min"]
 operators = torch.ops.dmlpool
@@ -118,11 +120,15 @@ def test_maxima_take_every_ordered_type(
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.uint8])
-@pytest.mark.usefixtures("kernels_alone")
 def test_tokens_are_pooled_as_their_kept_rows(
     reduction: Any, mask_dtype: torch.dtype, device: torch.device
 ) -> None:
-    """T4: the same bits, and padding may hold NaN."""
+    """T4: the same bits, but where PyTorch's own operations add in another order, and padding may
+    hold NaN."""
+    bound = 1e-5 * (
+        backends.serving(device.type).name == "reference" and reduction in ("mean", "sum")
+    )
+    same = functools.partial(torch.testing.assert_close, rtol=bound, atol=bound)
     torch.manual_seed(0)
     tokens = torch.randn(5, 300, 48)
     mask = torch.arange(300) < torch.tensor([[300], [1], [0], [17], [150]])
@@ -131,11 +137,11 @@ def test_tokens_are_pooled_as_their_kept_rows(
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(device)
     numbers = mask.to(mask_dtype).mul(3) if mask_dtype is not torch.bool else mask
     found = dmlpool.token_pooling(tokens.to(device), numbers.to(device), reduction)
-    assert torch.equal(found, dmlpool.segment_pooling(rows, offsets, reduction))
+    same(found, dmlpool.segment_pooling(rows, offsets, reduction))
     layer = dmlpool.nn.TokenPool(reduction)
     assert torch.equal(layer(tokens.to(device), numbers.to(device)), found)
     sliced = torch.cat([tokens, tokens], 1)[:, 300:].to(device)
-    assert torch.equal(dmlpool.token_pooling(sliced, numbers.to(device), reduction), found)
+    same(dmlpool.token_pooling(sliced, numbers.to(device), reduction), found)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -240,7 +246,6 @@ def pools(reduction: Any, is_masked: bool) -> list[tuple[Callable[[Tensor], Tens
 
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.usefixtures("kernels_alone")
 def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
     """E1: reverse and forward, batched, twice."""
     for pool, rows in pools(reduction, is_masked):

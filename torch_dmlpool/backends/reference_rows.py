@@ -127,7 +127,8 @@ def segment_maxima(
     first = torch.full((sets + 1, channels), rows, dtype=torch.int64, device=input.device)
     first = first.scatter_reduce(0, places, torch.where(is_winner, every, rows), "amin")[:sets]
     indices = torch.where(first == rows, -1, first)
-    return _unordered(most[:sets], input.dtype, are_minima), indices
+    # A part of a larger tensor cannot have a tangent.
+    return _unordered(most[:sets].clone(), input.dtype, are_minima), indices
 
 
 def _token_maxima(
