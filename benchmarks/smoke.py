@@ -81,6 +81,13 @@ def unpooled(backend: Backend, input: Tensor, window: Window) -> Any:
     return backend.scatter_positions(values, indices, input.shape[2:], False, False)
 
 
+def sets(backend: Backend, input: Tensor, _: Window) -> Any:
+    rows = input.flatten(0, 2)
+    offsets = torch.tensor([0, 1, 1, 90, 240], dtype=torch.int64, device=input.device)
+    sums = backend.segment_sums(rows, offsets, None, True)
+    return sums, *backend.segment_maxima(rows, offsets, None, False)
+
+
 STEM = Window.directml(2, 3, 2, 1, 1)
 HALVES = Window.directml(2, 2, 2)
 UNEVEN = Window.directml(2, (3, 5), 1, (0, 2), (1, 1))
@@ -111,7 +118,6 @@ REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
     (winners, STEM, FLOAT, "NCHW", PLANES),
     (winners, HALVES, HALF, "NHWC", ODD),
     (winners, LARGE, BFLOAT, "NHWC", PLANES),
-    (winners, WHOLE, FLOAT, "NCHW", PLANES),
     (winners, UNEVEN, torch.uint8, "NCHW", PLANES),
     (gradient_of_maxima, STEM, FLOAT, "NCHW", PLANES),
     (gradient_of_maxima, STEM, HALF, "NHWC", ODD),
@@ -135,6 +141,7 @@ REQUESTS: list[tuple[Compute, Window, torch.dtype, str, tuple[int, ...]]] = [
     (adaptive_gradient, STEM, FLOAT, "NCHW", (2, 5, 7, 5)),
     (adaptive_maxima, STEM, FLOAT, "NCHW", ODD),
     (unpooled, HALVES, FLOAT, "NCHW", PLANES),
+    (sets, STEM, FLOAT, "NCHW", ODD),
 ]
 
 FLOATS = (HALF, FLOAT, BFLOAT, DOUBLE)

@@ -239,6 +239,17 @@ POOLED: dict[str, Any] = {"input": planes(), "window_size": 2}
 BINNED: dict[str, Any] = {"input": planes(), "output_size": 2}
 RECORDED: dict[str, Any] = {"input_gradient": torch.ones(2, 3, 3, 4), "window_size": 2}
 SCALED: dict[str, Any] = {"input_scale": 0.5, "input_zero_point": 3, "output_scale": 0.25}
+REDUCTIONS = plainly("median", "", None, 3, ["mean"])
+OFFSETS = [
+    *NOT_TENSORS,
+    *(Wrong(f"offsets {each}", torch.tensor(each).long()) for each in ([], [0, 5, 3], [-1, 9])),
+    Wrong("offsets [0, 10]", torch.tensor([0, 10])),
+    of_type(torch.float32, torch.tensor([0, 9])),
+    of_shape(1, 2, dtype=torch.int64),
+    elsewhere(2, dtype=torch.int64),
+]
+ROW_MASKS = [*plainly(True), of_type(torch.float32, torch.ones(9))]
+ROW_MASKS += of_shapes((8,), (9, 1), dtype=torch.bool)
 FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wrong]]]] = {
     dmlpool.average_pooling: (POOLED, {"input": [*AVERAGED, *empty_planes()]}),
     dmlpool.average_pooling_grad: (
@@ -270,6 +281,28 @@ FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wron
         {"input": QUANTIZED_TENSORS, "output_dtype": [*QUANTIZED_TYPES, *named(torch.qint32)]},
     ),
     dmlpool.quantized_max_pooling: ({**POOLED, "input": QUANTIZED}, {"input": QUANTIZED_TENSORS}),
+    dmlpool.segment_pooling: (
+        {"input": torch.ones(9, 4), "offsets": torch.tensor([0, 9])},
+        {
+            "input": [*NEITHER, *UNPOOLED, *INTEGERS, of_shape()],
+            "offsets": OFFSETS,
+            "reduction": REDUCTIONS,
+            "mask": ROW_MASKS,
+            "return_indices": [Wrong("True for a mean", True)],
+        },
+    ),
+    dmlpool.token_pooling: (
+        {"tokens": torch.ones(1, 9, 4)},
+        {
+            "tokens": [*NEITHER, *UNPOOLED, *INTEGERS, *of_shapes((9, 4), (1, 9, 4, 1))],
+            "mask": [*ROW_MASKS[:2], *of_shapes((9,), (1, 8), dtype=torch.bool)],
+            "reduction": REDUCTIONS,
+        },
+    ),
+    dmlpool.statistics_pooling: (
+        {"input": planes()},
+        {"input": FLOAT_TENSORS, "correction": plainly(-1, 1.5, True, None), "mask": MASKS},
+    ),
 }
 """The functions in DirectML's words: a right request, and wrong values that are its own."""
 
@@ -515,6 +548,10 @@ def rows() -> Iterator[Row]:
     for rank in (1, 2, 3):
         yield from torch_rows(rank)
     yield from operator_rows()
+    for layer in (nn.SegmentPool, nn.TokenPool):
+        yield f"nn.{layer.__name__}", layer, {}, {"reduction": REDUCTIONS}
+    pooled: Callable[..., object] = lambda correction=1: nn.StatisticsPool(correction)(planes())  # noqa: E731
+    yield "nn.StatisticsPool", pooled, {}, {"correction": plainly(-1, 1.5)}
 
 
 def right_requests() -> list[Callable[[], object]]:

@@ -126,9 +126,7 @@ def test_the_calls_reach_every_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     named = set()
     for path in Path(gpu.ROOT, "kernels").glob("*.py"):
         named |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', path.read_text(encoding="utf-8")))
-    assert launched == named - {
-        "segments.segments"
-    }  # which tests/kernels/test_segments.py launches
+    assert launched == named
 
 
 @pytest.mark.parametrize("name", ["smoke", "rows"])

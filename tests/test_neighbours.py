@@ -266,7 +266,8 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
                 check(rounded, run(call, view), expected, magnitudes)
         with SAME_BITS[way]():
             again = run(call, view)
-        # Averages of another layout are added in another order.
+        # Averages of another layout are added in another order, within the bound that `alone` has
+        # been held to: what has equal bits is a sample and its batch (E6).
         single = view if name in ("averages", "norms") else view.contiguous()
         one_by_one = [run(call, sample) for sample in single.split(1)]
         for result, same in zip(alone, again, strict=True):

@@ -42,7 +42,8 @@ def test_every_operator_has_a_rule() -> None:
             f"dmlpool::{name}", "CompositeImplicitAutograd"
         )
     }
-    # Operators on sets of rows run on DTensors as operators of PyTorch.
+    # On DTensors operators on rows are PyTorch's own operations, which need no rule of ours:
+    # test_rows.py pools shards.
     rows = {"segment_sums", "segment_maxima", "segment_shares", "statistics"}
     assert defined - composed - rows == set(RULES)
 

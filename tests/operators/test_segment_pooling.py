@@ -179,46 +179,6 @@ def test_bits_depend_on_the_set_alone() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        (([0, 5, 3, 9], "mean"), ValueError, "must not fall, got 5 at 1 before 3"),
-        (([-1, 9], "max"), ValueError, "got -1 to 9"),
-        (([0, 10], "mean"), ValueError, "the number of rows, 9, got 0 to 10"),
-        (([], "mean"), ValueError, "at least one entry"),
-        (([0.0, 9.0], "mean"), TypeError, "offsets has data type"),
-        (([[0, 9]], "mean"), ValueError, "one dimension"),
-        (([0, 9], "median"), ValueError, "'mean', 'sum', 'max' or 'min', got 'median'"),
-    ],
-)
-def test_wrong_requests_are_rejected_before_any_work(
-    arguments: Any, error: type[Exception], words: str, device: torch.device
-) -> None:
-    """T3: an error that names the argument and the number."""
-    offsets, reduction = arguments
-    dtype = torch.int64 if offsets == [] else None
-    with pytest.raises(error, match=words):
-        dmlpool.segment_pooling(
-            torch.ones(9, 4, device=device),
-            torch.tensor(offsets, dtype=dtype, device=device),
-            reduction,
-        )
-
-
-def test_masks_and_indices_are_checked() -> None:
-    rows, offsets = torch.ones(9, 4), torch.tensor([0, 9])
-    with pytest.raises(ValueError, match="mask must have the rows' shape"):
-        dmlpool.segment_pooling(rows, offsets, mask=torch.ones(8, dtype=torch.bool))
-    with pytest.raises(TypeError, match="mask has data type float32"):
-        dmlpool.segment_pooling(rows, offsets, mask=torch.ones(9))
-    with pytest.raises(TypeError, match="return_indices needs"):
-        dmlpool.segment_pooling(rows, offsets, return_indices=True)
-    with pytest.raises(ValueError, match="tokens must be"):
-        dmlpool.token_pooling(rows)
-    with pytest.raises(ValueError, match="reduction must be"):
-        dmlpool.nn.TokenPool("median")  # type: ignore[arg-type]
-
-
 def finite(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """``pool`` with 0 for empty sets of maxima and minima."""
     return lambda rows: torch.where(pool(rows).isinf(), 0, pool(rows))

@@ -141,14 +141,3 @@ def test_bits_do_not_depend_on_threads_or_the_batch() -> None:
         for first, second, third in zip(one, three, alone, strict=True):
             assert torch.equal(first, second)
             assert torch.equal(first[2:3], third)
-
-
-def test_wrong_requests_are_rejected() -> None:
-    with pytest.raises(ValueError, match="correction must be 0 or more, got -1"):
-        dmlpool.statistics_pooling(torch.ones(1, 1, 4), correction=-1)
-    with pytest.raises(TypeError, match="correction must be"):
-        dmlpool.statistics_pooling(torch.ones(1, 1, 4), correction=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="input must be"):
-        dmlpool.statistics_pooling(torch.ones(4, 4))
-    with pytest.raises(TypeError, match=r"write mask.bool"):
-        dmlpool.statistics_pooling(torch.ones(1, 1, 4), torch.ones(4))
