@@ -230,7 +230,7 @@ def test_pytorchs_caches_do_not_know_what_an_operator_does() -> None:
     details = FxGraphHashDetails(graph, [], {}, [])
     before = FxGraphCachePickler(graph).get_hash(details)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry.OPERATORS["max_pooling"], "recorded", None)
+        patch.setattr(registry.OPERATORS["max_pooling"], "compose", None)
         assert FxGraphCachePickler(graph).get_hash(details) == before
     (call,) = graph.graph.find_nodes(op="call_function", target=torch.ops.dmlpool.max_pooling)
     call.kwargs = {"revision": "another"}

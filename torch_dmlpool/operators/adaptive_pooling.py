@@ -18,9 +18,9 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
-from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
+from torch_dmlpool.operators.calls import Call, Plan, prepared
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
 from torch_dmlpool.operators.masks import (
     Sums,
     Winners,
@@ -369,74 +369,41 @@ def _output_sizes(input: Tensor, sizes: Sequence[int]) -> list[int]:
     return [*input.shape[:2], *sizes]
 
 
-class AdaptiveAveragePooling(torch.autograd.Function):
+class AdaptiveAveragePooling(OperatorFunction):
     """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        call = ctx.call
-        if call.is_planned and is_unobserved(arriving):
-            return call.gradient(arriving), None
-        return adaptive_average_pooling_grad_op(call.sharded(arriving), call.sizes), None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
-        return adaptive_average_pooling_op(direction, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor) -> Tensor:
+        return adaptive_average_pooling_grad_op(arriving, call.shape[2:])
 
 
-class AdaptiveAveragePoolingGrad(torch.autograd.Function):
+class AdaptiveAveragePoolingGrad(OperatorFunction):
     """The gradient of averages of bins. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input_gradient)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        return adaptive_average_pooling_op(ctx.call.sharded(arriving), ctx.call.sizes), None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
-        return adaptive_average_pooling_grad_op(direction, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor) -> Tensor:
+        return adaptive_average_pooling_op(arriving, call.shape[2:])
 
 
-class AdaptiveMaxPooling(torch.autograd.Function):
+class AdaptiveMaxPooling(OperatorFunction):
     """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Any) -> tuple[Tensor, Tensor]:
         values, positions = call.run(input)
-        ctx.call = call
-        save(ctx, positions)
-        ctx.save_for_forward(positions)
+        save(ctx, call, positions)
         ctx.mark_non_differentiable(positions)
-        ctx.set_materialize_grads(False)
         return values, positions
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        call = ctx.call
-        request = *saved(ctx), call.sizes, True, call.channels_last
-        return scatter_positions_op(call.sharded(arriving), *request), None
+    @from_call
+    def backward(call: Any, arriving: Tensor, positions: Tensor) -> Tensor:
+        return scatter_positions_op(arriving, positions, call.shape[2:], True, call.channels_last)
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> tuple[Tensor, None]:
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> tuple[Tensor, None]:
         return gather_positions_op(direction, *ctx.saved_tensors, True), None
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
+from torch_dmlpool.operators.calls import Call, Plan, prepared
 from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
 from torch_dmlpool.operators.masks import Sums, averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.window import (
@@ -193,49 +193,22 @@ _SUMS = Sums(
 )
 
 
-class AveragePooling(torch.autograd.Function):
+class AveragePooling(OperatorFunction):
     """Averages of windows. Their gradient is ``average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        call = ctx.call
-        if call.is_planned and is_unobserved(arriving):
-            return call.gradient(arriving), None
-        return average_pooling_grad_op(call.sharded(arriving), call.sizes, *call.arguments), None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
-        return average_pooling_op(direction, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor) -> Tensor:
+        return average_pooling_grad_op(arriving, call.shape[2:], *call.arguments)
 
 
-class AveragePoolingGrad(torch.autograd.Function):
+class AveragePoolingGrad(OperatorFunction):
     """The gradient of averages. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input_gradient)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        return average_pooling_op(ctx.call.sharded(arriving), *ctx.call.arguments[1:]), None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
-        return average_pooling_grad_op(direction, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor) -> Tensor:
+        return average_pooling_op(arriving, *call.arguments[1:])
 
 
 def _output_sizes(
@@ -279,7 +252,7 @@ average_pooling_grad_op: Operator = Operator(
 masked_average_pooling_op = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    [tensors.FLOAT_TYPES, (torch.bool,)],
+    [tensors.FLOAT_TYPES],
     lambda input, mask, window, include_padding, divisor: tensors.checked_divisor(divisor),
     complete=with_checked_mask,
     compose=_masked,

@@ -48,8 +48,8 @@ class Plan:
 class Call:
     """A call for all plain tensors that lie as ``like``. ``apply`` applies its autograd function.
 
-    ``arguments`` are the operator's, ``is_planned`` tells whether ``gradient`` computes the
-    gradient of plain tensors.
+    ``arguments`` are the operator's, ``is_planned`` tells whether ``plan`` computes the gradient of
+    plain tensors.
     """
 
     __slots__ = ("apply", "arguments", "is_planned", "like", "plan", "run")
@@ -68,15 +68,10 @@ class Call:
         """The results of maxima, and then the taps of their winners."""
         return self.plan.record(input)
 
-    def gradient(self, arriving: Tensor, *taps: Tensor) -> Tensor:
-        """The gradient of the input, where the backend plans it."""
-        gradient: Tensor = self.plan.gradient(arriving, *taps)
-        return gradient
-
     @property
-    def sizes(self) -> torch.Size:
-        """The spatial sizes of the input."""
-        return self.like.shape[2:]
+    def shape(self) -> torch.Size:
+        """The sizes of the input."""
+        return self.like.shape
 
     @property
     def channels_last(self) -> bool:
@@ -142,14 +137,3 @@ def _remembered(
         return None
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return prepare(like, backend, *arguments, *dtypes)
-
-
-def is_plain(*tensors: Tensor) -> bool:
-    """Whether nobody but autograd has to see a call of ``tensors``."""
-    return not profiler._is_profiler_enabled and may_skip_dispatcher(*tensors)
-
-
-def is_unobserved(*tensors: Tensor) -> bool:
-    """Whether nobody has to see a call of ``tensors``, autograd neither."""
-    is_recorded = is_grad_enabled() or profiler._is_profiler_enabled
-    return not is_recorded and may_skip_dispatcher(*tensors)

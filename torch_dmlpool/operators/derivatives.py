@@ -1,11 +1,13 @@
 """Which derivatives a tensor may be asked for, and what autograd functions save for them."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool._private import _VF, _are_functorch_transforms_active, forward_ad
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 
 
 def records_gradient(*tensors: Tensor) -> bool:
@@ -47,18 +49,20 @@ def may_be_differentiated(tensor: Tensor) -> bool:
     return forward_ad._current_level >= 0 or _are_functorch_transforms_active()
 
 
-def save(ctx: Any, *tensors: Tensor) -> None:
-    """Save tensors for the gradient of plain tensors."""
+def save(ctx: Any, call: Any, *tensors: Tensor | None) -> None:
+    """Keep for the derivatives of an autograd function what it calls, and tensors."""
+    ctx.call, ctx.kinds = call, [_kind(tensor) for tensor in tensors]
     ctx.save_for_backward(*tensors)
-    ctx.kinds = [_kind(tensor) for tensor in tensors]
+    ctx.save_for_forward(*tensors)
+    ctx.set_materialize_grads(False)
 
 
 def saved(ctx: Any) -> tuple[Tensor, ...]:
-    """What :func:`save` has saved. A hook may return tensors of another kind, which are rejected:
-    kernels do not check what they read.
+    """The tensors that :func:`save` has kept. A hook may return tensors of another kind, which
+    are rejected: kernels do not check what they read.
     """
     tensors: tuple[Tensor, ...] = ctx.saved_tensors
-    for tensor, kind in zip(tensors, ctx.kinds, strict=True):
+    for tensor, kind in zip(tensors, ctx.kinds if tensors else (), strict=True):
         # Transforms and traces, which read no memory here, may unwrap what was saved.
         if _kind(tensor) != kind and may_skip_dispatcher(tensor):
             raise RuntimeError(
@@ -68,5 +72,41 @@ def saved(ctx: Any) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.dtype, tensor.device
+def _kind(tensor: Tensor | None) -> Any:
+    return tensor is not None and (tuple(tensor.shape), tensor.dtype, tensor.device)
+
+
+def from_call(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """``backward`` of an autograd function. ``gradient`` computes it from the call, what arrives
+    and the tensors that were kept, where the call has not planned it.
+    """
+
+    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Any, ...]:
+        if arriving is None:
+            return None, None, None, None  # PyTorch ignores what is too many
+        call = ctx.call
+        if call.is_planned:
+            kept = ctx.saved_tensors
+            if is_unobserved(arriving, *kept):
+                return call.plan.gradient(arriving, *kept), None, None, None
+        return gradient(call, call.sharded(arriving), *saved(ctx)), None, None, None
+
+    return backward
+
+
+class OperatorFunction(torch.autograd.Function):
+    """The autograd function of an operator that is linear in its first tensor. It takes the tensors
+    and a call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, *operands: Any) -> Any:
+        *kept, ctx.call = operands
+        ctx.set_materialize_grads(False)
+        if kept:
+            save(ctx, ctx.call, *kept)
+        return ctx.call.run(input, *kept)
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return ctx.call.operator(direction, *ctx.saved_tensors, *ctx.call.arguments)

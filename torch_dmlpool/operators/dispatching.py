@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
@@ -15,6 +15,7 @@ from torch_dmlpool._private import (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
     forward_ad,
+    profiler,
 )
 
 with torch.inference_mode():
@@ -67,6 +68,17 @@ def may_skip_dispatcher(*inputs: Tensor) -> bool:
                 return False
             tensors.check_memory(tensor)
     return True
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether nobody but autograd has to see a call of ``tensors``."""
+    return not profiler._is_profiler_enabled and may_skip_dispatcher(*tensors)
+
+
+def is_unobserved(*tensors: Tensor) -> bool:
+    """Whether nobody has to see a call of ``tensors``, autograd neither."""
+    is_recorded = is_grad_enabled() or profiler._is_profiler_enabled
+    return not is_recorded and may_skip_dispatcher(*tensors)
 
 
 def is_readable(tensor: Tensor) -> bool:

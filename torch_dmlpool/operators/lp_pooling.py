@@ -11,10 +11,11 @@ from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
-from torch_dmlpool.operators.calls import is_plain, prepared
+from torch_dmlpool.operators.calls import prepared
 from torch_dmlpool.operators.derivatives import (
     records_gradient,
 )
+from torch_dmlpool.operators.dispatching import is_plain
 from torch_dmlpool.operators.masks import kept
 from torch_dmlpool.operators.max_pooling import max_pooling_op, prepared_max_pooling
 from torch_dmlpool.operators.registration import Operator

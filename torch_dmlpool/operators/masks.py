@@ -17,14 +17,13 @@ from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reductions import is_unpadded
-from torch_dmlpool.operators.calls import is_unobserved
 from torch_dmlpool.operators.derivatives import (
     may_be_differentiated,
     records_gradient,
     save,
     saved,
 )
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.window import (
     Window,
     is_sure,
@@ -46,8 +45,7 @@ class Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, fill: Any, fills_lowest: bool) -> Tensor:
-        save(ctx, mask)
-        ctx.set_materialize_grads(False)
+        save(ctx, None, mask)
         output: Tensor = fill(input, mask, fills_lowest)
         return output
 
@@ -113,21 +111,20 @@ class MaskedAveragePooling(torch.autograd.Function):
     ) -> Tensor:
         backend: Any = backends.serving(input.device.type)
         ctx.request = tuple(input.shape[2:]), windows, *counted
-        ctx.channels_last, ctx.backend, ctx.sums = tensors.is_channels_last(input), backend, sums
-        save(ctx, mask)
-        ctx.set_materialize_grads(False)
+        save(ctx, (tensors.is_channels_last(input), backend, sums), mask)
         output: Tensor = backend.masked_average_pooling(input, mask, windows, *counted)
         return output
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         (mask,), nothing = saved(ctx), (None,) * 5
+        channels_last, backend, sums = ctx.call
         if arriving is None:
             return None, *nothing
         if not is_unobserved(arriving, mask):
-            return _composed_shares(ctx.sums, arriving, mask, *ctx.request), *nothing
-        request = arriving, mask, *ctx.request, ctx.channels_last
-        return ctx.backend.masked_average_pooling_grad(*request), *nothing
+            return _composed_shares(sums, arriving, mask, *ctx.request), *nothing
+        request = arriving, mask, *ctx.request, channels_last
+        return backend.masked_average_pooling_grad(*request), *nothing
 
 
 def _composed_averages(

@@ -13,14 +13,16 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Plan, is_unobserved, prepared
+from torch_dmlpool.operators.calls import Call, Plan, prepared
 from torch_dmlpool.operators.derivatives import (
+    OperatorFunction,
+    from_call,
     may_be_differentiated,
     records_gradient,
     save,
     saved,
 )
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.operators.masks import (
     as_bools,
     as_pooled,
@@ -35,6 +37,7 @@ from torch_dmlpool.operators.masks import (
 )
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.operators.winners import (
+    grad_from_taps,
     max_pooling_gather_op,
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
@@ -208,7 +211,7 @@ def prepared_max_pooling(
     else:
         window.output_sizes(like.shape[2:])  # rejected before any work
         plan = Plan(backend.max_pooling, backend.max_pooling_with_taps, window)
-    return Call(max_pooling_op.apply, plan, like, window)
+    return Call(max_pooling_with_taps_op.apply, plan, like, window)
 
 
 def maxima_of(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Any:
@@ -239,7 +242,7 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
     return change(values), indices
 
 
-class MaxPooling(torch.autograd.Function):
+class MaxPooling(OperatorFunction):
     """Maxima of windows. Their gradient is ``max_pooling_grad_from_taps``."""
 
     @staticmethod
@@ -247,30 +250,21 @@ class MaxPooling(torch.autograd.Function):
         *results, taps = call.record(input)  # with indices if these are wanted
         if call.returns_winners:
             results.append(taps)
-        ctx.call, ctx.further = call, len(results) - 1
-        save(ctx, taps)
-        ctx.save_for_forward(taps)
-        ctx.set_materialize_grads(False)
-        if not ctx.further:
+        save(ctx, call, taps)
+        if len(results) == 1:
             return results[0]
         ctx.mark_non_differentiable(*results[1:])
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
-        (taps,), call = ctx.saved_tensors, ctx.call
-        if call.is_planned and is_unobserved(arriving, taps):
-            return call.gradient(arriving, taps), None
-        (taps,) = saved(ctx)
-        request = call.sizes, call.arguments[0], call.channels_last
-        return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None
+    @from_call
+    def backward(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
+        return grad_from_taps(call, arriving, taps)
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
-        tangent = max_pooling_gather_op(direction, *ctx.saved_tensors, ctx.call.arguments[0])
-        return (tangent, *[None] * ctx.further) if ctx.further else tangent
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> tuple[Tensor, None]:
+        gathered = max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+        return gathered, None
 
 
 def _output_sizes(input: Tensor, window: Window) -> list[int]:
@@ -320,12 +314,11 @@ max_pooling_op = Operator(
     [tensors.MAX_TYPES],
     _output_sizes,
     lambda backend: backend.max_pooling,
-    function=MaxPooling,
-    recorded=max_pooling_with_taps_op,
+    compose=lambda input, window: max_pooling_with_taps_op(input, window)[0],
 )
 
 
-max_pooling_with_indices_op: Operator = Operator(
+max_pooling_with_indices_op = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
     "(Tensor, Tensor)",
     [tensors.MAX_TYPES],
@@ -333,7 +326,7 @@ max_pooling_with_indices_op: Operator = Operator(
     lambda backend: backend.max_pooling_with_indices,
     compose=_composed_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
-    vmap=lambda *arguments: numbered_over_batches(max_pooling_with_indices_op, *arguments),
+    vmap=numbered_over_batches,
 )
 
 
@@ -358,10 +351,8 @@ class MaskedMaxPooling(torch.autograd.Function):
             or _maxima_with_taps
         )
         values, taps = pool(input, mask, window)
-        ctx.request = input.shape[2:], window, tensors.is_channels_last(input)
-        save(ctx, taps, mask)
+        save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.mark_non_differentiable(taps)
-        ctx.set_materialize_grads(False)
         return values, taps
 
     @staticmethod
@@ -373,8 +364,8 @@ class MaskedMaxPooling(torch.autograd.Function):
             lambda backend: backend.masked_max_pooling_grad_from_taps, arriving, mask
         )
         if spread is not None and is_unobserved(arriving, taps):
-            return spread(arriving, taps, mask, *ctx.request), None, None
-        gradient = max_pooling_grad_from_taps_op(arriving, taps, *ctx.request)
+            return spread(arriving, taps, mask, *ctx.call), None, None
+        gradient = max_pooling_grad_from_taps_op(arriving, taps, *ctx.call)
         return kept(gradient, mask), None, None
 
 
@@ -433,7 +424,7 @@ _maxima_under = applied_at_a_single_level(MaskedMaxPooling)
 
 masked_max_pooling_op = Operator(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
-    [tensors.MAX_TYPES, (torch.bool,)],
+    [tensors.MAX_TYPES],
     lambda *_: None,
     complete=with_checked_mask,
     compose=_maxima,
@@ -443,7 +434,7 @@ masked_max_pooling_op = Operator(
 masked_max_pooling_with_indices_op = Operator(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
-    [tensors.MAX_TYPES, (torch.bool,)],
+    [tensors.MAX_TYPES],
     lambda input, mask, window, dtype, per_plane: tensors.check_index_type(
         dtype, input.shape, per_plane
     ),

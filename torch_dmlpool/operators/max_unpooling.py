@@ -18,7 +18,13 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.derivatives import records_gradient, save, saved
+from torch_dmlpool.operators.derivatives import (
+    OperatorFunction,
+    from_call,
+    records_gradient,
+    save,
+    saved,
+)
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.tensors import first_indices
@@ -102,65 +108,32 @@ class MaxUnpooling(torch.autograd.Function):
         result, unique, is_wrong = unpool(input, indices, sizes, per_plane, True)
         if is_wrong:
             _reject_index(indices, sizes, per_plane)
-        save(ctx, unique)
-        ctx.set_materialize_grads(False)
+        save(ctx, None, unique)
         return result
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
-        (unique,) = saved(ctx)
-        gradient = None if arriving is None else gather_positions_op(arriving, unique, False)
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradient = None if arriving is None else gather_positions_op(arriving, *saved(ctx), False)
         return gradient, None, None, None, None
 
 
-class GatherPositions(torch.autograd.Function):
+class GatherPositions(OperatorFunction):
     """The element at each position. It is linear, and its gradient is ``scatter_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(positions)
-        ctx.save_for_forward(positions)
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input, positions)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
-        call = ctx.call
-        request = *ctx.saved_tensors, call.sizes, *call.arguments, call.channels_last
-        return scatter_positions_op(call.sharded(arriving), *request), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
-        return gather_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor, positions: Tensor) -> Tensor:
+        request = call.shape[2:], *call.arguments, call.channels_last
+        return scatter_positions_op(arriving, positions, *request)
 
 
-class ScatterPositions(torch.autograd.Function):
+class ScatterPositions(OperatorFunction):
     """Each element at its position. It is linear, and its gradient is ``gather_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(positions)
-        ctx.save_for_forward(positions)
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input, positions)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
-        _, bins, _ = ctx.call.arguments
-        arriving = ctx.call.sharded(arriving)
-        return gather_positions_op(arriving, *ctx.saved_tensors, bins), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
-        return scatter_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor, positions: Tensor) -> Tensor:
+        return gather_positions_op(arriving, positions, call.arguments[1])
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import is_plain, prepared
+from torch_dmlpool.operators.calls import prepared
 from torch_dmlpool.operators.derivatives import (
     carries_derivative,
 )
-from torch_dmlpool.operators.dispatching import is_readable
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.dispatching import is_plain, is_readable
+from torch_dmlpool.operators.registration import Operator, with_examples
 from torch_dmlpool.window import (
     ArgumentError,
     Integers,
@@ -198,24 +198,20 @@ def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
     return input, *parameters, *arguments[4:]
 
 
-def _vmap(info: Any, dimensions: Any, input: Tensor, *arguments: Any) -> tuple[Tensor, int]:
+def _vmap(
+    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
+) -> tuple[Tensor, int]:
     # The dimension that vmap maps over becomes more channels, which have parameters of their own.
     batch = info.batch_size
-    batched = (
-        input.expand(batch, *input.shape)
-        if dimensions[0] is None
-        else input.movedim(dimensions[0], 0)
-    )
+    (batched,) = with_examples(batch, arguments[:1], dimensions)
     batched, channels = batched.movedim(0, 1), batched.shape[2]
     vectors = []
-    for parameter, dimension in zip(arguments[:4], dimensions[1:5], strict=True):
+    for parameter, dimension in zip(arguments[1:5], dimensions[1:5], strict=True):
         if parameter is not None:
             own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
             parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
         vectors.append(parameter)
-    pooled = quantized_linear_average_pooling_op.dispatch(
-        batched.flatten(1, 2), *vectors, *arguments[4:]
-    )
+    pooled = operator.dispatch(batched.flatten(1, 2), *vectors, *arguments[5:])
     return pooled.unflatten(1, (batch, channels)), 1
 
 

@@ -10,7 +10,7 @@ still see it. ``backward`` and ``jvp`` call operators: every higher order comes 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ from torch_dmlpool._private import (
     applied_at_a_single_level,
     enable_single_level_autograd_function,
     forward_ad,
-    profiler,
 )
+from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend, Function
 from torch_dmlpool.operators import revision
 from torch_dmlpool.operators.derivatives import (
@@ -36,7 +36,7 @@ from torch_dmlpool.operators.derivatives import (
     records_gradient,
     with_ordinary_tangent,
 )
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
 from torch_dmlpool.tensors import shards_of
 from torch_dmlpool.window import Window
@@ -53,16 +53,16 @@ class Operator:
     """
 
     schema: str  # WINDOW in it stands for the six window arguments
-    types: Sequence[tuple[torch.dtype, ...]]  # the data types that each tensor may have
+    # the data types that the first tensors may have; none for an operator on rows, which has only
+    # ``output_sizes`` to check them
+    types: Sequence[tuple[torch.dtype, ...]]
     # rejects arguments that do not fit, and returns the sizes of the results
     output_sizes: Callable[..., Any]
     # the function of a backend that computes it; None if ``compose`` always does
     computes: Callable[[Backend], Function] | None = None
     _: KW_ONLY
-    # the autograd function, a subclass of torch.autograd.Function: it takes the tensors and a Below
+    # the autograd function: it takes the tensors and a Below
     function: type[torch.autograd.Function] | None = None
-    # the operator that ``function`` calls in place of this one, which returns winners too
-    recorded: "Operator | None" = None
     # computes the results by other operators where a derivative is wanted
     compose: Callable[..., Any] | None = None
     # turns a call's arguments into those of ``output_sizes`` and the backend, such as scales into
@@ -73,14 +73,15 @@ class Operator:
     # the number of the tensor whose memory format results have, unless the schema ends in
     # channels_last
     layout_of: int = 0
-    # the vmap rule; None to merge the mapped dimension into the samples
-    vmap: Callable[..., Any] | None = None
+    # the vmap rule
+    vmap: Callable[["Operator", Any, Any, tuple[Any, ...]], Any] | None = None
     # raises an error where a derivative is wanted and the operator has none
     reject: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
-        OPERATORS[self.name] = self
+        if self.types:  # Operators on rows are never in an exported program.
+            OPERATORS[self.name] = self
         # flexible_layout lets Inductor pass tensors in any layout: the layout of the results
         # follows from it.
         tags = torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout
@@ -88,12 +89,9 @@ class Operator:
         _library.define(f'{arguments}, *, str revision="") -> {results}', tags=tags)
         self.overload: OpOverload = getattr(torch.ops.dmlpool, self.name).default
         accepted = self.overload._schema.arguments[:-1]  # without the revision
-        names = [argument.name for argument in accepted]
-        # Where the schema has tensors, those that may be None among them. The first ``count`` are
-        # pooled or hold numbers of winners, and ``tensors`` has their names.
-        self.tensor_places = [at for at, each in enumerate(accepted) if "Tensor" in str(each.type)]
-        self.is_told_layout = names[-1] == "channels_last"
-        self.count, self.tensors = len(self.types), names[: len(self.types)]
+        self.names = names = [argument.name for argument in accepted]
+        # Tensors come first, and some may be None.
+        self.count = sum("Tensor" in str(argument.type) for argument in accepted)
         self.window_at = names.index("window_size") if "window_size" in names else None
         # A composite has neither a fake nor a vmap rule: the operators that it is made of have.
         self.is_composite = self.computes is None
@@ -111,19 +109,24 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """The results for arguments that are checked already, with a :class:`Window`.
 
-        Operators that are made of others call them so. Plain tensors that need no gradient go to
-        the backend, and a composite's to the operators that it is made of.
+        Operators that are made of others call them so. Plain tensors go to the backend or to the
+        autograd function, and a composite's to the operators that it is made of.
         """
-        tensors = arguments[: self.count]
-        if may_skip_dispatcher(*tensors) and not profiler._is_profiler_enabled:
+        tensors = self._tensors(arguments)
+        if is_plain(*tensors):
             if self.is_composite:
-                return self.composed(*arguments)
+                return self.composed(arguments)
             if not records_gradient(*tensors):
                 return self.backend_function(tensors[0])(*arguments)
+            if self.function is not None:
+                return self._applied(arguments)
         at = self.window_at
         if at is not None:
             arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
         return self.dispatch(*arguments)
+
+    def _tensors(self, arguments: tuple[Any, ...]) -> list[Tensor]:
+        return [each for each in arguments[: self.count] if each is not None]
 
     def backend_function(self, tensor: Tensor) -> Function:
         """What computes the operator on the device of ``tensor``."""
@@ -139,7 +142,7 @@ class Operator:
                 return results
         return call(self.overload, *arguments)
 
-    def composed(self, *arguments: Any) -> Any:
+    def composed(self, arguments: tuple[Any, ...]) -> Any:
         """The results by other operators."""
         results = self.compose(*arguments)  # type: ignore[misc]
         # What PyTorch's operators return may follow the layout of a mask.
@@ -147,14 +150,12 @@ class Operator:
 
     def decomposed(self, *arguments: Any, **_: str) -> Any:
         """``composed`` for arguments as the schema has them: a decomposition."""
-        return self.composed(*self._checked(arguments)[0])
+        return self.composed(self._checked(arguments)[0])
 
     def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
-        for name, tensor, types in zip(self.tensors, arguments, self.types, strict=False):
-            # A mask may have the spatial dimensions alone.
-            is_mask = types == (torch.bool,)
-            (tensors.check_dense if is_mask else tensors.check_pooled)(name, tensor, types)
+        for name, tensor, types in zip(self.names, arguments, self.types, strict=False):
+            tensors.check_pooled(name, tensor, types)
         at = self.window_at
         if at is not None:
             window = _window(arguments[0].dim() - 2, *arguments[at : at + 6])
@@ -165,9 +166,8 @@ class Operator:
 
     def _compute(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd. A call by name may arrive here first."""
-        for at in self.tensor_places:
-            if isinstance(arguments[at], Tensor):
-                tensors.check_memory(arguments[at])
+        for tensor in self._tensors(arguments):
+            tensors.check_memory(tensor)
         checked, _sizes = self._checked(arguments)
         return self.backend_function(arguments[0])(*checked)
 
@@ -177,11 +177,11 @@ class Operator:
         revision.sign_traced_call(self.overload)
         checked, sizes = self._checked(arguments)
         input = checked[0]
-        channels_last = (
-            checked[-1]
-            if self.is_told_layout
-            else tensors.is_channels_last(checked[self.layout_of])
-        )
+        if self.names[-1] == "channels_last":
+            channels_last = checked[-1]
+        else:
+            like = checked[self.layout_of]
+            channels_last = bool(self.types) and tensors.is_channels_last(like)
         memory_format = tensors.named_memory_format(channels_last, len(sizes) - 2)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
         results = tuple(tensors.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
@@ -193,12 +193,10 @@ class Operator:
         below.
         """
         revision.sign_traced_call(self.overload)
-        tensors = []
-        for at in self.tensor_places:  # A comprehension is one more function to call.
-            if arguments[at] is not None:
-                tensors.append(arguments[at])
-                if arguments[at].layout is not torch.strided:
-                    self._checked(arguments)
+        tensors = self._tensors(arguments)
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                self._checked(arguments)
         if self.reject is not None:
             self.reject(*arguments)
         is_plain = may_skip_dispatcher(*tensors)
@@ -211,41 +209,55 @@ class Operator:
             return self.decomposed(*arguments)
         if self.function is not None and is_wanted:
             checked, _sizes = self._checked(arguments)
-            return self._applied(*checked)
+            return self._applied(checked)
         if is_plain:  # Inductor's code: the dispatcher is not needed again
             return self._compute(*arguments)
         with below_autograd():
             return self.dispatch(*arguments)
 
-    def _applied(self, *arguments: Any) -> Any:
+    def _applied(self, arguments: tuple[Any, ...]) -> Any:
         """The results of the autograd function. Its call gets the arguments after the tensors."""
         input, tensors, rest = arguments[0], arguments[1 : self.count], arguments[self.count :]
-        below = Below(self.recorded or self, self.recorded is None, input, rest)
         with enable_single_level_autograd_function():
-            return self.apply(with_ordinary_tangent(input), *tensors, below)  # type: ignore[misc]
+            return self.apply(with_ordinary_tangent(input), *tensors, Below(self, input, rest))  # type: ignore[misc]
 
     def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> tuple[Any, Any]:
         """The vmap rule that is registered."""
-        return (self.vmap or self.over_batches)(info, dimensions, *arguments)
+        return (self.vmap or over_batches)(self, info, dimensions, arguments)
 
-    def over_batches(self, info: Any, dimensions: Any, *arguments: Any) -> tuple[Any, Any]:
-        """The vmap rule that merges the mapped dimension into the samples: the results, and each
-        one's mapped dimension.
-        """
-        size, folded = info.batch_size, []
-        for tensor, dimension in zip(arguments[: self.count], dimensions, strict=False):
-            batched = (
-                tensor.expand(size, *tensor.shape)
-                if dimension is None
-                else tensor.movedim(dimension, 0)
-            )
-            folded.append(batched.flatten(0, 1))
-        results = self.dispatch(*folded, *arguments[self.count :])
-        if isinstance(results, Tensor):
-            return results.unflatten(0, (size, results.shape[0] // size)), 0
-        return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (
-            0,
-        ) * len(results)
+
+def of_rows(operator: Operator, *operands: Any) -> Any:
+    """The results of an operator on rows for a public function, with the checks of its results."""
+    operator.output_sizes(*operands)
+    if torch.compiler.is_exporting() or shards_of(operands[0]) is not None:
+        # Programs are exported in operators of PyTorch alone, which also know DTensors.
+        return operator.computes(reference.BACKEND)(*operands)  # type: ignore[misc]
+    return operator(*operands)
+
+
+def over_batches(
+    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """The vmap rule that merges the mapped dimension into the samples: the results, and each one's
+    mapped dimension.
+    """
+    size, count = info.batch_size, operator.count
+    batched = with_examples(size, arguments[:count], dimensions)
+    folded = [None if each is None else each.flatten(0, 1) for each in batched]
+    results = operator.dispatch(*folded, *arguments[count:])
+    if isinstance(results, Tensor):
+        return results.unflatten(0, (size, results.shape[0] // size)), 0
+    return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (0, 0)
+
+
+def with_examples(size: int, tensors: Iterable[Any], dimensions: Iterable[Any]) -> list[Any]:
+    """Tensors, of which some may be None, with the dimension that vmap maps over at the front."""
+    return [
+        None
+        if tensor is None
+        else (tensor.expand(size, *tensor.shape) if at is None else tensor.movedim(at, 0))
+        for tensor, at in zip(tensors, dimensions, strict=False)
+    ]
 
 
 def _window(rank: int, *arguments: Any) -> Window:
@@ -263,22 +275,20 @@ _known_window = functools.lru_cache(maxsize=2048)(Window.directml)
 class Below:
     """A call of an operator for its autograd function, in which the operator runs below autograd:
     ``calls.Call`` is the same for plain tensors.
-
-    ``returns_winners`` tells whether the function returns all results of ``operator``, or the first
-    alone.
     """
 
     is_planned = False
+    returns_winners = True
 
-    def __init__(
-        self, operator: Operator, returns_winners: bool, input: Tensor, arguments: tuple[Any, ...]
-    ) -> None:
-        self.operator, self.returns_winners, self.arguments = operator, returns_winners, arguments
-        self.sizes, self.channels_last = input.shape[2:], tensors.is_channels_last(input)
+    def __init__(self, operator: Operator, input: Tensor, arguments: tuple[Any, ...]) -> None:
+        self.operator, self.arguments, self.shape = operator, arguments, input.shape
+        self.channels_last = tensors.is_channels_last(input)
         self.shards = shards_of(input)
 
     def run(self, *tensors: Tensor) -> Any:
         """The operator's results."""
+        if may_skip_dispatcher(*self.operator._tensors(tensors)):
+            return self.operator.backend_function(tensors[0])(*tensors, *self.arguments)
         with below_autograd():
             return self.operator(*tensors, *self.arguments)
 

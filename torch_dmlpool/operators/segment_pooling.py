@@ -8,69 +8,41 @@ their derivatives scatter to these rows and gather from them.
 from typing import Any, Literal, overload
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
-from torch_dmlpool.operators.rows import RowOperator
+from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
+from torch_dmlpool.operators.dispatching import is_unobserved
+from torch_dmlpool.operators.registration import (
+    Operator,
+    of_rows,
+    over_batches,
+    with_examples,
+)
 from torch_dmlpool.window import ArgumentError
 
 Reduction = Literal["mean", "sum", "max", "min"]
 
 
-class SegmentSums(torch.autograd.Function):
+class SegmentSums(OperatorFunction):
     """Sums or means of sets. Their gradient is ``segment_shares``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, offsets: Any, mask: Any, is_mean: bool, run: Any
-    ) -> Tensor:
-        ctx.save_for_backward(offsets, mask)
-        ctx.save_for_forward(offsets, mask)
-        ctx.rows, ctx.is_mean = input.shape[-2], is_mean
-        ctx.set_materialize_grads(False)
-        output: Tensor = run(input, offsets, mask, is_mean)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Any:
-        if arriving is None:
-            return (None,) * 5
-        shares = segment_shares(arriving, *ctx.saved_tensors, ctx.rows, ctx.is_mean)
-        return shares, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
-        return segment_sums(direction, *ctx.saved_tensors, ctx.is_mean)
+    @from_call
+    def backward(call: Any, arriving: Tensor, offsets: Any, mask: Any) -> Tensor:
+        return segment_shares(arriving, offsets, mask, call.shape[-2], *call.arguments)
 
 
-class SegmentShares(torch.autograd.Function):
+class SegmentShares(OperatorFunction):
     """Each row's share of what arrives at its set. It is linear, and its gradient is
     ``segment_sums``.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, arriving: Tensor, offsets: Any, mask: Any, rows: int, is_mean: bool, run: Any
-    ) -> Tensor:
-        ctx.save_for_backward(offsets, mask)
-        ctx.save_for_forward(offsets, mask)
-        ctx.request = rows, is_mean
-        ctx.set_materialize_grads(False)
-        output: Tensor = run(arriving, offsets, mask, rows, is_mean)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Any:
-        if arriving is None:
-            return (None,) * 6
-        sums = segment_sums(arriving, *ctx.saved_tensors, ctx.request[1])
-        return sums, None, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
-        return segment_shares(direction, *ctx.saved_tensors, *ctx.request)
+    @from_call
+    def backward(call: Any, arriving: Tensor, offsets: Any, mask: Any) -> Tensor:
+        return segment_sums(arriving, offsets, mask, call.arguments[1])
 
 
 class SegmentMaxima(torch.autograd.Function):
@@ -78,30 +50,24 @@ class SegmentMaxima(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, offsets: Any, mask: Any, are_minima: bool, run: Any
+        ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Any
     ) -> tuple[Tensor, Tensor]:
-        values, indices = run(input, offsets, mask, are_minima)
+        values, indices = call.run(input, offsets, mask)
+        save(ctx, call, indices, offsets)
         ctx.mark_non_differentiable(indices)
-        ctx.save_for_backward(indices, offsets)
-        ctx.save_for_forward(indices, offsets)
-        ctx.rows = input.shape[-2]
-        ctx.set_materialize_grads(False)
         return values, indices
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, *_: Any) -> Any:
-        if arriving is None:
-            return (None,) * 5
-        indices, offsets = ctx.saved_tensors
-        if not is_grad_enabled() and may_skip_dispatcher(arriving, indices):
+    @from_call
+    def backward(call: Any, arriving: Tensor, indices: Tensor, offsets: Any) -> Tensor:
+        rows = call.shape[-2]
+        if is_unobserved(arriving, indices):
             scatter = backends.serving(arriving.device.type).segment_shares
-            gradient = scatter(arriving, offsets, None, ctx.rows, False, indices)
-        else:
-            gradient = reference_rows.scattered(arriving, indices, ctx.rows, offsets is None)
-        return gradient, None, None, None, None
+            return scatter(arriving, offsets, None, rows, False, indices)
+        return reference_rows.scattered(arriving, indices, rows, offsets is None)
 
     @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
+    def jvp(ctx: Any, direction: Tensor, *_: Any) -> tuple[Tensor, None]:
         indices, offsets = ctx.saved_tensors
         return _gathered(direction, indices, offsets is None), None
 
@@ -142,12 +108,12 @@ def _shape(input: Tensor, offsets: Tensor | None) -> tuple[Any, ...]:
 
 def _sums(input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool) -> Any:
     _check(input, offsets, mask, tensors.FLOAT_TYPES)
-    return [(_shape(input, offsets), input.dtype)]
+    return _shape(input, offsets)
 
 
 def _maxima(input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool) -> Any:
     _check(input, offsets, mask, tensors.ORDERED_TYPES)
-    return [(_shape(input, offsets), input.dtype), (_shape(input, offsets), torch.int64)]
+    return _shape(input, offsets)
 
 
 def _shares(
@@ -159,74 +125,64 @@ def _shares(
     if offsets is not None:
         sizes = offsets.shape[0] - 1, arriving.shape[-1]
         tensors.check_sizes("input_gradient", arriving, sizes)
-    return [(shape, arriving.dtype)]
+    return shape
 
 
-def _mapped(operator: RowOperator, info: Any, dimensions: Any, *arguments: Any) -> Any:
+def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]) -> Any:
     """The vmap rule. Batches without offsets are merged. With offsets the rows of all examples lie
     one after another, with a set between them that nobody asked for.
     """
-    size = info.batch_size
-    tensors: list[Any] = [
-        None
-        if tensor is None
-        else (tensor.expand(size, *tensor.shape) if at is None else tensor.movedim(at, 0))
-        for tensor, at in zip(arguments[:3], dimensions, strict=False)
-    ]
-    input, offsets, mask = tensors
+    if arguments[1] is None:
+        return over_batches(operator, info, dimensions, arguments)
+    size, further = info.batch_size, arguments[3:]
+    input, offsets, mask = with_examples(size, arguments[:3], dimensions)
     is_shares = operator is segment_shares
-    further = arguments[3:]
-    if offsets is None:
-        flat = [None if each is None else each.flatten(0, 1) for each in tensors]
-        results = operator(*flat, *further)
-        split = lambda each: each.unflatten(0, (size, input.shape[1]))  # noqa: E731
-    else:
-        rows = further[0] if is_shares else input.shape[1]
-        first = torch.arange(size, dtype=torch.int64, device=offsets.device) * rows
-        moved = (offsets + first[:, None]).flatten()
-        moved = torch.cat([moved, moved[-1:]])
-        if is_shares:
-            input, further = (
-                torch.nn.functional.pad(input, (0, 0, 0, 1)),
-                (size * rows, *further[1:]),
-            )
-        flat_mask = None if mask is None else mask.flatten(0, 1)
-        results = operator(input.flatten(0, 1), moved, flat_mask, *further)
-        if is_shares:
-            return results.unflatten(0, (size, rows)), 0
-        split = lambda each: each.unflatten(0, (size, offsets.shape[1]))[:, :-1]  # noqa: E731
+    rows = further[0] if is_shares else input.shape[1]
+    first = torch.arange(size, dtype=torch.int64, device=offsets.device) * rows
+    moved = (offsets + first[:, None]).flatten()
+    moved = torch.cat([moved, moved[-1:]])
+    if is_shares:
+        input = torch.nn.functional.pad(input, (0, 0, 0, 1))
+        further = size * rows, *further[1:]
+    flat_mask = None if mask is None else mask.flatten(0, 1)
+    results = operator(input.flatten(0, 1), moved, flat_mask, *further)
+    if is_shares:
+        return results.unflatten(0, (size, rows)), 0
+    sets = size, offsets.shape[1]
     if isinstance(results, Tensor):
-        return split(results), 0
-    values, indices = map(split, results)
-    if offsets is not None:
-        indices = torch.where(indices < 0, -1, indices - first[:, None, None])
-    return (values, indices), (0, 0)
+        return results.unflatten(0, sets)[:, :-1], 0
+    values, indices = (each.unflatten(0, sets)[:, :-1] for each in results)
+    return (values, torch.where(indices < 0, -1, indices - first[:, None, None])), (0, 0)
 
 
-segment_sums = RowOperator(
+segment_sums = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
-    lambda backend: backend.segment_sums,
+    [],
     _sums,
-    _mapped,
-    SegmentSums,
+    lambda backend: backend.segment_sums,
+    function=SegmentSums,
+    vmap=_mapped,
 )
 """The sum or the mean of each set."""
-segment_shares = RowOperator(
+segment_shares = Operator(
     "segment_shares(Tensor input_gradient, Tensor? offsets, Tensor? mask, SymInt rows, "
     "bool is_mean) -> Tensor",
-    lambda backend: backend.segment_shares,
+    [],
     _shares,
-    _mapped,
-    SegmentShares,
+    lambda backend: backend.segment_shares,
+    function=SegmentShares,
+    vmap=_mapped,
 )
 """The gradient of sums and means: of ``rows`` rows, in each sample of a batch."""
-segment_maxima = RowOperator(
+segment_maxima = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
-    lambda backend: backend.segment_maxima,
+    [],
     _maxima,
-    _mapped,
-    SegmentMaxima,
+    lambda backend: backend.segment_maxima,
+    function=SegmentMaxima,
+    dtypes=lambda input, *_: (input.dtype, torch.int64),
+    vmap=_mapped,
 )
 """The greatest or least element of each channel of a set, and its row."""
 
@@ -248,8 +204,8 @@ def check_reduction(reduction: str) -> None:
 def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> tuple[Tensor, Any]:
     """The results of a reduction, and the rows of maxima and minima."""
     if reduction in ("mean", "sum"):
-        return segment_sums(input, offsets, mask, reduction == "mean"), None
-    values, indices = segment_maxima(input, offsets, mask, reduction == "min")
+        return of_rows(segment_sums, input, offsets, mask, reduction == "mean"), None
+    values, indices = of_rows(segment_maxima, input, offsets, mask, reduction == "min")
     return values, indices
 
 

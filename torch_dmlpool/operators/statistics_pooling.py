@@ -3,12 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
-from torch_dmlpool.operators.rows import RowOperator
+from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.dispatching import is_unobserved
+from torch_dmlpool.operators.registration import Operator, of_rows
 from torch_dmlpool.window import ArgumentError, integer
 
 
@@ -18,32 +19,26 @@ class Statistics(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, mask: Any, correction: int, run: Any
-    ) -> tuple[Tensor, Tensor]:
-        mean, deviation = run(input, mask, correction)
-        ctx.save_for_backward(input, mask, mean, deviation)
-        ctx.save_for_forward(input, mask, mean, deviation)
-        ctx.correction = correction
+    def forward(ctx: Any, input: Tensor, mask: Any, call: Any) -> tuple[Tensor, Tensor]:
+        mean, deviation = call.run(input, mask)
+        save(ctx, call, input, mask, mean, deviation)
+        ctx.set_materialize_grads(True)
         return mean, deviation
 
     @staticmethod
     def backward(ctx: Any, of_mean: Tensor, of_deviation: Tensor) -> Any:
-        input, mask, mean, deviation = ctx.saved_tensors
-        arguments = of_mean, of_deviation, input, mask, mean, deviation, ctx.correction
-        if not is_grad_enabled() and may_skip_dispatcher(of_mean, of_deviation, input):
-            return backends.serving(input.device.type).statistics_grad(*arguments), None, None, None
-        return reference_rows.statistics_grad(*arguments), None, None, None
+        input, *further = saved(ctx)
+        is_plain = is_unobserved(of_mean, of_deviation, input)
+        rows = backends.serving(input.device.type) if is_plain else reference_rows
+        operands = of_mean, of_deviation, input, *further, *ctx.call.arguments
+        return rows.statistics_grad(*operands), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
-        input, mask, mean, deviation = ctx.saved_tensors
-        return reference_rows.statistics_tangent(
-            direction, input, mask, mean, deviation, ctx.correction
-        )
+        return reference_rows.statistics_tangent(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
-def _results(input: Tensor, mask: Tensor | None, correction: int) -> Any:
+def _sizes(input: Tensor, mask: Tensor | None, correction: int) -> Any:
     tensors.check_dense("input", input, tensors.FLOAT_TYPES)
     if input.dim() != 3:
         raise ArgumentError(f"input must be (N, C, W), got shape {tuple(input.shape)}")
@@ -53,30 +48,16 @@ def _results(input: Tensor, mask: Tensor | None, correction: int) -> Any:
         tensors.check_sizes("mask", mask, sizes, input, "input's")
     if correction < 0:
         raise ArgumentError(f"correction must be 0 or more, got {correction}")
-    return [(input.shape[:2], input.dtype)] * 2
+    return input.shape[:2]
 
 
-def _mapped(operator: RowOperator, info: Any, dimensions: Any, *arguments: Any) -> Any:
-    """The vmap rule merges the mapped dimension into the samples."""
-    flat = [
-        None
-        if tensor is None
-        else (
-            tensor.expand(info.batch_size, *tensor.shape) if at is None else tensor.movedim(at, 0)
-        ).flatten(0, 1)
-        for tensor, at in zip(arguments[:2], dimensions, strict=False)
-    ]
-    results = operator(*flat, *arguments[2:])
-    samples = results[0].shape[0] // info.batch_size
-    return tuple(each.unflatten(0, (info.batch_size, samples)) for each in results), (0, 0)
-
-
-statistics = RowOperator(
+statistics = Operator(
     "statistics(Tensor input, Tensor? mask, SymInt correction) -> (Tensor, Tensor)",
+    [],
+    _sizes,
     lambda backend: backend.statistics,
-    _results,
-    _mapped,
-    Statistics,
+    function=Statistics,
+    dtypes=lambda input, *_: (input.dtype, input.dtype),
 )
 """The mean and the standard deviation of each plane of ``(N, C, W)``, under a mask ``(N, W)``."""
 
@@ -120,13 +101,13 @@ def statistics_pooling(
     n, c = input.shape[:2]
     planes = input.flatten(2)
     if mask is None:
-        mean, deviation = statistics(planes, None, correction)
+        mean, deviation = of_rows(statistics, planes, None, correction)
         return mean, deviation
     flat = mask.expand(*mask.shape[:2], *input.shape[2:]).flatten(2)
     if mask.shape[1] == 1:
-        return statistics(planes, flat[:, 0].expand(n, -1), correction)
+        return of_rows(statistics, planes, flat[:, 0].expand(n, -1), correction)
     # A mask of its own for each channel: samples of one channel.
     single = planes.reshape(n * c, 1, planes.shape[2])
-    results = statistics(single, flat.expand(n, -1, -1).reshape(n * c, -1), correction)
+    results = of_rows(statistics, single, flat.expand(n, -1, -1).reshape(n * c, -1), correction)
     mean, deviation = (each.view(n, c) for each in results)
     return mean, deviation

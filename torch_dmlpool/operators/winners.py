@@ -12,65 +12,39 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
+from torch_dmlpool.operators.registration import Operator, over_batches
 from torch_dmlpool.tensors import numbered
-from torch_dmlpool.window import (
-    Window,
-)
+from torch_dmlpool.window import Window
 
 
-class MaxPoolingGradFromTaps(torch.autograd.Function):
+class MaxPoolingGradFromTaps(OperatorFunction):
     """What arrives at each window, at its winner. It is linear, and its gradient is
     ``max_pooling_gather``.
     """
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(taps)
-        ctx.save_for_forward(taps)
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input_gradient, taps)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
-        _, window, _ = ctx.call.arguments
-        arriving = ctx.call.sharded(arriving)
-        return max_pooling_gather_op(arriving, *ctx.saved_tensors, window), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
-        return max_pooling_grad_from_taps_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+    @from_call
+    def backward(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
+        return max_pooling_gather_op(arriving, taps, call.arguments[1])
 
 
-class MaxPoolingGather(torch.autograd.Function):
+class MaxPoolingGather(OperatorFunction):
     """The element at each window's winner. It is linear, and its gradient is
     ``max_pooling_grad_from_taps``.
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Any) -> Tensor:
-        ctx.call = call
-        ctx.save_for_backward(taps)
-        ctx.save_for_forward(taps)
-        ctx.set_materialize_grads(False)
-        output: Tensor = call.run(input, taps)
-        return output
+    @from_call
+    def backward(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
+        return grad_from_taps(call, arriving, taps)
 
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
-        call = ctx.call
-        request = *ctx.saved_tensors, call.sizes, *call.arguments, call.channels_last
-        return max_pooling_grad_from_taps_op(call.sharded(arriving), *request), None, None
 
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Tensor:
-        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
+def grad_from_taps(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
+    """The gradient of what ``call`` has collected at the winners of its window."""
+    request = call.shape[2:], call.arguments[0], call.channels_last
+    gradient: Tensor = max_pooling_grad_from_taps_op(arriving, taps, *request)
+    return gradient
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
@@ -101,23 +75,24 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
 
 
 def numbered_over_batches(
-    operator: Operator, info: Any, dimensions: Any, tensor: Tensor, *arguments: Any
+    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
 ) -> Any:
     """The vmap rule of an operator that returns indices, with or without values.
 
     It computes positions in planes over the merged batch, then converts them to indices in each
     example. Operators that return indices alone take the spatial sizes as an argument.
     """
-    *request, index_dtype, per_plane = arguments
-    results, mapped = operator.over_batches(info, dimensions, tensor, *request, torch.int64, True)
+    tensor, second, index_dtype, per_plane = *arguments[:2], *arguments[-2:]
+    of_planes = *arguments[:-2], torch.int64, True
+    results, mapped = over_batches(operator, info, dimensions, of_planes)
     if isinstance(results, Tensor):
-        return numbered(results, [*results.shape[1:3], *request[0]], index_dtype, per_plane), mapped
+        return numbered(results, [*results.shape[1:3], *second], index_dtype, per_plane), mapped
     values, positions = results
     sizes = [*values.shape[1:3], *tensor.movedim(dimensions[0], 0).shape[3:]]
     return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped
 
 
-max_pooling_indices_op: Operator = Operator(
+max_pooling_indices_op = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
     "bool per_plane) "
     "-> Tensor",
@@ -125,7 +100,7 @@ max_pooling_indices_op: Operator = Operator(
     _check_indices,
     lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
-    vmap=lambda *arguments: numbered_over_batches(max_pooling_indices_op, *arguments),
+    vmap=numbered_over_batches,
 )
 
 
