@@ -18,8 +18,7 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
-from torch_dmlpool.operators.calls import Call, Plan, prepared
-from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.calls import Call, Plan, Pool
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
 from torch_dmlpool.operators.masks import (
     Sums,
@@ -77,12 +76,8 @@ def adaptive_average_pooling(
         >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
         tensor([[[0.5000, 2.0000, 3.5000]]])
     """
-    call = prepared(_prepared_averages, input, output_size) if mask is None else None
-    if call is not None:
-        return call(input)
-    tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
-    asked = tensors.checked_mask(mask, input), output_size, input.dim() - 2
-    return by_parts(lambda each: averages_of_bins(each, *asked), input)
+    averages: Tensor = _AVERAGES(input, mask, output_size)
+    return averages
 
 
 @overloads.adaptive_pooling
@@ -126,23 +121,20 @@ def adaptive_max_pooling(
         >>> dmlpool.adaptive_max_pooling(row, 3, return_indices=True)
         (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
     """
-    asked = output_size, return_indices
-    call = (
-        prepared(_prepared_maxima, input, *asked, dtypes=(index_dtype,)) if mask is None else None
-    )
-    if call is not None:
-        return call(input)
-    request = numbered_bins(input, *asked, index_dtype)
-    mask = tensors.checked_mask(mask, input)
-    return of_bools(lambda each: maxima_of_bins(each, mask, *request), input)
+    maxima: Pooled = _MAXIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
+    return maxima
 
 
-def numbered_bins(
-    input: Tensor, output_size: OutputSize, return_indices: bool, index_dtype: torch.dtype
+def _bins(input: Tensor, output_size: OutputSize) -> tuple[OutputSize, int]:
+    """The output size and the number of spatial dimensions."""
+    tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
+    return output_size, input.dim() - 2
+
+
+def _numbered_bins(
+    input: Tensor, index_dtype: torch.dtype, return_indices: bool, output_size: OutputSize
 ) -> tuple[Any, ...]:
-    """The output size, the number of spatial dimensions, and with ``return_indices`` as
-    ``numbered_windows``, checked.
-    """
+    """The same, and with ``return_indices`` as ``numbered_windows``, checked."""
     tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
     tensors.check_index_type(index_dtype, input.shape)
@@ -190,19 +182,14 @@ def adaptive_min_pooling(
         >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
         (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
     """
-    request = numbered_bins(input, output_size, return_indices, index_dtype)
-    tensors.checked_output_size(output_size, tuple(input.shape[2:]))  # rejected before any work
-    mask = tensors.checked_mask(mask, input)
-    return minima(lambda each: maxima_of_bins(each, mask, *request), input)
+    minima: Pooled = _MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
+    return minima
 
 
-def _prepared_averages(like: Tensor, backend: Backend, output_size: OutputSize) -> Call | None:
-    tensors.check_pooled("input", like, tensors.AVERAGED_TYPES)
-    return prepared_averages(like, backend, output_size, like.dim() - 2)
-
-
-def _prepared_maxima(like: Tensor, backend: Backend, *asked: Any) -> Call | None:
-    return prepared_maxima(like, backend, *numbered_bins(like, *asked))
+def _bins_of_minima(input: Tensor, *numbers: Any) -> tuple[Any, ...]:
+    request = _numbered_bins(input, *numbers)
+    tensors.checked_output_size(request[0], tuple(input.shape[2:]))  # rejected before any work
+    return request
 
 
 def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: int) -> Call | None:
@@ -220,11 +207,18 @@ def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: in
 
 
 def prepared_maxima(
-    like: Tensor, backend: Backend, output_size: Any, rank: int, *numbering: Any
+    like: Tensor,
+    backend: Backend,
+    output_size: Any,
+    rank: int,
+    index_dtype: torch.dtype | None = None,
+    per_plane: bool = False,
 ) -> Call | None:
     """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
     _, window = bins(output_size, tuple(like.shape)[2:], rank)
-    return None if window is None else prepared_max_pooling(like, backend, window, *numbering)
+    if window is None:
+        return None
+    return prepared_max_pooling(like, backend, window, index_dtype, per_plane)
 
 
 def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank: int) -> Tensor:
@@ -238,17 +232,22 @@ def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank:
 
 
 def maxima_of_bins(
-    input: Tensor, mask: Tensor | None, output_size: Any, rank: int, *numbering: Any
+    input: Tensor,
+    mask: Tensor | None,
+    output_size: Any,
+    rank: int,
+    index_dtype: torch.dtype | None = None,
+    per_plane: bool = False,
 ) -> Any:
-    """The maximum of every bin, under a mask if there is one. With ``numbering``, an index type and
-    whether indices count in each plane, their indices are returned too.
+    """The maximum of every bin, under a mask if there is one. With an ``index_dtype`` their indices
+    are returned too, which count in each plane or in the whole tensor.
     """
     sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
-        return maxima_of(input, mask, window, *numbering)
+        return maxima_of(input, mask, window, index_dtype, per_plane)
     if mask is None:
         values, positions = bin_maxima(input, sizes)
-        if not numbering:
+        if index_dtype is None:
             return values
     else:
         winners = _bin_winners(input, mask, sizes)
@@ -256,10 +255,15 @@ def maxima_of_bins(
         values = gathered(
             input, winners, lambda each, places: gather_positions_op(each, places, True)
         )
-    if not numbering:
+    if index_dtype is None:
         return tensors.laid_out_like(values, input)
-    indices = tensors.numbered(positions, input.shape, *numbering)
+    indices = tensors.numbered(positions, input.shape, index_dtype, per_plane)
     return tensors.laid_out_like((values, indices), input)
+
+
+_AVERAGES = Pool(_bins, averages_of_bins, prepared_averages)
+_MAXIMA = Pool(_numbered_bins, maxima_of_bins, prepared_maxima, of_bools)
+_MINIMA = Pool(_bins_of_minima, maxima_of_bins, lambda *_: None, minima)
 
 
 def _bin_winners(input: Tensor, mask: Tensor, sizes: Sequence[int]) -> Winners:

@@ -1,5 +1,6 @@
 """Average pooling: (0, +, ÷ counted taps), and its gradient, its exact adjoint (rule A6)."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Plan, prepared
+from torch_dmlpool.operators.calls import Call, Plan, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
 from torch_dmlpool.operators.masks import Sums, averages_under, with_checked_mask
@@ -77,15 +78,8 @@ def average_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    asked = include_padding, divisor_override, *window
-    call = prepared(_prepared, input, *asked) if mask is None else None
-    if call is not None:
-        return call(input)
-    request = _counted_windows(input, *asked)
-    if mask is None and not input.is_complex():
-        return average_pooling_op(input, *request)
-    mask = tensors.checked_mask(mask, input)
-    return by_parts(lambda each: averages(each, mask, *request), input)
+    averaged: Tensor = _POOL(input, mask, include_padding, divisor_override, *window)
+    return averaged
 
 
 def _counted_windows(
@@ -145,20 +139,12 @@ def average_pooling_grad(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
     """
     tensors.check_pooled("input_gradient", input_gradient, tensors.AVERAGED_TYPES)
-    tensors.check_flag("include_padding", include_padding)
-    divisor_override = tensors.checked_divisor(divisor_override)
-    numbers = (window_size, strides, start_padding, end_padding, dilations, ceil_mode)
-    window = Window.directml(input_gradient.dim() - 2, *numbers)
+    numbers = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    request = _counted_windows(input_gradient, include_padding, divisor_override, *numbers)
     sizes = tensors.checked_full_size("input_size", input_size, input_gradient)
-    tensors.check_sizes(
-        "input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])]
-    )
-    request = sizes[2:], window, include_padding, divisor_override
-    return by_parts(lambda each: average_pooling_grad_op(each, *request), input_gradient)
-
-
-def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Call | None:
-    return prepared_average_pooling(like, backend, *_counted_windows(like, *asked))
+    windows = request[0].output_sizes(sizes[2:])
+    tensors.check_sizes("input_gradient", input_gradient, [*sizes[:2], *windows])
+    return by_parts(lambda each: average_pooling_grad_op(each, sizes[2:], *request), input_gradient)
 
 
 def prepared_average_pooling(
@@ -167,7 +153,7 @@ def prepared_average_pooling(
     """The call of averages for plain tensors that lie as ``like``."""
     if like.dtype not in tensors.FLOAT_TYPES:
         return None
-    request, backend = (window, include_padding, divisor), backend
+    request = window, include_padding, divisor
     if backend.planned_averages is None:
         window.output_sizes(like.shape[2:])  # rejected before any work
         plan: Any = Plan(backend.average_pooling, None, *request)
@@ -176,17 +162,16 @@ def prepared_average_pooling(
     return Call(average_pooling_op.apply, plan, like, *request)
 
 
-def averages(input: Tensor, mask: Tensor | None, *request: Any) -> Tensor:
+def averages(
+    input: Tensor, mask: Tensor | None, window: Window, include_padding: bool, divisor: int | None
+) -> Tensor:
     """Averages of windows, under a mask if there is one."""
     if mask is None:
-        return average_pooling_op(input, *request)
-    return masked_average_pooling_op(input, mask, *request)
+        return average_pooling_op(input, window, include_padding, divisor)
+    return masked_average_pooling_op(input, mask, window, include_padding, divisor)
 
 
-def _masked(input: Tensor, mask: Tensor, *request: Any) -> Tensor:
-    return averages_under(_SUMS, input, mask, *request)
-
-
+_POOL = Pool(_counted_windows, averages, prepared_average_pooling)
 _SUMS = Sums(
     lambda input, window, divisor: average_pooling_op(input, window, False, divisor),
     lambda arriving, sizes, window: average_pooling_grad_op(arriving, sizes, window, False, 1),
@@ -255,5 +240,5 @@ masked_average_pooling_op = Operator(
     [tensors.FLOAT_TYPES],
     lambda input, mask, window, include_padding, divisor: tensors.checked_divisor(divisor),
     complete=with_checked_mask,
-    compose=_masked,
+    compose=functools.partial(averages_under, _SUMS),
 )

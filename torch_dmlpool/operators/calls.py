@@ -17,6 +17,7 @@ from torch import Tensor, is_grad_enabled
 from torch_dmlpool import backends, tensors, window
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Function
+from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
 Prepare = Callable[..., Callable[..., Any] | None]
@@ -86,7 +87,7 @@ def prepared(
     prepare: Prepare, input: Tensor, *arguments: Any, dtypes: tuple[torch.dtype | None, ...] = ()
 ) -> Callable[..., Any] | None:
     """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
-    ``dtypes``, which marshal does not write, after the arguments.
+    ``dtypes``, which marshal does not write, before the arguments.
 
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
@@ -108,6 +109,43 @@ def prepared(
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
     return _remembered(prepare, written, dtypes, input.shape, input.stride(), input.dtype, backend)
+
+
+class Pool:
+    """What public functions of a pool have in common.
+
+    ``check`` takes the input, data types and numbers, and returns the operator's arguments.
+    ``compute`` takes the input, a mask or None, and these arguments; ``prepare`` makes the call of
+    plain tensors. ``through`` makes the results for other data types by a pool of those that the
+    operator takes.
+    """
+
+    def __init__(
+        self,
+        check: Callable[..., tuple[Any, ...]],
+        compute: Callable[..., Any],
+        prepare: Prepare,
+        through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
+    ) -> None:
+        self.check, self.compute, self.prepare, self.through = check, compute, prepare, through
+
+    def __call__(
+        self,
+        input: Tensor,
+        mask: Tensor | None,
+        *numbers: Any,
+        dtypes: tuple[torch.dtype | None, ...] = (),
+    ) -> Any:
+        if mask is None:
+            call = prepared(self._prepared, input, *numbers, dtypes=dtypes)
+            if call is not None:
+                return call(input)
+        request = self.check(input, *dtypes, *numbers)
+        mask = tensors.checked_mask(mask, input)
+        return self.through(lambda each: self.compute(each, mask, *request), input)
+
+    def _prepared(self, like: Tensor, backend: Backend, *numbers: Any) -> Any:
+        return self.prepare(like, backend, *self.check(like, *numbers))
 
 
 _DTYPES = {torch.dtype, type(None)}
@@ -136,4 +174,4 @@ def _remembered(
     if arguments is None or dtype not in tensors.ORDERED_TYPES:
         return None
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return prepare(like, backend, *arguments, *dtypes)
+    return prepare(like, backend, *dtypes, *arguments)

@@ -11,7 +11,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
-from torch_dmlpool.operators.calls import prepared
+from torch_dmlpool.operators.calls import Pool
 from torch_dmlpool.operators.derivatives import (
     records_gradient,
 )
@@ -80,12 +80,9 @@ def lp_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
     """
-    asked = p, window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    call = prepared(_prepared, input, *asked) if mask is None else None
-    if call is not None:
-        return call(input)
-    request = _normed_windows(input, *asked)
-    return norms(input, tensors.checked_mask(mask, input), *request)
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    normed: Tensor = _POOL(input, mask, p, *window)
+    return normed
 
 
 def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
@@ -93,10 +90,6 @@ def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, floa
     tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
     made = Window.directml(input.dim() - 2, *window)
     return made, float(tensors.checked_norm("p", p))
-
-
-def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Tensor] | None:
-    return prepared_lp_pooling(like, backend, *_normed_windows(like, *asked))
 
 
 def prepared_lp_pooling(
@@ -129,6 +122,9 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
         window.output_sizes(input.shape[2:])  # rejected before any work
         input = kept(input, mask)
     return lp_pooling_op(input, window, p)
+
+
+_POOL = Pool(_normed_windows, norms, prepared_lp_pooling)
 
 
 def _norms(input: Tensor, window: Window, p: float) -> Tensor:

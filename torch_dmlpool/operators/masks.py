@@ -83,10 +83,16 @@ class Sums(NamedTuple):
     """Their gradient, of what arrives, the input's spatial sizes, and windows."""
 
 
-def averages_under(sums: Sums, input: Tensor, mask: Tensor, windows: Any, *counted: Any) -> Tensor:
-    """Averages of windows or bins, by ``sums`` of these. ``counted``: whether padding counts, and
-    the divisor or None.
-    """
+def averages_under(
+    sums: Sums,
+    input: Tensor,
+    mask: Tensor,
+    windows: Any,
+    include_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Averages of windows or bins, by ``sums`` of these."""
+    request = sums, windows, include_padding, divisor
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
     has_results = isinstance(windows, Window) or 0 not in windows
@@ -96,41 +102,37 @@ def averages_under(sums: Sums, input: Tensor, mask: Tensor, windows: Any, *count
         else None
     )
     if pool is None:
-        return _composed_averages(sums, input, mask, windows, *counted)
+        return _composed_averages(input, mask, *request)
     if records_gradient(input):
-        return _averages(input, mask, sums, windows, *counted)
-    return pool(input, mask, windows, *counted)
+        return _averages(input, mask, request)
+    return pool(input, mask, windows, include_padding, divisor)
 
 
 class MaskedAveragePooling(torch.autograd.Function):
     """Averages of plain tensors under a mask, by a backend that has them."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, mask: Tensor, sums: Sums, windows: Any, *counted: Any
-    ) -> Tensor:
-        backend: Any = backends.serving(input.device.type)
-        ctx.request = tuple(input.shape[2:]), windows, *counted
-        save(ctx, (tensors.is_channels_last(input), backend, sums), mask)
-        output: Tensor = backend.masked_average_pooling(input, mask, windows, *counted)
+    def forward(ctx: Any, input: Tensor, mask: Tensor, request: tuple[Any, ...]) -> Tensor:
+        save(ctx, (request, input.shape[2:], tensors.is_channels_last(input)), mask)
+        pool: Any = backends.serving(input.device.type).masked_average_pooling
+        output: Tensor = pool(input, mask, *request[1:])
         return output
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
-        (mask,), nothing = saved(ctx), (None,) * 5
-        channels_last, backend, sums = ctx.call
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
         if arriving is None:
-            return None, *nothing
+            return None, None, None
+        (mask,), (request, sizes, channels_last) = saved(ctx), ctx.call
         if not is_unobserved(arriving, mask):
-            return _composed_shares(sums, arriving, mask, *ctx.request), *nothing
-        request = arriving, mask, *ctx.request, channels_last
-        return backend.masked_average_pooling_grad(*request), *nothing
+            return _composed_shares(arriving, mask, sizes, *request), None, None
+        spread: Any = backends.serving(arriving.device.type).masked_average_pooling_grad
+        return spread(arriving, mask, sizes, *request[1:], channels_last), None, None
 
 
 def _composed_averages(
-    sums: Sums,
     input: Tensor,
     mask: Tensor,
+    sums: Sums,
     windows: Any,
     include_padding: bool,
     divisor: int | None,
@@ -143,21 +145,20 @@ def _composed_averages(
 
 
 def _composed_shares(
-    sums: Sums,
     arriving: Tensor,
     mask: Tensor,
     sizes: Sequence[int],
+    sums: Sums,
     windows: Any,
     include_padding: bool,
     divisor: int | None,
 ) -> Tensor:
     """The gradient of :func:`_composed_averages`, of an input of spatial ``sizes``."""
     wide = tensors.widened(arriving)
+    counts: Any = divisor
     if divisor is None:
-        shares = (wide / _counts(sums, mask, sizes, wide, windows, include_padding)).to(wide.dtype)
-    else:
-        shares = wide / divisor
-    gradient = sums.gradient(shares, sizes, windows)
+        counts = _counts(sums, mask, sizes, wide, windows, include_padding)
+    gradient = sums.gradient((wide / counts).to(wide.dtype), sizes, windows)
     return kept(gradient.to(arriving.dtype), mask)
 
 
@@ -243,6 +244,7 @@ def may_equal_fill(input: Tensor, values: Tensor) -> bool:
 
 
 def with_checked_mask(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
+    tensors.check_dense("mask", mask, (torch.bool,))  # which is None where nobody gave one
     return input, tensors.checked_mask(mask, input), *request
 
 

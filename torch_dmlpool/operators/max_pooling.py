@@ -13,7 +13,7 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Plan, prepared
+from torch_dmlpool.operators.calls import Call, Plan, Pool
 from torch_dmlpool.operators.derivatives import (
     OperatorFunction,
     from_call,
@@ -114,20 +114,16 @@ def max_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    asked = return_indices, *window
-    call = prepared(_prepared, input, *asked, dtypes=(index_dtype,)) if mask is None else None
-    if call is not None:
-        return call(input)
-    request = numbered_windows(input, *asked, index_dtype)
-    mask = tensors.checked_mask(mask, input)
-    return of_bools(lambda each: maxima_of(each, mask, *request), input)
+    maxima: Pooled = _POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    return maxima
 
 
-def numbered_windows(input: Tensor, return_indices: bool, *asked: Any) -> tuple[Any, ...]:
+def numbered_windows(
+    input: Tensor, index_dtype: torch.dtype, return_indices: bool, *window: Any
+) -> tuple[Any, ...]:
     """The window and, with ``return_indices``, the index type and that indices count in the whole
     tensor, checked.
     """
-    *window, index_dtype = asked
     tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
     made = Window.directml(input.dim() - 2, *window)
@@ -192,16 +188,17 @@ def max_pooling_grad(
     return max_pooling_grad_op(input, input_gradient, window)
 
 
-def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Call | None:
-    return prepared_max_pooling(like, backend, *numbered_windows(like, *asked))
-
-
 def prepared_max_pooling(
-    like: Tensor, backend: Backend, window: Window, *numbering: Any
+    like: Tensor,
+    backend: Backend,
+    window: Window,
+    index_dtype: torch.dtype | None = None,
+    per_plane: bool = False,
 ) -> Call | None:
-    """The call of maxima for plain tensors that lie as ``like``. With ``numbering``, an index type
-    and whether indices count in each plane, indices are returned too.
+    """The call of maxima for plain tensors that lie as ``like``. With an ``index_dtype`` indices
+    are returned too, which count in each plane or in the whole tensor.
     """
+    numbering = () if index_dtype is None else (index_dtype, per_plane)
     if like.dtype is torch.bool and not backend.takes_bools:
         return None
     if backend.planned_maxima is not None:
@@ -214,15 +211,23 @@ def prepared_max_pooling(
     return Call(max_pooling_with_taps_op.apply, plan, like, window)
 
 
-def maxima_of(input: Tensor, mask: Tensor | None, window: Window, *numbering: Any) -> Any:
-    """Maxima, under a mask if there is one. With ``numbering``, an index type and whether indices
-    count in each plane, their indices are returned too.
+def maxima_of(
+    input: Tensor,
+    mask: Tensor | None,
+    window: Window,
+    index_dtype: torch.dtype | None = None,
+    per_plane: bool = False,
+) -> Any:
+    """Maxima, under a mask if there is one. With an ``index_dtype`` their indices are returned too,
+    which count in each plane or in the whole tensor.
     """
+    if index_dtype is None:
+        if mask is None:
+            return max_pooling_op(input, window)
+        return masked_max_pooling_op(input, mask, window)
     if mask is None:
-        pool = max_pooling_with_indices_op if numbering else max_pooling_op
-        return pool(input, window, *numbering)
-    operator = masked_max_pooling_with_indices_op if numbering else masked_max_pooling_op
-    return operator(input, mask, window, *numbering)
+        return max_pooling_with_indices_op(input, window, index_dtype, per_plane)
+    return masked_max_pooling_with_indices_op(input, mask, window, index_dtype, per_plane)
 
 
 def of_bools(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
@@ -240,6 +245,9 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
         return change(results)
     values, indices = results
     return change(values), indices
+
+
+_POOL = Pool(numbered_windows, maxima_of, prepared_max_pooling, of_bools)
 
 
 class MaxPooling(OperatorFunction):
@@ -286,9 +294,12 @@ def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequen
     return input.shape
 
 
-def _composed_with_indices(input: Tensor, window: Window, *numbering: Any) -> tuple[Tensor, Tensor]:
+def _composed_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> tuple[Tensor, Tensor]:
     values, taps = max_pooling_with_taps_op(input, window)
-    return values, max_pooling_indices_op(taps, input.shape[2:], window, *numbering)
+    sizes = input.shape[2:]
+    return values, max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
 
 
 def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
@@ -402,21 +413,21 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
 
 
 def _maxima_with_indices(
-    input: Tensor, mask: Tensor, window: Window, *numbering: Any
+    input: Tensor, mask: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     window.output_sizes(input.shape[2:])  # rejected before any work
     if is_gathered_again(input):
         values, taps, are_there = _window_maxima(input, mask, window)
-        indices = max_pooling_indices_op(taps, input.shape[2:], window, *numbering)
+        indices = max_pooling_indices_op(taps, input.shape[2:], window, index_dtype, per_plane)
         return values, tensors.where(are_there(), indices, -1)
     pool = kernel_of(lambda backend: backend.masked_max_pooling_with_indices, input, mask)
     if pool is not None:
-        return pool(input, mask, window, *numbering)
+        return pool(input, mask, window, index_dtype, per_plane)
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling_with_indices_op
     winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))
     positions = torch.where(winners.are_there, winners.places, -1)
-    return winners.values, tensors.numbered(positions, input.shape, *numbering)
+    return winners.values, tensors.numbered(positions, input.shape, index_dtype, per_plane)
 
 
 _maxima_under = applied_at_a_single_level(MaskedMaxPooling)

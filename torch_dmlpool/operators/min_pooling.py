@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.operators.calls import prepared
+from torch_dmlpool.operators.calls import Pool
 from torch_dmlpool.operators.max_pooling import (
     Pooled,
     maxima_of,
@@ -21,9 +21,7 @@ from torch_dmlpool.operators.max_pooling import (
     prepared_max_pooling,
     with_values,
 )
-from torch_dmlpool.window import (
-    Integers,
-)
+from torch_dmlpool.window import Integers, Window
 
 
 @overloads.pooling
@@ -85,18 +83,14 @@ def min_pooling(
         (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    asked = return_indices, *window
-    call = prepared(_prepared, input, *asked, dtypes=(index_dtype,)) if mask is None else None
-    if call is not None:
-        return call(input)
-    request = numbered_windows(input, *asked, index_dtype)
+    minima: Pooled = _POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    return minima
+
+
+def _windows(input: Tensor, index_dtype: torch.dtype, *numbers: Any) -> tuple[Any, ...]:
+    request = numbered_windows(input, index_dtype, *numbers)
     request[0].output_sizes(input.shape[2:])  # rejected before any work
-    mask = tensors.checked_mask(mask, input)
-    return minima(lambda each: maxima_of(each, mask, *request), input)
-
-
-def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Pooled] | None:
-    return prepared_min_pooling(like, backend, *numbered_windows(like, *asked))
+    return request
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
@@ -123,11 +117,15 @@ def _restored(values: Tensor) -> Tensor:
     return 0 - values if values.dtype.is_floating_point else _opposite(values)
 
 
-def prepared_min_pooling(like: Tensor, *request: Any) -> Callable[[Tensor], Any] | None:
-    """The call of minima for plain tensors that lie as ``like``. ``request`` is that of
-    ``max_pooling.prepared``.
-    """
-    pool = prepared_max_pooling(like, *request)
+def prepared_min_pooling(
+    like: Tensor,
+    backend: Backend,
+    window: Window,
+    index_dtype: torch.dtype | None = None,
+    per_plane: bool = False,
+) -> Callable[[Tensor], Any] | None:
+    """The call of minima for plain tensors that lie as ``like``, as ``prepared_max_pooling``."""
+    pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
     if pool is None or not tensors.is_dense(like):
         return None
 
@@ -135,3 +133,6 @@ def prepared_min_pooling(like: Tensor, *request: Any) -> Callable[[Tensor], Any]
         return tensors.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
 
     return minima
+
+
+_POOL = Pool(_windows, maxima_of, prepared_min_pooling, minima)

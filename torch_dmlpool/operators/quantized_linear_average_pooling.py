@@ -99,18 +99,21 @@ def quantized_linear_average_pooling(
     """
     parameters = input_scale, input_zero_point, output_scale, output_zero_point
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    asked = parameters, include_padding, *window
-    call = prepared(_prepared, input, *asked, dtypes=(output_dtype,))
+    call = prepared(_prepared, input, parameters, include_padding, *window, dtypes=(output_dtype,))
     if call is not None:
         return call(input)
-    return pooled_integers(input, *_quantized_windows(input, *asked, output_dtype))
+    request = _quantized_windows(input, output_dtype, parameters, include_padding, *window)
+    return pooled_integers(input, *request)
 
 
 def _quantized_windows(
-    input: Tensor, parameters: tuple[Any, ...], include_padding: bool, *asked: Any
+    input: Tensor,
+    output_dtype: torch.dtype | None,
+    parameters: tuple[Any, ...],
+    include_padding: bool,
+    *window: Any,
 ) -> tuple[Any, ...]:
     """The operator's arguments, checked."""
-    *window, output_dtype = asked
     tensors.check_pooled("input", input, tensors.QUANTIZED_TYPES)
     tensors.check_flag("include_padding", include_padding)
     made = Window.directml(input.dim() - 2, *window)
@@ -118,8 +121,12 @@ def _quantized_windows(
     return parameters, made, include_padding, dtype
 
 
-def _prepared(like: Tensor, backend: Backend, *asked: Any) -> Callable[[Tensor], Tensor]:
-    return prepared_quantized(backend, *_quantized_windows(like, *asked))
+def _prepared(like: Tensor, backend: Backend, *numbers: Any) -> Callable[[Tensor], Tensor]:
+    """The call for plain tensors, whose scales and zero points are numbers."""
+    parameters, window, include_padding, output_dtype = _quantized_windows(like, *numbers)
+    check_counted(window, include_padding)
+    pool = backend.quantized_linear_average_pooling
+    return lambda input: pool(input, *parameters, window, include_padding, output_dtype)
 
 
 def pooled_integers(
@@ -156,14 +163,6 @@ def pooled_integers(
         _check_tensors(parameters)
     pool = quantized_linear_average_pooling_op.backend_function(input)
     return pool(input, *parameters, window, include_padding, output_dtype)
-
-
-def prepared_quantized(backend: Backend, *request: Any) -> Callable[[Tensor], Tensor]:
-    """The call for plain tensors, whose scales and zero points are numbers."""
-    parameters, window, include_padding, output_dtype = request
-    check_counted(window, include_padding)
-    pool = backend.quantized_linear_average_pooling
-    return lambda input: pool(input, *parameters, window, include_padding, output_dtype)
 
 
 def _output_sizes(input: Tensor, *arguments: Any) -> list[int]:
