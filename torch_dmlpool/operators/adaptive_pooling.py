@@ -8,7 +8,7 @@ every size divides, the bins are an ordinary window with a stride.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -226,9 +226,14 @@ def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank:
     sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return averages(input, mask, window, False, None)
-    if mask is None:
-        return bin_averages(input, sizes)
-    return tensors.laid_out_like(averages_under(_SUMS, input, mask, sizes, False, None), input)
+
+    def pool(sizes: Sequence[int]) -> Tensor:
+        if mask is None:
+            return adaptive_average_pooling_op(input, sizes)
+        return tensors.laid_out_like(averages_under(_SUMS, input, mask, sizes, False, None), input)
+
+    averaged: Tensor = _with_zeros(pool, sizes)
+    return averaged
 
 
 def maxima_of_bins(
@@ -245,18 +250,9 @@ def maxima_of_bins(
     sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
         return maxima_of(input, mask, window, index_dtype, per_plane)
-    if mask is None:
-        values, positions = bin_maxima(input, sizes)
-        if index_dtype is None:
-            return values
-    else:
-        winners = _bin_winners(input, mask, sizes)
-        positions = torch.where(winners.are_there, winners.places, -1)
-        values = gathered(
-            input, winners, lambda each, places: gather_positions_op(each, places, True)
-        )
+    values, positions = _with_zeros(lambda sizes: _bin_winners(input, mask, sizes), sizes)
     if index_dtype is None:
-        return tensors.laid_out_like(values, input)
+        return values if mask is None else tensors.laid_out_like(values, input)
     indices = tensors.numbered(positions, input.shape, index_dtype, per_plane)
     return tensors.laid_out_like((values, indices), input)
 
@@ -266,56 +262,38 @@ _MAXIMA = Pool(_numbered_bins, maxima_of_bins, prepared_maxima, of_bools)
 _MINIMA = Pool(_bins_of_minima, maxima_of_bins, lambda *_: None, minima)
 
 
-def _bin_winners(input: Tensor, mask: Tensor, sizes: Sequence[int]) -> Winners:
-    pool = (
-        None
-        if 0 in sizes
-        else kernel_of(lambda backend: backend.masked_adaptive_max_pooling, input, mask)
-    )
+def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The maxima of bins, and their positions in the plane."""
+    if mask is None:
+        return adaptive_max_pooling_op(input, sizes)
+    pool = kernel_of(lambda backend: backend.masked_adaptive_max_pooling, input, mask)
     if pool is None:
-        return winners_of(input, mask, lambda each: bin_maxima(each, sizes))
-    values, positions = pool(input, mask, sizes)
-    return Winners(values, positions, positions >= 0)
+        winners = winners_of(input, mask, lambda each: adaptive_max_pooling_op(each, sizes))
+    else:
+        values, positions = pool(input, mask, sizes)
+        winners = Winners(values, positions, positions >= 0)
+    gather = lambda each, places: gather_positions_op(each, places, True)  # noqa: E731
+    values = gathered(input, winners, gather)
+    return values, torch.where(winners.are_there, winners.places, -1)
 
 
 _SUMS = Sums(
-    lambda input, sizes, _: bin_averages(input, sizes),
-    lambda arriving, sizes, _: bin_averages_grad(arriving, sizes),
+    lambda input, sizes, _: adaptive_average_pooling_op(input, sizes),
+    lambda arriving, sizes, _: adaptive_average_pooling_grad_op(arriving, sizes),
 )
 
 
-def bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Tensor:
-    """Average of every bin; the sizes say how many there are along each axis."""
-    return _over_bins(adaptive_average_pooling_op, input, output_sizes)
-
-
-def bin_averages_grad(arriving: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
-    """The gradient of :func:`bin_averages` of an input of these spatial sizes."""
-    gradient: Tensor = adaptive_average_pooling_grad_op(arriving, spatial_sizes)
-    return gradient
-
-
-def bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maximum of every bin, and its position in the plane."""
-    return _over_bins(adaptive_max_pooling_op, input, output_sizes)
-
-
-def _over_bins(operator: Operator, input: Tensor, output_sizes: Sequence[int]) -> Any:
-    """The results of ``operator``, which is called with a size of 1 where an output size is 0.
-
-    The results are then sliced to size 0, so that autograd returns a gradient of zeros.
+def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> Any:
+    """The results of ``pool``, which gets a size of 1 in place of 0. They are sliced to size 0, so
+    that autograd returns a gradient of zeros.
     """
-    if 0 not in [size for size in output_sizes if type(size) is int]:
-        return operator(input, output_sizes)
-    results = operator(
-        input, [1 if type(size) is int and size == 0 else size for size in output_sizes]
-    )
-    asked: Any = (..., *(slice(size) for size in output_sizes))
-    return (
-        results[asked]
-        if isinstance(results, Tensor)
-        else tuple(result[asked] for result in results)
-    )
+    if 0 not in [size for size in sizes if type(size) is int]:
+        return pool(sizes)
+    results = pool([1 if type(size) is int and size == 0 else size for size in sizes])
+    asked: Any = (..., *map(slice, sizes))
+    if isinstance(results, Tensor):
+        return results[asked]
+    return tuple(result[asked] for result in results)
 
 
 def bins(
@@ -411,7 +389,7 @@ class AdaptiveMaxPooling(OperatorFunction):
         return gather_positions_op(direction, *ctx.saved_tensors, True), None
 
 
-adaptive_average_pooling_op = Operator(
+adaptive_average_pooling_op: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     [tensors.FLOAT_TYPES],
     _output_sizes,
@@ -420,7 +398,7 @@ adaptive_average_pooling_op = Operator(
 )
 
 
-adaptive_average_pooling_grad_op = Operator(
+adaptive_average_pooling_grad_op: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     [tensors.FLOAT_TYPES],
     _output_sizes,

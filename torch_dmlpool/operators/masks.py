@@ -92,47 +92,44 @@ def averages_under(
     divisor: int | None,
 ) -> Tensor:
     """Averages of windows or bins, by ``sums`` of these."""
-    request = sums, windows, include_padding, divisor
+    request = windows, include_padding, divisor
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    has_results = isinstance(windows, Window) or 0 not in windows
-    pool = (
-        kernel_of(lambda backend: backend.masked_average_pooling, input, mask)
-        if has_results
-        else None
-    )
+    pool = kernel_of(lambda backend: backend.masked_average_pooling, input, mask)
     if pool is None:
-        return _composed_averages(input, mask, *request)
+        return _composed_averages(sums, input, mask, *request)
     if records_gradient(input):
-        return _averages(input, mask, request)
-    return pool(input, mask, windows, include_padding, divisor)
+        return _averages(input, mask, sums, request)
+    return pool(input, mask, *request)
 
 
 class MaskedAveragePooling(torch.autograd.Function):
     """Averages of plain tensors under a mask, by a backend that has them."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Tensor, request: tuple[Any, ...]) -> Tensor:
-        save(ctx, (request, input.shape[2:], tensors.is_channels_last(input)), mask)
+    def forward(
+        ctx: Any, input: Tensor, mask: Tensor, sums: Sums, request: tuple[Any, ...]
+    ) -> Tensor:
+        save(ctx, (sums, request, input.shape[2:], tensors.is_channels_last(input)), mask)
         pool: Any = backends.serving(input.device.type).masked_average_pooling
-        output: Tensor = pool(input, mask, *request[1:])
+        output: Tensor = pool(input, mask, *request)
         return output
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         if arriving is None:
-            return None, None, None
-        (mask,), (request, sizes, channels_last) = saved(ctx), ctx.call
+            return None, None, None, None
+        (mask,), (sums, request, sizes, channels_last) = saved(ctx), ctx.call
         if not is_unobserved(arriving, mask):
-            return _composed_shares(arriving, mask, sizes, *request), None, None
+            return _composed_shares(sums, arriving, mask, sizes, *request), None, None, None
         spread: Any = backends.serving(arriving.device.type).masked_average_pooling_grad
-        return spread(arriving, mask, sizes, *request[1:], channels_last), None, None
+        return spread(arriving, mask, sizes, *request, channels_last), None, None, None
 
 
 def _composed_averages(
+    sums: Sums,
     input: Tensor,
     mask: Tensor,
-    sums: Sums,
     windows: Any,
     include_padding: bool,
     divisor: int | None,
@@ -145,10 +142,10 @@ def _composed_averages(
 
 
 def _composed_shares(
+    sums: Sums,
     arriving: Tensor,
     mask: Tensor,
     sizes: Sequence[int],
-    sums: Sums,
     windows: Any,
     include_padding: bool,
     divisor: int | None,
@@ -228,18 +225,6 @@ def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
         return winners.values
     return tensors.where(
         winners.are_there, gather(input, winners.places), tensors.lowest(input.dtype)
-    )
-
-
-def may_equal_fill(input: Tensor, values: Tensor) -> bool:
-    """Whether a winner may equal the lowest value, which fills the masked elements: it does where
-    both ``input`` and ``values`` hold that value.
-
-    On other devices than the CPU it is True, as reading values would synchronize.
-    """
-    lowest = tensors.lowest(input.dtype)
-    return not values.is_cpu or not (
-        values.numel() == 0 or any(each.amin().item() > lowest for each in (values, input))
     )
 
 

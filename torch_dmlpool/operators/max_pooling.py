@@ -24,24 +24,23 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.operators.masks import (
+    Winners,
     as_bools,
     as_pooled,
     gathered,
     is_gathered_again,
     kept,
     kernel_of,
-    may_equal_fill,
     over_planes,
     winners_of,
     with_checked_mask,
 )
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.operators.winners import (
     grad_from_taps,
     max_pooling_gather_op,
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
-    numbered_over_batches,
 )
 from torch_dmlpool.window import (
     Integers,
@@ -337,7 +336,7 @@ max_pooling_with_indices_op = Operator(
     lambda backend: backend.max_pooling_with_indices,
     compose=_composed_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
-    vmap=numbered_over_batches,
+    vmap=one_by_one,
 )
 
 
@@ -357,11 +356,11 @@ class MaskedMaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        pool = (
-            kernel_of(lambda backend: backend.masked_max_pooling_with_taps, input, mask)
-            or _maxima_with_taps
-        )
-        values, taps = pool(input, mask, window)
+        pool = kernel_of(lambda backend: backend.masked_max_pooling_with_taps, input, mask)
+        if pool is None:
+            values, taps, _ = _winners(input, mask, window)
+        else:
+            values, taps = pool(input, mask, window)
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.mark_non_differentiable(taps)
         return values, taps
@@ -380,13 +379,8 @@ class MaskedMaxPooling(torch.autograd.Function):
         return kept(gradient, mask), None, None
 
 
-def _maxima_with_taps(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    pool = max_pooling_with_taps_op
-    values, taps = pool(kept(input, mask, True), window)
-    if may_equal_fill(input, values):
-        _, first_there = pool(as_pooled(over_planes(mask, input)), window)
-        taps = torch.where(tensors.is_lowest(values), first_there, taps)
-    return values, taps
+def _winners(input: Tensor, mask: Tensor, window: Window) -> Winners:
+    return winners_of(input, mask, lambda each: max_pooling_with_taps_op(each, window))
 
 
 def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
@@ -407,7 +401,7 @@ def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor,
         there = as_pooled(over_planes(mask, input))
         values, taps = _maxima_under(input, mask, window)
         return values, taps, lambda: max_pooling_op(there, window) != 0
-    winners = winners_of(input, mask, lambda each: max_pooling_with_taps_op(each, window))
+    winners = _winners(input, mask, window)
     values = gathered(input, winners, lambda each, taps: max_pooling_gather_op(each, taps, window))
     return values, winners.places, lambda: winners.are_there
 

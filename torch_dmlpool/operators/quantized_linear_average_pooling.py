@@ -19,7 +19,7 @@ from torch_dmlpool.operators.derivatives import (
     carries_derivative,
 )
 from torch_dmlpool.operators.dispatching import is_plain, is_readable
-from torch_dmlpool.operators.registration import Operator, with_examples
+from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.window import (
     ArgumentError,
     Integers,
@@ -197,23 +197,6 @@ def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
     return input, *parameters, *arguments[4:]
 
 
-def _vmap(
-    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
-) -> tuple[Tensor, int]:
-    # The dimension that vmap maps over becomes more channels, which have parameters of their own.
-    batch = info.batch_size
-    (batched,) = with_examples(batch, arguments[:1], dimensions)
-    batched, channels = batched.movedim(0, 1), batched.shape[2]
-    vectors = []
-    for parameter, dimension in zip(arguments[1:5], dimensions[1:5], strict=True):
-        if parameter is not None:
-            own = parameter.unsqueeze(0) if dimension is None else parameter.movedim(dimension, 0)
-            parameter = own.reshape(own.shape[0], -1).expand(batch, channels).reshape(-1)
-        vectors.append(parameter)
-    pooled = operator.dispatch(batched.flatten(1, 2), *vectors, *arguments[5:])
-    return pooled.unflatten(1, (batch, channels)), 1
-
-
 quantized_linear_average_pooling_op = Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
@@ -223,7 +206,7 @@ quantized_linear_average_pooling_op = Operator(
     lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
-    vmap=_vmap,
+    vmap=one_by_one,
     reject=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
 )
 

@@ -10,7 +10,7 @@ still see it. ``backward`` and ``jvp`` call operators: every higher order comes 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -242,22 +242,32 @@ def over_batches(
     mapped dimension.
     """
     size, count = info.batch_size, operator.count
-    batched = with_examples(size, arguments[:count], dimensions)
-    folded = [None if each is None else each.flatten(0, 1) for each in batched]
+    folded = [
+        None
+        if tensor is None
+        else (tensor.expand(size, *tensor.shape) if at is None else tensor.movedim(at, 0)).flatten(
+            0, 1
+        )
+        for tensor, at in zip(arguments[:count], dimensions, strict=False)
+    ]
     results = operator.dispatch(*folded, *arguments[count:])
     if isinstance(results, Tensor):
         return results.unflatten(0, (size, results.shape[0] // size)), 0
     return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (0, 0)
 
 
-def with_examples(size: int, tensors: Iterable[Any], dimensions: Iterable[Any]) -> list[Any]:
-    """Tensors, of which some may be None, with the dimension that vmap maps over at the front."""
-    return [
-        None
-        if tensor is None
-        else (tensor.expand(size, *tensor.shape) if at is None else tensor.movedim(at, 0))
-        for tensor, at in zip(tensors, dimensions, strict=False)
+def one_by_one(
+    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """The vmap rule of an operator whose samples are not alike: it is called for each example."""
+    pairs = list(zip(arguments, dimensions, strict=True))
+    results = [
+        operator.dispatch(*(each.select(at, i) if type(at) is int else each for each, at in pairs))
+        for i in range(info.batch_size)
     ]
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0)
 
 
 def _window(rank: int, *arguments: Any) -> Window:

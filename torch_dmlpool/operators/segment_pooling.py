@@ -17,8 +17,8 @@ from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import (
     Operator,
     of_rows,
+    one_by_one,
     over_batches,
-    with_examples,
 )
 from torch_dmlpool.window import ArgumentError
 
@@ -129,30 +129,9 @@ def _shares(
 
 
 def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]) -> Any:
-    """The vmap rule. Batches without offsets are merged. With offsets the rows of all examples lie
-    one after another, with a set between them that nobody asked for.
-    """
-    if arguments[1] is None:
-        return over_batches(operator, info, dimensions, arguments)
-    size, further = info.batch_size, arguments[3:]
-    input, offsets, mask = with_examples(size, arguments[:3], dimensions)
-    is_shares = operator is segment_shares
-    rows = further[0] if is_shares else input.shape[1]
-    first = torch.arange(size, dtype=torch.int64, device=offsets.device) * rows
-    moved = (offsets + first[:, None]).flatten()
-    moved = torch.cat([moved, moved[-1:]])
-    if is_shares:
-        input = torch.nn.functional.pad(input, (0, 0, 0, 1))
-        further = size * rows, *further[1:]
-    flat_mask = None if mask is None else mask.flatten(0, 1)
-    results = operator(input.flatten(0, 1), moved, flat_mask, *further)
-    if is_shares:
-        return results.unflatten(0, (size, rows)), 0
-    sets = size, offsets.shape[1]
-    if isinstance(results, Tensor):
-        return results.unflatten(0, sets)[:, :-1], 0
-    values, indices = (each.unflatten(0, sets)[:, :-1] for each in results)
-    return (values, torch.where(indices < 0, -1, indices - first[:, None, None])), (0, 0)
+    """The vmap rule: batches without offsets are merged."""
+    rule = over_batches if arguments[1] is None else one_by_one
+    return rule(operator, info, dimensions, arguments)
 
 
 segment_sums = Operator(

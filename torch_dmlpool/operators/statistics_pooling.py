@@ -99,15 +99,13 @@ def statistics_pooling(
     correction = integer("correction", correction, correction)
     mask = tensors.checked_mask(mask, input)
     n, c = input.shape[:2]
-    planes = input.flatten(2)
-    if mask is None:
-        mean, deviation = of_rows(statistics, planes, None, correction)
-        return mean, deviation
-    flat = mask.expand(*mask.shape[:2], *input.shape[2:]).flatten(2)
-    if mask.shape[1] == 1:
-        return of_rows(statistics, planes, flat[:, 0].expand(n, -1), correction)
-    # A mask of its own for each channel: samples of one channel.
-    single = planes.reshape(n * c, 1, planes.shape[2])
-    results = of_rows(statistics, single, flat.expand(n, -1, -1).reshape(n * c, -1), correction)
+    planes, flat = input.flatten(2), None
+    if mask is not None:
+        flat = mask.expand(n, -1, *input.shape[2:]).flatten(2)
+        if mask.shape[1] == 1:
+            flat = flat[:, 0]
+        else:  # a mask of its own for each channel: samples of one channel
+            planes, flat = planes.reshape(n * c, 1, -1), flat.reshape(n * c, -1)
+    results = of_rows(statistics, planes, flat, correction)
     mean, deviation = (each.view(n, c) for each in results)
     return mean, deviation

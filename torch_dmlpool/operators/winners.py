@@ -13,8 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
-from torch_dmlpool.operators.registration import Operator, over_batches
-from torch_dmlpool.tensors import numbered
+from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.window import Window
 
 
@@ -74,24 +73,6 @@ def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
     return taps.shape
 
 
-def numbered_over_batches(
-    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
-) -> Any:
-    """The vmap rule of an operator that returns indices, with or without values.
-
-    It computes positions in planes over the merged batch, then converts them to indices in each
-    example. Operators that return indices alone take the spatial sizes as an argument.
-    """
-    tensor, second, index_dtype, per_plane = *arguments[:2], *arguments[-2:]
-    of_planes = *arguments[:-2], torch.int64, True
-    results, mapped = over_batches(operator, info, dimensions, of_planes)
-    if isinstance(results, Tensor):
-        return numbered(results, [*results.shape[1:3], *second], index_dtype, per_plane), mapped
-    values, positions = results
-    sizes = [*values.shape[1:3], *tensor.movedim(dimensions[0], 0).shape[3:]]
-    return (values, numbered(positions, sizes, index_dtype, per_plane)), mapped
-
-
 max_pooling_indices_op = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
     "bool per_plane) "
@@ -100,7 +81,7 @@ max_pooling_indices_op = Operator(
     _check_indices,
     lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
-    vmap=numbered_over_batches,
+    vmap=one_by_one,
 )
 
 
