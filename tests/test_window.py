@@ -7,6 +7,7 @@ import oracle
 import pytest
 import torch
 
+from torch_dmlpool.backends.reductions import taps_before
 from torch_dmlpool.window import LARGEST_ARGUMENT, Axis, Window
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -42,13 +43,14 @@ def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> No
         positions = oracle.tap_positions(pooling, 0, output)
         assert axis.extent == positions[-1] - positions[0] + 1
         assert axis.first_position(output) == positions[0]
-        assert axis.taps_before(output, size + axis.end_padding) == reading.taps_in_box
-        assert axis.taps_before(output, size) - axis.taps_before(output, 0) == len(reading.taps)
-        for bound in (0, 1, size, size + axis.end_padding):
-            assert axis.taps_before(output, bound) == sum(
-                position < bound for position in positions
-            )
-        assert not reading.taps or axis.taps_before(output, 0) == reading.taps[0]
+        ends = 0, 1, size, size + axis.end_padding
+        first = torch.tensor(axis.first_position(output))
+        before = {bound: int(taps_before(bound, first, axis)) for bound in ends}
+        assert before[ends[-1]] == reading.taps_in_box
+        assert before[size] - before[0] == len(reading.taps)
+        for bound in ends:
+            assert before[bound] == sum(position < bound for position in positions)
+        assert not reading.taps or before[0] == reading.taps[0]
 
 
 @pytest.mark.parametrize(

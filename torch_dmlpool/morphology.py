@@ -6,7 +6,7 @@ maxima over these boxes. Each is a max pooling, whose time hardly depends on the
 
 import functools
 import itertools
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -340,7 +340,8 @@ def _boxes(footprint: Integers | Tensor, rank: int) -> tuple[Box, ...]:
 @constant_in_graphs
 def _read(footprint: Tensor) -> tuple[tuple[Box, ...], tuple[bool, ...]]:
     """The boxes of a footprint, which count from its first element, and its elements."""
-    values = footprint.tolist()  # of the tensor itself: torch.export has no values of a view
+    rows = footprint.tolist()  # of the tensor itself: torch.export has no values of a view
+    values = rows
     for _ in footprint.shape[1:]:
         values = list(itertools.chain.from_iterable(values))
     if not all(type(value) is bool for value in values):
@@ -348,32 +349,33 @@ def _read(footprint: Tensor) -> tuple[tuple[Box, ...], tuple[bool, ...]]:
             "footprint must have known elements, got a tensor that is traced: let torch.export take"
             " it as a plain attribute or a constant, not as an argument or a buffer"
         )
-    return _cover(bytes(values), tuple(footprint.shape)), tuple(values)
+    return _cover(_frozen(rows)), tuple(values)
+
+
+def _frozen(rows: Any) -> Any:
+    return tuple(map(_frozen, rows)) if isinstance(rows, list) else rows
 
 
 @functools.lru_cache(maxsize=1024)
-def _cover(inside: bytes, sizes: tuple[int, ...]) -> tuple[Box, ...]:
+def _cover(inside: Any) -> tuple[Box, ...]:
     """The boxes of each slice, as far as they stay inside the footprint in the slices beside it. So
-    no box lies in another.
+    no box lies in another. Slices are tuples, and elements bools.
     """
-    if not any(inside):
-        return ()
-    if not sizes:
-        return ((),)
-    step = len(inside) // sizes[0]
-    slices = [inside[at : at + step] for at in range(0, len(inside), step)]
+    if isinstance(inside, bool):
+        return ((),) if inside else ()
     found = []
-    for box in sorted({box for each in slices for box in _cover(each, sizes[1:])}):
-        stencil = bytearray(step)
-        for place in itertools.product(*(range(first, last + 1) for first, last in box)):
-            at = 0
-            for index, size in zip(place, sizes[1:], strict=True):
-                at = at * size + index
-            stencil[at] = 1
-        mask = int.from_bytes(stencil, "big")
-        holds = [int.from_bytes(each, "big") & mask == mask for each in slices]
-        for is_inside, run in itertools.groupby(range(len(slices)), holds.__getitem__):
+    for box in sorted({box for each in inside for box in _cover(each)}):
+        holds = [_has(each, box) for each in inside]
+        for is_inside, run in itertools.groupby(range(len(inside)), holds.__getitem__):
             if is_inside:
                 places = list(run)
                 found.append(((places[0], places[-1]), *box))
     return tuple(found)
+
+
+def _has(inside: Any, box: Box) -> bool:
+    """Whether all elements of a box are inside."""
+    if not box:
+        return bool(inside)
+    first, last = box[0]
+    return all(_has(each, box[1:]) for each in inside[first : last + 1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from torch.compiler import is_dynamo_compiling, is_exporting
+from torch.compiler import is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
@@ -77,11 +77,6 @@ class Axis(NamedTuple):
         padding.
         """
         return output * self.stride - self.start_padding
-
-    def taps_before(self, output: int, bound: int) -> int:
-        """How many taps of window ``output`` lie at positions below ``bound``."""
-        below = -(-(bound - self.first_position(output)) // self.dilation)
-        return max(0, min(self.window, below))
 
     def _bounds(self, size: int) -> tuple[int, int, int, int]:
         """The numbers of the first windows that reach the input, that start in it and that start
@@ -222,13 +217,6 @@ class Window:
         """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
         does not fit into them (rule G5).
         """
-        if not is_dynamo_compiling() and len(sizes) == len(self.axes):
-            # Numbers that fit take a third of the time of the checks below.
-            known = [axis.output_size(size) for axis, size in zip(self.axes, sizes, strict=True)]
-            numbers = (*sizes, *known)
-            are_right = _INTS.issuperset(map(type, numbers)) and min(numbers) > 0
-            if are_right and math.prod(sizes) < 2**63:
-                return tuple(known)
         check_spatial_sizes("the input", sizes, self.rank)
         outputs = []
         for axis, size, name in zip(self.axes, sizes, AXIS_NAMES[self.rank], strict=True):
@@ -241,9 +229,6 @@ class Window:
                     f"{axis.start_padding} + {size} + {axis.end_padding}"
                 )
         return tuple(outputs)
-
-
-_INTS = frozenset((int,))
 
 
 def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:

@@ -96,7 +96,7 @@ def prepared_lp_pooling(
     like: Tensor, backend: Backend, window: Window, p: float
 ) -> Callable[[Tensor], Tensor] | None:
     """The call of norms for plain tensors that lie as ``like``."""
-    if like.dtype not in tensors.FLOAT_TYPES or not tensors.is_dense(like):
+    if not tensors.is_dense(like):
         return None
     dtype = like.dtype if p == math.inf or like.dtype.itemsize > 2 else torch.float32
     powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
@@ -105,15 +105,7 @@ def prepared_lp_pooling(
         if p == math.inf
         else prepared_average_pooling(powers, backend, window, False, 1)
     )
-    if pool is None:
-        return None
-
-    def norms(input: Tensor) -> Tensor:
-        pooled = pool(_powers(input, p))
-        result: Tensor = tensors.laid_out_like(_roots(input, pooled, p), input)
-        return result
-
-    return norms
+    return pool and (lambda input: tensors.laid_out_like(_by(pool, input, p), input))
 
 
 def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tensor:
@@ -130,10 +122,13 @@ _POOL = Pool(_normed_windows, norms, prepared_lp_pooling)
 def _norms(input: Tensor, window: Window, p: float) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
     if p == math.inf:
-        pooled = max_pooling_op(_powers(input, p), window)
-    else:
-        pooled = average_pooling_op(_powers(input, p), window, False, 1)
-    return _roots(input, pooled, p)
+        return _by(lambda powers: max_pooling_op(powers, window), input, p)
+    return _by(lambda powers: average_pooling_op(powers, window, False, 1), input, p)
+
+
+def _by(pool: Callable[[Tensor], Tensor], input: Tensor, p: float) -> Tensor:
+    """Norms by a pool of powers."""
+    return _roots(input, pool(_powers(input, p)), p)
 
 
 def _powers(input: Tensor, p: float) -> Tensor:

@@ -17,7 +17,6 @@ from torch_dmlpool.operators.calls import Call, Plan, Pool
 from torch_dmlpool.operators.derivatives import (
     OperatorFunction,
     from_call,
-    may_be_differentiated,
     records_gradient,
     save,
     saved,
@@ -383,37 +382,35 @@ def _winners(input: Tensor, mask: Tensor, window: Window) -> Winners:
     return winners_of(input, mask, lambda each: max_pooling_with_taps_op(each, window))
 
 
-def _maxima(input: Tensor, mask: Tensor, window: Window) -> Tensor:
-    window.output_sizes(input.shape[2:])  # rejected before any work
-    if not may_be_differentiated(input):
+def _masked(
+    input: Tensor,
+    mask: Tensor,
+    window: Window,
+    index_dtype: torch.dtype | None = None,
+    per_plane: bool = False,
+) -> Any:
+    """Maxima under a mask; with an ``index_dtype`` their indices too."""
+    sizes = input.shape[2:]
+    window.output_sizes(sizes)  # rejected before any work
+    if is_gathered_again(input):
+        if may_skip_dispatcher(input, mask) and records_gradient(input):
+            values, taps = _maxima_under(input, mask, window)
+            are_there = None
+        else:
+            winners = _winners(input, mask, window)
+            gather = lambda each, taps: max_pooling_gather_op(each, taps, window)  # noqa: E731
+            values, taps, are_there = gathered(input, winners, gather), *winners[1:]
+        if index_dtype is None:
+            return values
+        if are_there is None:
+            are_there = as_bools(max_pooling_op(as_pooled(over_planes(mask, input)), window))
+        indices = max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
+        return values, tensors.where(are_there, indices, -1)
+    if index_dtype is None:
         pool = kernel_of(lambda backend: backend.masked_max_pooling, input, mask)
         if pool is not None:
             return pool(input, mask, window)
         return max_pooling_op(kept(input, mask, True), window)
-    return _window_maxima(input, mask, window)[0]
-
-
-def _window_maxima(input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor, Any]:
-    """Maxima, the taps of their winners, and a function. It returns a mask of windows, which is
-    True for windows that have an element.
-    """
-    if may_skip_dispatcher(input, mask) and records_gradient(input):
-        there = as_pooled(over_planes(mask, input))
-        values, taps = _maxima_under(input, mask, window)
-        return values, taps, lambda: max_pooling_op(there, window) != 0
-    winners = _winners(input, mask, window)
-    values = gathered(input, winners, lambda each, taps: max_pooling_gather_op(each, taps, window))
-    return values, winners.places, lambda: winners.are_there
-
-
-def _maxima_with_indices(
-    input: Tensor, mask: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
-    window.output_sizes(input.shape[2:])  # rejected before any work
-    if is_gathered_again(input):
-        values, taps, are_there = _window_maxima(input, mask, window)
-        indices = max_pooling_indices_op(taps, input.shape[2:], window, index_dtype, per_plane)
-        return values, tensors.where(are_there(), indices, -1)
     pool = kernel_of(lambda backend: backend.masked_max_pooling_with_indices, input, mask)
     if pool is not None:
         return pool(input, mask, window, index_dtype, per_plane)
@@ -432,7 +429,7 @@ masked_max_pooling_op = Operator(
     [tensors.MAX_TYPES],
     lambda *_: None,
     complete=with_checked_mask,
-    compose=_maxima,
+    compose=_masked,
 )
 
 
@@ -444,5 +441,5 @@ masked_max_pooling_with_indices_op = Operator(
         dtype, input.shape, per_plane
     ),
     complete=with_checked_mask,
-    compose=_maxima_with_indices,
+    compose=_masked,
 )

@@ -318,13 +318,10 @@ def checked_quantization(
 
 def check_scale_values(name: str, scales: Tensor) -> None:
     """Reject a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
-    if scales.numel() == 0:
+    wrong = torch.nonzero(~((scales > 0) & (scales < math.inf)))
+    if len(wrong) == 0:
         return
-    least, most = scales.aminmax()
-    # If any scale is NaN both of these are NaN, and a comparison with NaN is False.
-    if least.item() > 0 and most.item() < math.inf:
-        return
-    channel = int(torch.nonzero(~((scales > 0) & (scales < math.inf)))[0])
+    channel = int(wrong[0])
     where = f" in channel {channel}" if scales.numel() > 1 else ""
     raise ArgumentError(
         f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}"
