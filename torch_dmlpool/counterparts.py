@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Axis, Window, is_known
 
 
 def takes(family: str, rank: int, input: Tensor, has_indices: bool = False) -> bool:
@@ -53,26 +53,17 @@ def arguments_of(family: str, window: Window, sizes: Sequence[Any] = ()) -> Any:
         # the smallest input of which the window makes an output
         least = axis.extent - 2 * pad - (axis.stride - 1 if axis.ceil_mode else 0)
         least = max(least, size) if type(size) is int else least
+        fits = not refuses_small or size is None or least >= axis.window
         if (
             pad != axis.end_padding
             or 2 * pad > axis.window
             or (axis.dilation > 1 and family != "max_pool")
             or (axis.dilation > 1 and pad > 0 and least < axis.dilation)
-            or (refuses_small and least < axis.window and not _is_as_large(size, axis.window))
+            or not (fits or is_known(size >= axis.window))
         ):
             return None
     window_size, strides, padding, _, dilations, ceil_mode = window.arguments
     return window_size, strides, padding, dilations, ceil_mode
-
-
-def _is_as_large(size: Any, window: int) -> bool:
-    """Whether an input is at least as large as the window, if it is dynamic whatever it is."""
-    if size is None or type(size) is int:
-        return size is None or size >= window
-    # The import takes long, but whoever has made a symbolic size has loaded the module.
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return statically_known_true(size >= window)
 
 
 def for_onnx(window: Window, sizes: Sequence[Any], include_padding: bool = False) -> Any:

@@ -331,13 +331,7 @@ def is_dense(tensor: Tensor) -> bool:
     """Whether the elements of ``tensor`` fill memory without gaps and overlaps: what PyTorch
     computes of each element then has the same strides.
     """
-    step = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != step:
-                return False
-            step *= size
-    return True
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def suggested_memory_format(tensor: Tensor) -> torch.memory_format:

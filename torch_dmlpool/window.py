@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from torch.compiler import is_exporting
+from torch.compiler import is_compiling, is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
@@ -329,12 +329,17 @@ def is_sure(condition: bool) -> bool:
     A branch on a symbolic condition makes torch.export prove it for all sizes, and it fails for
     ``-(-size // 2)``. The operators check the condition again when the exported program runs.
     """
-    if not is_exporting():
+    return is_known(condition) if is_exporting() else condition
+
+
+def is_known(condition: Any) -> bool:
+    """Whether ``condition`` holds whatever symbolic sizes are: a guess would become a guard of the
+    compiled graph.
+    """
+    if type(condition) is bool and not is_compiling():
         return condition
-    # The import takes long, but torch.export has loaded the module already.
-    from torch.fx.experimental.symbolic_shapes import (
-        statically_known_true,
-    )
+    # The import takes long, but whoever has made a symbolic size has loaded the module.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
 

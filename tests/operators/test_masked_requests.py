@@ -159,7 +159,7 @@ def test_planes_that_are_pooled_in_parts(
     input = laid_out(samples.normal(*sizes, dtype=dtype)).requires_grad_()
     compare(
         average_pooling.averages(input, mask, window, True, None),
-        masks._composed_averages(average_pooling._SUMS, input, mask, window, True, None),
+        masks._composed_averages(average_pooling._sums, input, mask, window, True, None),
         input,
     )
     filled = torch.where(mask, input, -math.inf)
@@ -196,7 +196,7 @@ def test_uneven_bins_of_large_planes(laid_out: Any) -> None:
     input = laid_out(samples.normal(*sizes)).requires_grad_()
     compare(
         dmlpool.adaptive_average_pooling(input, (7, 9), mask=mask),
-        masks._composed_averages(adaptive_pooling._SUMS, input, mask, (7, 9), False, None),
+        masks._composed_averages(adaptive_pooling._sums, input, mask, (7, 9), False, None),
         input,
     )
     filled = torch.where(mask, input, -math.inf)

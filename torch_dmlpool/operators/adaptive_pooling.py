@@ -21,7 +21,6 @@ from torch_dmlpool.operators.average_pooling import averages, prepared_average_p
 from torch_dmlpool.operators.calls import Call, Plan, Pool
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
 from torch_dmlpool.operators.masks import (
-    Sums,
     Winners,
     averages_under,
     gathered,
@@ -39,6 +38,7 @@ from torch_dmlpool.window import (
     OutputSize,
     Window,
     check_spatial_sizes,
+    is_known,
 )
 
 
@@ -230,7 +230,7 @@ def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank:
     def pool(sizes: Sequence[int]) -> Tensor:
         if mask is None:
             return adaptive_average_pooling_op(input, sizes)
-        return tensors.laid_out_like(averages_under(_SUMS, input, mask, sizes, False, None), input)
+        return tensors.laid_out_like(averages_under(_sums, input, mask, sizes, False, None), input)
 
     averaged: Tensor = _with_zeros(pool, sizes)
     return averaged
@@ -277,10 +277,8 @@ def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tu
     return values, torch.where(winners.are_there, winners.places, -1)
 
 
-_SUMS = Sums(
-    lambda input, sizes, _: adaptive_average_pooling_op(input, sizes),
-    lambda arriving, sizes, _: adaptive_average_pooling_grad_op(arriving, sizes),
-)
+def _sums(input: Tensor, sizes: Any, _: int) -> Tensor:
+    return adaptive_average_pooling_op(input, sizes)
 
 
 def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> Any:
@@ -328,20 +326,16 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
     """
     if isinstance(sizes[0], Tensor):
         return None
-    steps = []
+    axes = []
     for size, output in zip(sizes, output_sizes, strict=True):
         if type(output) is int and output < 1:
             return None
-        divides = size % output == 0
-        if type(divides) is not bool or torch.compiler.is_compiling():
-            # It is imported here because that takes long.
-            from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-            divides = statically_known_true(divides)
-        steps.append(size // output)
-        if not divides or (type(steps[-1]) is int and steps[-1] > LARGEST_ARGUMENT):
+        step = size // output
+        is_large = type(step) is int and step > LARGEST_ARGUMENT
+        if is_large or not is_known(size % output == 0):
             return None
-    return Window(tuple(Axis(step, step, 0, 0, 1, False) for step in steps))
+        axes.append(Axis(step, step, 0, 0, 1, False))
+    return Window(tuple(axes))
 
 
 def _output_sizes(input: Tensor, sizes: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Plan, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
-from torch_dmlpool.operators.masks import Sums, averages_under, with_checked_mask
+from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.window import (
     Integers,
@@ -172,10 +172,10 @@ def averages(
 
 
 _POOL = Pool(_counted_windows, averages, prepared_average_pooling)
-_SUMS = Sums(
-    lambda input, window, divisor: average_pooling_op(input, window, False, divisor),
-    lambda arriving, sizes, window: average_pooling_grad_op(arriving, sizes, window, False, 1),
-)
+
+
+def _sums(input: Tensor, window: Any, divisor: int) -> Tensor:
+    return average_pooling_op(input, window, False, divisor)
 
 
 class AveragePooling(OperatorFunction):
@@ -240,5 +240,5 @@ masked_average_pooling_op = Operator(
     [tensors.FLOAT_TYPES],
     lambda input, mask, window, include_padding, divisor: tensors.checked_divisor(divisor),
     complete=with_checked_mask,
-    compose=functools.partial(averages_under, _SUMS),
+    compose=functools.partial(averages_under, _sums),
 )

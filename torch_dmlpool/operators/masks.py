@@ -7,10 +7,10 @@ winner is the first element of the window that the mask keeps. A backend may rea
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import applied_at_a_single_level
@@ -74,13 +74,8 @@ def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -
     return computes(backends.serving(input.device.type))
 
 
-class Sums(NamedTuple):
-    """What averages under a mask are made of, for windows or for bins."""
-
-    pool: Callable[[Tensor, Any, int], Tensor]
-    """Sums over a divisor, of a tensor and its windows; averages of bins."""
-    gradient: Callable[[Tensor, Sequence[int], Any], Tensor]
-    """Their gradient, of what arrives, the input's spatial sizes, and windows."""
+Sums: TypeAlias = Callable[[Tensor, Any, int], Tensor]
+"""The sums of a tensor over windows, divided by a number; averages of bins."""
 
 
 def averages_under(
@@ -121,7 +116,14 @@ class MaskedAveragePooling(torch.autograd.Function):
             return None, None, None, None
         (mask,), (sums, request, sizes, channels_last) = saved(ctx), ctx.call
         if not is_unobserved(arriving, mask):
-            return _composed_shares(sums, arriving, mask, sizes, *request), None, None, None
+            # Averages are linear: their gradient is the same wherever it is taken.
+            layout = tensors.named_memory_format(channels_last, len(sizes))
+            with torch.enable_grad():
+                leaf = tensors.empty([*arriving.shape[:2], *sizes], arriving, layout)
+                leaf = leaf.zero_().requires_grad_()
+                averages = _composed_averages(sums, leaf, mask, *request)
+            how = {"create_graph": is_grad_enabled()}
+            return *torch.autograd.grad(averages, leaf, arriving, **how), None, None, None
         spread: Any = backends.serving(arriving.device.type).masked_average_pooling_grad
         return spread(arriving, mask, sizes, *request, channels_last), None, None, None
 
@@ -135,28 +137,10 @@ def _composed_averages(
     divisor: int | None,
 ) -> Tensor:
     if divisor is not None:
-        return sums.pool(kept(input, mask), windows, divisor)
+        return sums(kept(input, mask), windows, divisor)
     summed = tensors.widened(kept(input, mask))
     counts = _counts(sums, mask, input.shape[2:], summed, windows, include_padding)
-    return (sums.pool(summed, windows, 1) / counts).to(input.dtype)
-
-
-def _composed_shares(
-    sums: Sums,
-    arriving: Tensor,
-    mask: Tensor,
-    sizes: Sequence[int],
-    windows: Any,
-    include_padding: bool,
-    divisor: int | None,
-) -> Tensor:
-    """The gradient of :func:`_composed_averages`, of an input of spatial ``sizes``."""
-    wide = tensors.widened(arriving)
-    counts: Any = divisor
-    if divisor is None:
-        counts = _counts(sums, mask, sizes, wide, windows, include_padding)
-    gradient = sums.gradient((wide / counts).to(wide.dtype), sizes, windows)
-    return kept(gradient.to(arriving.dtype), mask)
+    return (sums(summed, windows, 1) / counts).to(input.dtype)
 
 
 def _counts(
@@ -174,7 +158,7 @@ def _counts(
     taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
     present = mask.expand(*mask.shape[:2], *sizes)
     numbers = as_numbers(present, _count_dtype(taps, like))
-    counts = sums.pool(numbers, windows, 1)
+    counts = sums(numbers, windows, 1)
     if not isinstance(windows, Window):
         return torch.where(counts == 0, 1, counts)
     if include_padding and not all(map(is_unpadded, windows.axes)):
