@@ -25,7 +25,7 @@ from torch_dmlpool.operators.derivatives import (
     save,
     saved,
 )
-from torch_dmlpool.operators.dispatching import is_readable, may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.tensors import first_indices
 from torch_dmlpool.window import (
@@ -83,10 +83,12 @@ def unpooled(
     """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
     checked already, but the values of the indices are not.
     """
-    is_plain = may_skip_dispatcher(input, indices)
-    unpool = backends.serving(input.device.type).max_unpooling if is_plain else None
-    if unpool is None:
+    if not may_skip_dispatcher(input, indices):
         return max_unpooling_op(input, indices, spatial_sizes, per_plane)
+    unpool = backends.serving(input.device.type).max_unpooling
+    if unpool is None:
+        rejects = indices.is_cpu and indices.numel() > 0
+        return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
     signed = _signed(indices, math.prod((*input.shape[:2], *spatial_sizes)))
     if records_gradient(input):
         return _apply(input, signed, unpool, spatial_sizes, per_plane)
@@ -156,11 +158,13 @@ def _positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> Tensor
     return torch.where(indices == -1, -1, indices - first)
 
 
-def _unpooled(input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool) -> Tensor:
-    """``max_unpooling`` by a scatter. An index outside its plane is an error where it is read."""
+def _unpooled(
+    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
+) -> Tensor:
+    """``max_unpooling`` by a scatter. With ``rejects`` an index outside its plane is an error."""
     indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
     positions = _positions(indices, sizes, per_plane)
-    if is_readable(indices) and indices.numel() > 0:
+    if rejects:
         _check_positions(positions, indices, math.prod(sizes))
     unique = unique_positions_op(positions, sizes)
     return scatter_positions_op(input, unique, sizes, False, tensors.is_channels_last(input))
