@@ -128,6 +128,7 @@ class Pool:
         through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
     ) -> None:
         self.check, self.compute, self.prepare, self.through = check, compute, prepare, through
+        self.prepared = self._prepared  # one object, which keys compare by identity
 
     def __call__(
         self,
@@ -137,7 +138,7 @@ class Pool:
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
         if mask is None:
-            call = prepared(self._prepared, input, *numbers, dtypes=dtypes)
+            call = prepared(self.prepared, input, *numbers, dtypes=dtypes)
             if call is not None:
                 return call(input)
         request = self.check(input, *dtypes, *numbers)
