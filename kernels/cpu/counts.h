@@ -47,7 +47,7 @@ struct CountedWindows : Windows {
         const Axis &axis = p.axes[a];
         const Counting &counting = p.counting;
         const bool with_padding = counting.include_padding && axis.window > 0;
-        const int64_t read = needs_read || !with_padding ? at(a, o).count : 0;
+        const int64_t read = at(a, o).count;
         if (counting.divisor != 0)
             return {a == 0 ? counting.divisor : 1, read};
         Axis padded = axis;

@@ -41,8 +41,7 @@ void keep(const T *from, const uint8_t *mask, int64_t count, L fill, L *to) {
 
 // Some planes whose masks follow each other or are one, or a band of one plane.
 struct Part {
-    int64_t plane;  // the first
-    int64_t planes;
+    int64_t plane;    // the first
     Range positions;  // along the axis that is cut
     Range outputs;
     bool has_same_mask;  // as the part before it that the thread worked on
@@ -93,15 +92,18 @@ struct Masked {
             cut = {cut.size, 1, cut.size, cut.size, 0, 1};
         return q;
     }
-    // Calls a copy of work(part) for all parts of a thread. Their outputs do not overlap, or with
-    // `of_input` their positions.
+    // How planes are cut for results, and for elements.
+    const int64_t step = parts.count == 1   ? axis.outputs
+                         : axis.window == 0 ? 1
+                                            : std::max<int64_t>(1, parts.step / axis.stride);
+    const int64_t bands_of_results = parts_of(axis.outputs, step);
+    const int64_t bands_of_elements = axis.window == 0 ? 1 : parts.count;
+
+    // Calls a copy of work(part) for all parts of a thread, which are whole planes or one of
+    // `bands` bands of a plane. The results of bands do not overlap, or with `of_elements` their
+    // elements.
     template <class Work>
-    void each_part(bool of_input, const Work &of_thread) const {
-        const bool has_bins = axis.window == 0;
-        const int64_t step = parts.count == 1 ? axis.outputs
-                             : has_bins       ? 1
-                                              : std::max<int64_t>(1, parts.step / axis.stride);
-        const int64_t bands = !of_input ? parts_of(axis.outputs, step) : has_bins ? 1 : parts.count;
+    void each_part(int64_t bands, bool of_elements, const Work &of_thread) const {
         const int64_t chunks = parts_of(m.planes, planes);
         const auto run = [&](int64_t begin, int64_t end) {
             Work work = of_thread;
@@ -110,18 +112,20 @@ struct Masked {
                 const int64_t first = digits[0] * planes, band = digits[1];
                 Part part;
                 part.plane = digits[2] * m.planes + first;
-                part.planes = std::min(planes, m.planes - first);
                 part.has_same_mask = number > begin && digits[0] > 0 && !m.is_own;
-                part.outputs = {band * step, std::min((band + 1) * step, axis.outputs)};
-                part.positions = positions_of(part.outputs);
-                if (of_input && bands > 1) {
+                part.outputs = {0, axis.outputs};
+                part.positions = {0, axis.size};
+                if (bands > 1 && of_elements) {
                     const PlanePart one = parts.of(band);
                     part.positions = one.positions;
                     part.outputs.begin = std::min(one.outputs.begin, axis.outputs - 1);
                     part.outputs.end = std::max(one.outputs.end, part.outputs.begin + 1);
-                } else if (of_input)
-                    part.positions = {0, axis.size}, part.outputs = {0, axis.outputs};
-                part.problem = problem_of(part.planes, part.positions, part.outputs);
+                } else if (bands > 1) {
+                    part.outputs = {band * step, std::min((band + 1) * step, axis.outputs)};
+                    part.positions = positions_of(part.outputs);
+                }
+                part.problem =
+                    problem_of(std::min(planes, m.planes - first), part.positions, part.outputs);
                 part.input = part.plane * p.plane() + part.positions.begin * parts.slab;
                 part.output = part.plane * p.output_plane() +
                               part.outputs.begin * (p.output_plane() / axis.outputs);
@@ -154,7 +158,7 @@ struct Masked {
     template <class T, class L>
     void copy(int64_t plane, int64_t planes, int64_t begin, int64_t count, const T *from, L fill,
               L *to) const {
-        const RowOperations *const convert = std::is_same_v<T, L> ? nullptr : &row_sums(p.type);
+        const RowOperations &convert = row_sums(std::is_same_v<T, L> ? 0 : p.type);
         const int64_t bytes = count / each;  // of the mask of a plane
         parallel(planes * bytes, double(each), [&](int64_t first, int64_t last) {
             for (int64_t at = first, n; at < last; at += n) {
@@ -164,21 +168,22 @@ struct Masked {
                     n < LANES<L> ? keep<1>(from + at, kept, n, fill, to + at)
                                  : keep<LANES<L>>(from + at, kept, n, fill, to + at);
                 for (int64_t i = 0; i < n && each > 1; ++i) {
-                    const Row row = {reinterpret_cast<const char *>(from + (at + i) * each), 0};
+                    const T *const elements = from + (at + i) * each;
                     L *const out = to + (at + i) * each;
                     if (!kept[i])
                         std::fill_n(out, each, fill);
-                    else if (convert)
-                        convert->combine(false, &row, 1, each, out);
-                    else
-                        std::memmove(out, row.from, each * sizeof(L));
+                    else if constexpr (!std::is_same_v<T, L>) {
+                        const Row row = {reinterpret_cast<const char *>(elements), 0};
+                        convert.combine(false, &row, 1, each, out);
+                    } else if (elements != out)
+                        std::memcpy(out, elements, each * sizeof(L));
                 }
             }
         });
     }
     template <class T, class L>
     void copy(const Part &part, const T *from, L fill, L *to) const {
-        copy(part.plane, part.planes, part.positions.begin * parts.slab / each,
+        copy(part.plane, part.problem.planes, part.positions.begin * parts.slab / each,
              part.problem.plane(), from, fill, to);
     }
 };
@@ -200,7 +205,7 @@ struct Counts {
         if (of.p.counting.divisor != 0 || part.has_same_mask)
             return;
         const Range positions = of.positions_of(part.outputs);
-        Problem q = of.problem_of(of.m.is_own ? part.planes : 1, positions, part.outputs);
+        Problem q = of.problem_of(of.m.is_own ? part.problem.planes : 1, positions, part.outputs);
         q.channels = of.m.channels;
         const uint8_t *const mask =
             of.mask_of(part.plane) + positions.begin * of.parts.slab / of.each;
@@ -230,7 +235,7 @@ struct Counts {
         const int64_t n = part.problem.output_plane(), each = of.each;
         if (of.p.counting.divisor != 0)
             return divide<T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
-        for (int64_t k = 0; k < part.planes; ++k, sums += n, out += n) {
+        for (int64_t k = 0; k < part.problem.planes; ++k, sums += n, out += n) {
             const double *const by = counts.data() + (of.m.is_own ? k * n / each : 0);
             if (each == 1)
                 divide<T>(sums, n, 1, by, out);
@@ -244,46 +249,50 @@ struct Counts {
 template <class T>
 void pool_averages(const Masked &masked, const T *input, T *output) {
     using L = Wide<T>;
-    masked.each_part(false, [&, counts = Counts{masked}, elements = std::vector<L>(),
-                             sums = std::vector<L>()](const Part &part) mutable {
-        counts.find(part);
-        elements.resize(part.elements());
-        masked.copy(part, input + part.input, L(0), elements.data());
-        T *const out = output + part.output;
-        L *to;
-        if constexpr (std::is_same_v<T, L>)
-            to = out;
-        else {
-            sums.resize(part.results());
-            to = sums.data();
-        }
-        average_pooling(sums_of(part.problem, sizeof(L) == 8), elements.data(), to);
-        counts.divide_part<T>(part, to, out);
-    });
+    masked.each_part(masked.bands_of_results, false,
+                     [&, counts = Counts{masked}, elements = std::vector<L>(),
+                      sums = std::vector<L>()](const Part &part) mutable {
+                         counts.find(part);
+                         elements.resize(part.elements());
+                         masked.copy(part, input + part.input, L(0), elements.data());
+                         T *const out = output + part.output;
+                         L *to;
+                         if constexpr (std::is_same_v<T, L>)
+                             to = out;
+                         else {
+                             sums.resize(part.results());
+                             to = sums.data();
+                         }
+                         average_pooling(sums_of(part.problem, sizeof(L) == 8), elements.data(),
+                                         to);
+                         counts.divide_part<T>(part, to, out);
+                     });
 }
 
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
     using I = IntegerOf<T>;
-    masked.each_part(true, [&, counts = Counts{masked}, shares = std::vector<L>(),
-                            sums = std::vector<L>()](const Part &part) mutable {
-        counts.find(part);
-        shares.resize(part.results());
-        const Row row = {reinterpret_cast<const char *>(arriving + part.output), 0};
-        row_sums(masked.p.type).combine(false, &row, 1, part.results(), shares.data());
-        counts.divide_part<L>(part, shares.data(), shares.data());
-        const Problem q = sums_of(part.problem, sizeof(L) == 8);
-        T *const out = gradient + part.input;
-        if constexpr (std::is_same_v<T, L>)
-            average_pooling_grad(q, shares.data(), out);
-        else {
-            sums.resize(part.elements());
-            average_pooling_grad(q, shares.data(), sums.data());
-            divide<T>(sums.data(), part.elements(), 1, nullptr, out);
-        }
-        masked.copy(part, reinterpret_cast<I *>(out), I(0), reinterpret_cast<I *>(out));
-    });
+    masked.each_part(
+        masked.bands_of_elements, true,
+        [&, counts = Counts{masked}, shares = std::vector<L>(),
+         sums = std::vector<L>()](const Part &part) mutable {
+            counts.find(part);
+            shares.resize(part.results());
+            const Row row = {reinterpret_cast<const char *>(arriving + part.output), 0};
+            row_sums(masked.p.type).combine(false, &row, 1, part.results(), shares.data());
+            counts.divide_part<L>(part, shares.data(), shares.data());
+            const Problem q = sums_of(part.problem, sizeof(L) == 8);
+            T *const out = gradient + part.input;
+            if constexpr (std::is_same_v<T, L>)
+                average_pooling_grad(q, shares.data(), out);
+            else {
+                sums.resize(part.elements());
+                average_pooling_grad(q, shares.data(), sums.data());
+                divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+            }
+            masked.copy(part, reinterpret_cast<I *>(out), I(0), reinterpret_cast<I *>(out));
+        });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
@@ -310,7 +319,7 @@ struct WinnersUnderMask {
         if (!firsts.empty())
             return;
         Problem q = part.problem;
-        q.planes = of.m.is_own ? part.planes : 1;
+        q.planes = of.m.is_own ? part.problem.planes : 1;
         q.channels = of.m.channels;
         q.type = int64_t(std::size(TYPES)) - 1;  // bool
         are_there.resize(q.planes * q.output_plane());
@@ -349,7 +358,8 @@ template <class S>
 void pool_maxima(const Masked &masked, const S *input, S *output, char *winners) {
     const Problem &p = masked.p;
     masked.each_part(
-        false, [&, by = WinnersUnderMask{masked}, elements = std::vector<S>()](Part part) mutable {
+        masked.bands_of_results, false,
+        [&, by = WinnersUnderMask{masked}, elements = std::vector<S>()](Part part) mutable {
             part.problem.numbering = p.numbering == TAPS ? TAPS : POSITIONS;
             elements.resize(part.elements());
             masked.copy(part, input + part.input, S(masked.m.fill), elements.data());
@@ -412,8 +422,16 @@ void masked_max_pooling(const Problem &p, const Masking &m, const void *input, c
 
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
                              const void *taps, const void *mask, void *gradient) {
-    max_pooling_grad(p, arriving, taps, gradient);
-    masked(p, m, gradient, mask, gradient);
+    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
+    with_integers(type_of(p).bytes, [&](auto element) {
+        using S = decltype(element);
+        masked.each_part(1, true, [&](const Part &part) {
+            S *const out = static_cast<S *>(gradient) + part.input;
+            max_pooling_grad(part.problem, static_cast<const S *>(arriving) + part.output,
+                             static_cast<const char *>(taps) + part.output * p.bytes, out);
+            masked.copy(part, out, S(0), out);
+        });
+    });
 }
 
 }  // namespace dmlpool

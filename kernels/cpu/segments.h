@@ -25,12 +25,7 @@ struct Piece {
 
     bool keeps(int64_t row) const { return mask == nullptr || mask[row] != 0; }
     int64_t kept() const {
-        if (mask == nullptr)
-            return end - begin;
-        int64_t rows = 0;
-        for (int64_t row = begin; row < end; ++row)
-            rows += mask[row] != 0;
-        return rows;
+        return end - begin - (mask == nullptr ? 0 : std::count(mask + begin, mask + end, 0));
     }
 };
 
@@ -53,21 +48,17 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
     const double rows = double(s.length) / double(offsets != nullptr ? s.segments : 1);
     parallel(s.segments * pieces, rows * double(width) + 64, [&](int64_t first, int64_t last) {
         auto act = make();
-        int64_t set = first / pieces, at = first % pieces * width;
-        for (int64_t k = first; k < last; ++k) {
+        Digits<2> digits(first, {pieces, s.segments});
+        for (int64_t k = first; k < last; ++k, ++digits) {
+            const int64_t set = digits[1], at = digits[0] * width;
             Piece piece = {set, at, std::min(width, s.channels - at), 0, s.length, mask};
             if (offsets != nullptr) {
-                piece.begin = std::clamp<int64_t>(offsets[set], 0, s.length);
-                piece.end = std::clamp(offsets[set + 1], piece.begin, s.length);
+                piece.begin = offsets[set];
+                piece.end = offsets[set + 1];
             } else if (mask != nullptr)
                 piece.mask += set * s.mask_step;
             if (piece.count > 0)
                 act(piece);
-            at += width;
-            if (at >= pieces * width) {
-                at = 0;
-                ++set;
-            }
         }
     });
 }
@@ -86,14 +77,9 @@ struct List {
         rows.resize(std::max<int64_t>(int64_t(rows.size()), std::min(LISTED, piece.end - next)));
         Row *const to = rows.data();
         count = 0;
-        if (piece.mask == nullptr) {
-            for (const int64_t end = std::min(piece.end, next + LISTED); next < end; ++next)
-                to[count++] = {base + next * step, next - piece.begin};
-            return count > 0;
-        }
         for (; next < piece.end && count < LISTED; ++next) {
             to[count] = {base + next * step, next - piece.begin};
-            count += piece.mask[next] != 0;
+            count += piece.keeps(next);
         }
         return count > 0;
     }
@@ -115,7 +101,6 @@ struct Adder {
     const RowOperations &sums = row_sums(s.type);
     const bool reads_ahead = reads_rows_first(s, sizeof(T));
     List list = {};
-    std::vector<L> partial = {};  // sums of LISTED rows each, where there are more
 
     // Sums of the listed rows, divided by `divisor` unless that is 0.
     void combine(int64_t length, L *to, double divisor = 0) const {
@@ -124,40 +109,24 @@ struct Adder {
         sums.combine(false, list.rows.data(), list.count, length, to, {1, 0, 0, divisor});
     }
     void operator()(const Piece &piece) {
-        L wide[std::is_same_v<L, T> ? 1 : WIDTH];
+        L wide[WIDTH], more[WIDTH];  // sums of the first LISTED rows, and of the next ones
         T *const out = output + piece.set * s.channels + piece.at;
-        L *to;
-        if constexpr (std::is_same_v<L, T>)
-            to = out;
-        else
-            to = wide;
         list.next = piece.begin;
         list.fill(s, piece, values, sizeof(T));
         int64_t kept = list.count;
         const auto divisor = [&] {
             return double(s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1));
         };
-        if (std::is_same_v<T, float> && list.next >= piece.end)
-            return combine(piece.count, to, divisor());
-        combine(piece.count, to);
-        if (list.next < piece.end)
-            kept = add_more(piece, to);
-        divide<T>(to, piece.count, divisor(), nullptr, out);
-    }
-    // Adds the sums of further lists to that of the first one, and returns how many rows are kept.
-    int64_t add_more(const Piece &piece, L *to) {
-        int64_t kept = list.count, lists = 1;
-        partial.assign(to, to + piece.count);
+        if constexpr (std::is_same_v<T, float>)
+            if (list.next >= piece.end)
+                return combine(piece.count, out, divisor());
+        combine(piece.count, wide);
         while (list.fill(s, piece, values, sizeof(T))) {
             kept += list.count;
-            partial.resize(++lists * piece.count);
-            combine(piece.count, partial.data() + (lists - 1) * piece.count);
+            combine(piece.count, more);
+            sums.accumulate({reinterpret_cast<const char *>(more), 0}, piece.count, wide);
         }
-        std::vector<Row> rows;
-        for (int64_t k = 0; k < lists; ++k)
-            rows.push_back({reinterpret_cast<const char *>(partial.data() + k * piece.count), 0});
-        sums.combine(true, rows.data(), lists, piece.count, to);
-        return kept;
+        divide<T>(wide, piece.count, divisor(), nullptr, out);
     }
 };
 

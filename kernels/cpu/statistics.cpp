@@ -89,8 +89,6 @@ struct RowStatistics {
 template <class T>
 struct PlaneStatistics {
     static constexpr int64_t n = LANES<double>;
-    static constexpr int64_t UNROLLED = 4 * n;
-    static constexpr int64_t BLOCK = 64 * UNROLLED;  // sums of blocks are added to each other
     const Segments &s;
     const T *const values;
     T *const means;
@@ -100,32 +98,29 @@ struct PlaneStatistics {
     Distances distances(const T *from, const uint8_t *mask, double centre) const {
         using V = Vector<double, n>;
         Distances all;
-        for (int64_t at = 0; at < s.length; at += BLOCK) {
-            const int64_t end = std::min(s.length, at + BLOCK);
-            V sums[4] = {}, squares[4] = {};
-            int64_t i = at;
-            for (; i + UNROLLED <= end; i += UNROLLED)
+        V sums[4] = {}, squares[4] = {};
+        int64_t i = 0;
+        for (; i + 4 * n <= s.length; i += 4 * n)
 #pragma GCC unroll 4
-                for (int64_t k = 0; k < 4; ++k) {
-                    V distance = doubles<T, n>(from + i + k * n) - centre;
-                    if (mask != nullptr) {
-                        const auto bytes = read<Vector<int8_t, n>>(mask + i + k * n);
-                        const auto keeps = converted<int64_t, n, int8_t>(bytes) != 0;
-                        distance = keeps ? distance : V{};
-                    }
-                    sums[k] += distance;
-                    squares[k] += distance * distance;
+            for (int64_t k = 0; k < 4; ++k) {
+                V distance = doubles<T, n>(from + i + k * n) - centre;
+                if (mask != nullptr) {
+                    const auto bytes = read<Vector<int8_t, n>>(mask + i + k * n);
+                    const auto keeps = converted<int64_t, n, int8_t>(bytes) != 0;
+                    distance = keeps ? distance : V{};
                 }
-            const V sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-            const V square = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-            for (int64_t k = 0; k < n; ++k)
-                all.add(sum[k], square[k]);
-            for (; i < end; ++i)
-                if (mask == nullptr || mask[i]) {
-                    const double distance = double(widen(from[i])) - centre;
-                    all.add(distance, distance * distance);
-                }
-        }
+                sums[k] += distance;
+                squares[k] += distance * distance;
+            }
+        for (; i < s.length; ++i)
+            if (mask == nullptr || mask[i]) {
+                const double distance = double(widen(from[i])) - centre;
+                all.add(distance, distance * distance);
+            }
+        const V sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        const V square = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+        for (int64_t k = 0; k < n; ++k)
+            all.add(sum[k], square[k]);
         return all;
     }
     void operator()(const Piece &piece) const {

@@ -34,36 +34,30 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     U *out = static_cast<U *>(to);
     const L by = L(divisor);
     const L inverse = L(1 / divisor);
-    const auto divide_all = [&](auto store) {
-        if (columns) {
-            VECTORIZE
-            for (int64_t i = 0; i < count; ++i)
-                store(i, read<L>(from + i) / (by * L(columns[i])));
-        } else {
-            VECTORIZE
-            for (int64_t i = 0; i < count; ++i)
-                store(i, quotient(read<L>(from + i), by, inverse));
-        }
-    };
+    int64_t i = 0;
 #ifdef HAS_HALVES
     if constexpr (std::is_same_v<U, Half>) {
-        constexpr int64_t BLOCK = 1024;
         constexpr int64_t n = LANES<L>;
-        L block[BLOCK];
-        for (int64_t remainder = count; remainder > 0;
-             remainder -= count, from += count, out += count, columns += columns ? count : 0) {
-            count = std::min(BLOCK, remainder);
-            divide_all([&](int64_t i, L value) { block[i] = value; });
-            int64_t i = 0;
-            for (; i + n <= count; i += n)
-                write(narrowed(read<Vector<L, n>>(block + i)), out + i);
-            for (; i < count; ++i)
-                out[i] = narrow<U>(block[i]);
+        using V = Vector<L, n>;
+        for (; i + n <= count; i += n) {
+            const V all = read<V>(from + i);
+            V result = quotient(all, by, inverse);
+            if (columns)
+                result =
+                    all / (by * __builtin_convertvector(read<Vector<double, n>>(columns + i), V));
+            write(narrowed(result), out + i);
         }
-        return;
     }
 #endif
-    divide_all([=](int64_t i, L value) { out[i] = narrow<U>(value); });
+    if (columns) {
+        VECTORIZE
+        for (; i < count; ++i)
+            out[i] = narrow<U>(read<L>(from + i) / (by * L(columns[i])));
+    } else {
+        VECTORIZE
+        for (; i < count; ++i)
+            out[i] = narrow<U>(quotient(read<L>(from + i), by, inverse));
+    }
 }
 
 // The Op of sums (see reductions.h): elements T are added as numbers L.

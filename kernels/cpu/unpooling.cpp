@@ -33,6 +33,14 @@ constexpr int64_t PART_BYTES = 1 << 18;  // of a part, if its chunks do not reac
 constexpr int64_t MOST_BITS = 1 << 29;
 constexpr int64_t MOST_SUMS = 1 << 24;
 
+// Writes a position as number i of integers of 4 or 8 bytes.
+inline void put(void *numbers, int64_t bytes, int64_t i, int64_t position) {
+    if (bytes == 4)
+        static_cast<int32_t *>(numbers)[i] = int32_t(position);
+    else
+        static_cast<int64_t *>(numbers)[i] = position;
+}
+
 // The positions of a call: integers of 4 or 8 bytes, or indices in the whole tensor. -1 and numbers
 // outside the plane are no positions.
 struct Positions {
@@ -83,27 +91,20 @@ struct Positions {
         int64_t low = size;
         int64_t high = -1;
         int64_t wrong = 0;
-        const auto find = [&](auto number, auto write) {
+        const auto find = [&](auto number, auto is_copied) {
             each<decltype(number)>(
-                plane, pixels, [&, write](int64_t i, uint64_t position, int64_t channel) {
+                plane, pixels, [&](int64_t i, uint64_t position, int64_t channel) {
                     const bool is_inside = position < positions_of_plane;
                     const int64_t at = is_inside ? int64_t(position) : -1;
                     low = std::min(low, is_inside ? at : int64_t(positions_of_plane));
                     high = std::max(high, at);
                     wrong |= !is_inside & (position != none - channel * unit);
-                    write(i, at);
+                    if constexpr (is_copied)
+                        put(unique, unique_bytes, i, at);
                 });
         };
         with_type([&](auto number) {
-            if (unique == nullptr)
-                find(number, [](int64_t, int64_t) {});
-            else if (unique_bytes == 4)
-                find(number, [to = static_cast<int32_t *>(unique)](int64_t i, int64_t at) {
-                    to[i] = int32_t(at);
-                });
-            else
-                find(number,
-                     [to = static_cast<int64_t *>(unique)](int64_t i, int64_t at) { to[i] = at; });
+            unique != nullptr ? find(number, Count<1>()) : find(number, Count<0>());
         });
         is_wrong |= wrong != 0;
         return {low, high + 1};
@@ -215,13 +216,8 @@ void for_last(const Part &part, void *unique, int64_t bytes, const Act &act) {
     std::vector<uint64_t> seen(parts_of(part.size(), 64));
     part.each<true>([=, bits = seen.data()](int64_t i, int64_t at) {
         const uint64_t bit = uint64_t(1) << at % 64;
-        if (bits[at / 64] & bit) {
-            if (bytes == 4)
-                static_cast<int32_t *>(unique)[i] = -1;
-            else
-                static_cast<int64_t *>(unique)[i] = -1;
-            return;
-        }
+        if (bits[at / 64] & bit)
+            return put(unique, bytes, i, -1);
         bits[at / 64] |= bit;
         act(i, at);
     });
