@@ -109,7 +109,7 @@ struct Adder {
         sums.combine(false, list.rows.data(), list.count, length, to, {1, 0, 0, divisor});
     }
     void operator()(const Piece &piece) {
-        L wide[WIDTH], more[WIDTH];  // sums of the first LISTED rows, and of the next ones
+        L wide[WIDTH];
         T *const out = output + piece.set * s.channels + piece.at;
         list.next = piece.begin;
         list.fill(s, piece, values, sizeof(T));
@@ -121,12 +121,26 @@ struct Adder {
             if (list.next >= piece.end)
                 return combine(piece.count, out, divisor());
         combine(piece.count, wide);
+        if (list.next < piece.end)
+            kept = add_more(piece, wide);
+        divide<T>(wide, piece.count, divisor(), nullptr, out);
+    }
+    // Adds the sums of further lists, as a tree, to that of the first one. Returns how many rows
+    // are kept.
+    int64_t add_more(const Piece &piece, L *to) {
+        int64_t kept = list.count;
+        std::vector<std::vector<L>> partial;
+        partial.emplace_back(to, to + piece.count);
         while (list.fill(s, piece, values, sizeof(T))) {
             kept += list.count;
-            combine(piece.count, more);
-            sums.accumulate({reinterpret_cast<const char *>(more), 0}, piece.count, wide);
+            partial.emplace_back(piece.count);
+            combine(piece.count, partial.back().data());
         }
-        divide<T>(wide, piece.count, divisor(), nullptr, out);
+        std::vector<Row> rows;
+        for (const std::vector<L> &each : partial)
+            rows.push_back({reinterpret_cast<const char *>(each.data()), 0});
+        sums.combine(true, rows.data(), int64_t(rows.size()), piece.count, to, {});
+        return kept;
     }
 };
 
