@@ -8,8 +8,6 @@
 
 #include "choose.h"
 #include "counts.h"
-#include "disjoint.h"
-#include "gathered.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -104,41 +102,7 @@ struct AverageGradient {
                      double divisor, char *to) const {
         const CountedWindows adjoint = adjoint_sums(windows, divisor);
         const Divide by(adjoint, value, element, kernels.divide);
-        if (strategy == GATHERED)
-            return gather_shares(op, windows.p, shares, by, to);
         pool(op, by, shares, to, adjoint, strategy);
-    }
-    // Does so for many channels and windows with a stride: strategy GATHERED.
-    void gather_shares(const RowOperations &op, const Problem &q, const char *shares,
-                       const Divide &by, char *to) const {
-        const Gathering gathering{q};
-        const int64_t channels = q.channels;
-        const int64_t share = op.element_size;
-        const int64_t step = q.w().stride * channels;
-        gathering.each_tile(
-            value, [&](Gathering::Memory &m, int64_t first, int64_t stop, int64_t at) {
-                std::vector<Row> rows;
-                char *const out = to + at * element;
-                char *const sums = element == value ? out : m.sums.get();
-                for (const Gathering::Group &group : m.groups) {
-                    gathering.find_windows(group.span, m);
-                    rows.clear();
-                    for (const Gathering::Reader &window : m.windows)
-                        rows.push_back({shares + window.place * share, 0});
-                    op.combine(false, rows.data(), int64_t(rows.size()), channels,
-                               sums + (group.position - first) * channels * value,
-                               {group.positions, channels * share, step, by.divisor});
-                }
-                if (!by.is_direct && by.divisor == 0)
-                    by(0, 0, 0, 0, (stop - first) * channels, sums, out);
-            });
-    }
-    // The gradient of windows that share no element.
-    void copy_shares() const {
-        const Divide by(g, value, element, kernels.divide);
-        const auto make_shares = [&](int64_t row, int64_t d, int64_t h, int64_t i, int64_t count,
-                                     char *to) { divide_row(by, row, d, h, i, count, to); };
-        DisjointGradient<decltype(make_shares)>{p, element, gradient, make_shares}.run();
     }
     // Writes the shares of the outputs of a part of a plane, or of whole planes from `plane` on.
     // `q` is the problem of that part, which begins with output `begins`.
@@ -160,12 +124,7 @@ struct AverageGradient {
         });
     }
     void run() const {
-        if (strategy == COPIED)
-            return copy_shares();
-        // Shares are fewer than elements where windows have strides and WINDOWS copies their sums.
-        const bool divides_first =
-            p.channels == 1 && !puts_zeros_between(p.w()) && 2 * p.output_plane() <= p.plane();
-        if (g.is_uniform && !divides_first)
+        if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
         // Small planes are divided together, large ones in parts.
         const bool is_small = p.output_plane() <= SHARES_MOST || p.w().window == 0;

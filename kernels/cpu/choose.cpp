@@ -42,8 +42,6 @@ constexpr double GATHER_START = 4;
 constexpr double GATHER_VECTOR = BYTES == 64 ? 0.85 : 0.55;
 constexpr double SCATTER_WINDOW = 1.05;
 constexpr double SCATTER_ELEMENT = 0.1;
-// Averages of fewer channels are gathered.
-constexpr int64_t FEW_GATHERED = 256;
 // Limits for inserting stride - 1 zeros between gradient elements: the time grows with the extent
 // of the window, zeros included.
 constexpr int64_t ZEROS_STRIDE = 8;
@@ -202,41 +200,22 @@ Reason compared_is_slower(const Request &r) {
                                                                            : "windows share rows";
 }
 
-Reason copied_cannot(const Request &r) {
-    for (const Axis &axis : r.windows.p.axes)
-        if (axis.window == 0 || (axis.outputs > 1 && axis.extent() > axis.stride))
-            return "windows share elements";
-    return nullptr;
-}
-
 Reason gathered_cannot(const Request &r) {
-    return r.windows.p.channels < (r.operation == WINNERS_GRADIENT ? BYTES / r.value_size : 2)
-               ? "channels do not fill a vector"
-               : taps_cannot(r);
+    return r.windows.p.channels < BYTES / r.value_size ? "channels do not fill a vector"
+                                                       : taps_cannot(r);
 }
 Reason gathered_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    if (r.operation == WINNERS_GRADIENT) {
-        double taps = 1;
-        double strides = 1;
-        for (const Axis &axis : p.axes) {
-            taps *= double(axis.window);
-            strides *= double(axis.stride);
-        }
-        const double vectors = double(parts_of(p.channels, BYTES / r.value_size));
-        return GATHER_START + GATHER_VECTOR * vectors * taps / strides <
-                       double(p.channels) * (SCATTER_WINDOW / strides + SCATTER_ELEMENT)
-                   ? nullptr
-                   : "many windows may have won an element";
+    double taps = 1;
+    double strides = 1;
+    for (const Axis &axis : r.windows.p.axes) {
+        taps *= double(axis.window);
+        strides *= double(axis.stride);
     }
-    // Where strides are larger, elements beside each other are often read by the same windows, and
-    // WINDOWS copies their sums. Rows that many windows share are combined first there.
-    const Windows seen = adjoint_of(r.windows);
-    return p.channels >= FEW_GATHERED ? "there are many channels"
-           : p.w().stride != 2 || p.h().stride > 2 || p.d().stride > 2
-               ? "the stride along W is not 2, or another one is larger"
-           : seen.most_taps(0) * seen.most_taps(1) >= SHARED_ROWS ? "windows share many rows"
-                                                                  : nullptr;
+    const double vectors = double(parts_of(r.windows.p.channels, BYTES / r.value_size));
+    return GATHER_START + GATHER_VECTOR * vectors * taps / strides <
+                   double(r.windows.p.channels) * (SCATTER_WINDOW / strides + SCATTER_ELEMENT)
+               ? nullptr
+               : "many windows may have won an element";
 }
 
 Reason boxes_cannot(const Request &r) {
@@ -286,9 +265,7 @@ constexpr Implementation IMPLEMENTATIONS[] = {
     {TURNED, "turned", AVERAGE | AVERAGE_GRADIENT | MAXIMA | WINNERS | WINNERS_GRADIENT,
      turned_cannot, turned_is_slower},
     {COMPARED, "compared", WINNERS, compared_cannot, compared_is_slower},
-    {COPIED, "copied", AVERAGE_GRADIENT, copied_cannot, ALWAYS},
-    {GATHERED, "gathered", AVERAGE_GRADIENT | WINNERS_GRADIENT, gathered_cannot,
-     gathered_is_slower},
+    {GATHERED, "gathered", WINNERS_GRADIENT, gathered_cannot, gathered_is_slower},
     {BOXES, "boxes", POOL, boxes_cannot, boxes_is_slower},
     {ROWS, "rows", POOL, rows_cannot, rows_is_slower},
     {SCATTERED, "scattered", WINNERS_GRADIENT, ALWAYS, ALWAYS},
@@ -369,8 +346,9 @@ bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
 }
 
 bool puts_zeros_between(const Axis &axis) {
+    const bool is_tiling = axis.window == axis.stride && axis.dilation == 1;
     return axis.window > 0 && axis.stride <= ZEROS_STRIDE && axis.window <= ZEROS_WINDOW &&
-           axis.extent() <= ZEROS_EXTENT;
+           axis.extent() <= ZEROS_EXTENT && !is_tiling;
 }
 
 Strategy choose(const Request &request) {

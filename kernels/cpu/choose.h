@@ -18,8 +18,7 @@ enum Strategy : int64_t {
     WINDOWS,    // each window by itself: windows.cpp
     TURNED,     // channels of small planes that are transposed first: turned.h
     COMPARED,   // winners by WINDOWS that compare channels in vectors: maxima.cpp
-    COPIED,     // gradients of averages whose windows share no element: disjoint.h
-    GATHERED,   // gradients of channels, each element from its windows: gathered.h
+    GATHERED,   // gradients of maxima of channels, each element from its windows: gathered.h
     SCATTERED,  // gradients of maxima, each window to its winner: gradients.cpp
 };
 

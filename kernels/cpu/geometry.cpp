@@ -21,59 +21,6 @@ int64_t inverse_of(int64_t a, int64_t m) {
     return old_factor < 0 ? old_factor + m : old_factor;
 }
 
-// Where a window begins, or where it ends: at floor(number / of). ++ goes on to the next window,
-// whose number is `step` more. It only counts, because a division takes longer than a short run.
-struct Edge {
-    int64_t of;
-    int64_t at;
-    int64_t remainder;
-    int64_t whole;
-    int64_t part;
-
-    Edge(int64_t number, int64_t step, int64_t of)
-        : of(of), at(number / of), remainder(number % of), whole(step / of), part(step % of) {}
-    void operator++() {
-        remainder += part;
-        at += whole + (remainder >= of);
-        remainder -= remainder >= of ? of : 0;
-    }
-};
-
-// Whether several outputs of a row may read the same: elements of a gradient between two edges of
-// windows, or of bins. The numbers of their taps would differ.
-bool forms_groups(const Windows &windows) {
-    const Axis &w = windows.p.w();
-    return windows.seen[2].empty() ? w.window == 0 && w.outputs >= 2 * w.size
-                                   : windows.seen[2].front().axis.dilation == 1;
-}
-// Fills `runs` with these groups, in steps from edge to edge.
-void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs) {
-    const Axis &w = windows.p.w();
-    const bool are_bins = windows.seen[2].empty();
-    const Axis &read = are_bins ? w : windows.seen[2].front().axis;
-    const int64_t of = are_bins ? w.size : 1;
-    const int64_t step = are_bins ? w.outputs : read.stride;
-    const int64_t extent = are_bins ? step + of - 1 : read.extent();
-    const Span span = windows.at(2, output);
-    int64_t first = span.begin;
-    int64_t last = first + span.count;
-    Edge leaves(first * step + extent - read.padding, step, of);
-    Edge enters(last * step - read.padding, step, of);
-    while (output < end) {
-        for (; leaves.at <= output; ++leaves)
-            ++first;
-        for (; enters.at <= output; ++enters)
-            ++last;
-        const int64_t next = std::min({end, leaves.at, enters.at});
-        // Fields are written one by one, as GCC would load what it has just stored in halves.
-        Run &run = runs.emplace_back();
-        run.begin = std::min(first, w.size);
-        run.count = std::max<int64_t>(std::min(last, w.size) - first, 0);
-        run.outputs = next - output;
-        output = next;
-    }
-}
-
 }  // namespace
 
 SeenAxis::SeenAxis(const Axis &axis)
@@ -156,13 +103,58 @@ bool Windows::are_planes() const {
     return result;
 }
 
+bool Windows::form_groups() const {
+    if (seen[2].empty())
+        return p.w().window == 0 && p.w().outputs >= 2 * p.w().size;
+    const Axis &axis = seen[2].front().axis;
+    return axis.dilation == 1 && axis.stride > 1;
+}
+
+void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs) {
+    const Axis &w = windows.p.w();
+    const bool are_bins = windows.seen[2].empty();
+    const Axis &read = are_bins ? w : windows.seen[2].front().axis;
+    // Between these outputs all windows are there that could read them.
+    const int64_t low_end = are_bins ? end : read.extent() - read.stride - read.padding;
+    const int64_t high_end = std::min(end, w.size * read.stride - read.padding);
+    const Span span = windows.at(2, output);
+    int64_t low = span.begin;
+    int64_t high = low + span.count;
+    int64_t x = output;
+    // Adds the group of output x, which ends at `stop` or where other positions are read.
+    const auto add = [&](int64_t stop, int64_t groups) {
+        const int64_t leaves = are_bins        ? parts_of((low + 1) * w.outputs, w.size)
+                               : low >= w.size ? end
+                                               : read.first(low) + read.extent();
+        const int64_t enters = are_bins         ? high * w.outputs / w.size
+                               : high >= w.size ? end
+                                                : read.first(high);
+        const int64_t next = std::min({stop, leaves, enters});
+        runs.push_back({low, high - low, 0, groups, 1, x - output, next - x, read.stride});
+        low += leaves <= next;
+        high += enters <= next;
+        x = next;
+    };
+    runs.clear();
+    while (x < end) {
+        const int64_t periods = x > output && x >= low_end ? (high_end - x) / read.stride : 0;
+        if (periods < 2) {
+            add(end, 1);
+            continue;
+        }
+        for (const int64_t stop = x + read.stride; x < stop;)
+            add(stop, periods);
+        low += periods - 1;
+        high = std::min(high + periods - 1, w.size);
+        x += (periods - 1) * read.stride;
+    }
+}
+
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                std::vector<Run> &runs) {
     const Axis &axis = windows.p.w();
     const Range whole = axis.whole();
     runs.clear();
-    if (!are_numbered && forms_groups(windows))
-        return find_groups(windows, output, end, runs);
     while (output < end) {
         if (whole.contains(output)) {
             const int64_t taken = std::min(whole.end, end) - output;
@@ -176,10 +168,10 @@ void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_
         // A run of a single output takes any step that is not negative.
         if (!runs.empty() && runs.back().count == span.count && runs.back().tap == tap) {
             Run &last = runs.back();
-            const int64_t step = span.begin - last.begin - (last.outputs - 1) * last.step;
-            if (last.outputs == 1 ? step >= 0 : step == last.step) {
+            const int64_t step = span.begin - last.begin - (last.groups - 1) * last.step;
+            if (last.groups == 1 ? step >= 0 : step == last.step) {
                 last.step = step;
-                ++last.outputs;
+                ++last.groups;
                 continue;
             }
         }

@@ -35,14 +35,18 @@ struct Span {
     bool matches(const Span &other) const { return begin == other.begin && count == other.count; }
 };
 
-// Consecutive outputs that read equally many positions. There are `outputs` of them, and each reads
-// `count` positions. The positions of an output begin `step` after those of the output before.
+// Groups of outputs of a row that read equally many positions. A group has `each` consecutive
+// outputs, which all read the same `count` positions. The positions of the next group begin `step`
+// later, and its outputs `apart` later. Output `first` of a tile is the run's first one.
 struct Run {
     int64_t begin;
     int64_t count;
     int64_t tap;
-    int64_t outputs;
+    int64_t groups;
     int64_t step;
+    int64_t first = 0;
+    int64_t each = 1;
+    int64_t apart = 1;
 };
 
 // The outputs or positions from begin to end.
@@ -221,15 +225,21 @@ struct Windows {
     int64_t most_taps(int axis) const;
     // Whether there is one output, which reads all of a plane.
     bool are_planes() const;
+    // Whether several outputs of a row may read the same: elements of a gradient between two edges
+    // of windows, or of bins. The numbers of their taps would differ.
+    bool form_groups() const;
 };
 
 // The windows of a gradient: the outputs become what is read, and the input's positions the
 // outputs. Bins seen from the input are bins again.
 Windows adjoint_of(const Windows &windows);
 
-// Fills `runs` with the runs of outputs [output, end) along W. Without `are_numbered` the tap of
-// each run is 0.
+// Fills `runs` with the runs of outputs [output, end) along W, each a group of its own. Without
+// `are_numbered` the tap of each run is 0.
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                std::vector<Run> &runs);
+// The same for windows that form groups. Where their pattern repeats, groups that lie a stride
+// apart are a run.
+void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs);
 
 }  // namespace dmlpool

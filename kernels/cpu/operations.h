@@ -83,10 +83,10 @@ struct WindowOperations {
     bool writes_results = false;  // combine_window writes `result`, too
     bool is_separable = true;     // rows or columns that windows share can be combined first
 
-    // Combines what each window reads of a row of one channel, into `produced`. `step` is the
-    // distance of two taps. The row's first element or value is at position `origin`.
-    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
-                                int64_t outputs, int64_t step, void *produced) const {}
+    // Combines what each of `groups` groups of outputs reads of a row of one channel, into
+    // `produced`. `step` is the distance of two taps. The row begins at position `origin`.
+    virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *runs,
+                                int64_t groups, int64_t step, void *produced) const {}
     // Combines the taps of a window, each a row of elements or values of `channels` channels, as
     // often as `times` says. Writes a value of each channel to `produced`.
     virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,

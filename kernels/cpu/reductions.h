@@ -96,10 +96,10 @@ struct Rows final : RowOperations {
         else
             run(Count<3>(), Count<3>());
     }
-    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *windows,
-                        int64_t outputs, int64_t step, void *produced) const override {
+    void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *runs,
+                        int64_t groups, int64_t step, void *produced) const override {
         (this->*(are_values ? &Rows::reduce<true> : &Rows::reduce<are_plain>))(
-            row, origin, windows, outputs, step, static_cast<L *>(produced));
+            row, origin, runs, groups, step, static_cast<L *>(produced));
     }
 
   private:
@@ -397,36 +397,25 @@ struct Rows final : RowOperations {
             result -= lane;  // as `renumbered` does, by a number for each lane
         return result;
     }
-    // Combines what each window reads of a row, run by run (see reduce_windows in operations.h).
+    // Combines what each group reads of a row, run by run (see reduce_windows in operations.h).
     template <bool are_values>
-    void reduce(const Row &row, int64_t origin, const Run *windows, int64_t outputs, int64_t step,
+    void reduce(const Row &row, int64_t origin, const Run *runs, int64_t groups, int64_t step,
                 L *out) const {
-        for (int64_t o = 0; o < outputs; o += windows->outputs, ++windows) {
-            const Run &run = *windows;
+        for (int64_t g = 0; g < groups; g += runs->groups, ++runs) {
+            const Run &run = *runs;
             const char *const from = row.from + (run.begin - origin) * SIZE<are_values>;
-            const int64_t different = run.step > 0 ? run.outputs : 1;
-            if (step == 1 && (run.step > 0 || run.count >= LANES<L>))
-                reduce_runs<are_values>(from, run.count, run.step, different, out + o);
+            const Row first = {from, 0};
+            if (run.count == 1 && run.step == 1)
+                combine_unrolled<are_values, 1>(&first, run.groups, out + g, {});
+            else if (step == 1 && (run.step > 0 || run.count >= LANES<L>))
+                reduce_runs<are_values>(from, run.count, run.step, run.groups, out + g);
             else
-                for (int64_t k = 0; k < different; ++k)
-                    out[o + k] = reduce_apart<are_values>(
+                for (int64_t k = 0; k < run.groups; ++k)
+                    out[g + k] = reduce_apart<are_values>(
                         {from + k * run.step * SIZE<are_values>, 0}, run.count, step);
-            for (int64_t k = o; Op::has_numbers && run.count > 0 && k < o + different; ++k)
+            for (int64_t k = g; Op::has_numbers && run.count > 0 && k < g + run.groups; ++k)
                 out[k] = Op::renumbered(out[k], row.number + run.tap * units[2]);
-            if (run.outputs > different)
-                repeat(out + o, run.outputs, outputs - o);
         }
-    }
-    // Writes the first of `count` values to the others, in vectors while there is room for them:
-    // what they write past the end is overwritten by the next run.
-    static void repeat(L *values, int64_t count, int64_t room) {
-        constexpr int64_t n = LANES<L>;
-        const L first = values[0];
-        int64_t i = 0;
-        for (; i < count && i + n <= room; i += n)
-            write(Vector<L, n>{} + first, values + i);
-        for (; i < count; ++i)
-            values[i] = first;
     }
 };
 

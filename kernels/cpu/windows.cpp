@@ -13,6 +13,7 @@
 #include "choose.h"
 #include "operations.h"
 #include "parallel.h"
+#include "vectors.h"
 
 namespace dmlpool {
 namespace {
@@ -23,6 +24,8 @@ constexpr int64_t TILE_READS = 65536;
 // The bytes that are read in order before they are combined: few, so that the processor does both
 // at the same time.
 constexpr int64_t READ_BYTES = 4096;
+// Bytes of the values of a tile whose results are copied to groups of outputs.
+constexpr int64_t COPIED_BYTES = 65536;
 // Bytes of values of several channels that become results together.
 constexpr int64_t FINISHED_BYTES = 4096;
 // Windows of at least SHARED_ROWS rows share columns if a position between two of them has less
@@ -58,14 +61,24 @@ struct WindowPooling {
         (h.window > h.stride || !op.is_separable || most_rows * most_taps * position <= 16384);
     // Rows that windows share with those above are read once; else windows are read one by one.
     const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
-    const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
-    const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
-                                             std::min(w.outputs, TILE_OUTPUTS));
-    const int64_t tiles = parts_of(w.outputs, tile);
-    const int64_t row_bytes = p.output_row() * finish.result_size;
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
+    // The result of a group of outputs is computed once, and then copied to each of them.
+    const bool are_grouped = finish.is_uniform && !are_numbered && windows.form_groups();
+    const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
+    const int64_t most_outputs = are_grouped ? COPIED_BYTES / pitch : TILE_OUTPUTS;
+    const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
+                                             std::clamp<int64_t>(most_outputs, 1, w.outputs));
+    const int64_t tiles = parts_of(w.outputs, tile);
+    const int64_t result_pitch = channels * finish.result_size;
     // Values have the size of results, and are written where the results go.
     const bool is_in_place = finish.result_size == op.value_size && !op.writes_results;
+    // Sums that are divided in the loop that adds them are results.
+    const double divisor = is_in_place && channels > 1 ? finish.divisor : 0;
+    const bool is_finished = finish.is_direct || divisor != 0;
+    // Whether each result is written to the first output of its group.
+    const bool writes_first = are_grouped && is_finished && channels > 1;
+    // What each row of outputs reads along H, if there are several planes of few rows.
+    std::vector<Span> heights;
     // Outputs [first, stop) of a row.
     struct Tile {
         int64_t plane;
@@ -84,70 +97,150 @@ struct WindowPooling {
         bool are_shared;
         int64_t step;  // bytes of a position
     };
+    // The runs of a tile, and what they read.
+    struct Runs {
+        std::vector<Run> list;
+        int64_t groups;
+        Range reach;
+    };
     // A thread's memory.
     struct Memory {
         std::vector<Row> rows;
         std::vector<Row> taps;
-        Span height = {0, 0, 0};  // what the tile reads along H
-        int64_t first = -1;       // the first output of the tile that has these runs
-        std::vector<Run> runs;
+        Span depth = {0, 0, 0};  // what the tile reads along D and H
+        Span height = {0, 0, 0};
+        Runs runs;
+        Runs nothing;  // that of a tile that reads nothing: a group of all outputs
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
+        std::vector<char> results;                        // of groups
     };
 
-    void pool() const {
+    void pool() {
+        if (p.planes > 1 && h.outputs <= TILE_OUTPUTS)
+            for (int64_t o = 0; o < h.outputs; ++o)
+                heights.push_back(windows.at(1, o));
         const double row_cost =
             double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
         const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
-        parallel(p.planes * d.outputs * h.outputs * tiles, cost,
-                 [this](int64_t begin, int64_t end) {
-                     Memory m;
-                     m.rows.resize(most_rows);
-                     if (channels > 1)
-                         m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
-                     m.produced.resize(is_in_place ? 0 : tile * pitch);
-                     Digits<4> digits(begin, {tiles, h.outputs, d.outputs, p.planes});
-                     for (int64_t number = begin; number < end; ++number, ++digits) {
-                         const int64_t first = digits[0] * tile;
-                         const int64_t at = number / tiles * w.outputs + first;
-                         char *const out = output + at * channels * finish.result_size;
-                         const Span above = m.height;
-                         m.height = windows.at(1, digits[1]);
-                         // The row before may read the same.
-                         if (tiles == 1 && number > begin && digits[1] > 0 && !are_numbered &&
-                             finish.is_uniform && m.height.matches(above))
-                             std::memcpy(out, out - row_bytes, row_bytes);
-                         else
-                             pool_tile({digits[3], digits[2], digits[1], first,
-                                        std::min(first + tile, w.outputs), out},
-                                       m);
-                     }
-                 });
+        parallel(
+            p.planes * d.outputs * h.outputs * tiles, cost, [this](int64_t begin, int64_t end) {
+                Memory m;
+                m.rows.resize(most_rows);
+                if (channels > 1)
+                    m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
+                // Rows come before tiles, so that runs are listed once for many rows.
+                Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
+                for (int64_t number = begin; number < end; ++number, ++digits) {
+                    const int64_t first = digits[1] * tile;
+                    const int64_t row = (digits[3] * d.outputs + digits[2]) * h.outputs + digits[0];
+                    const Tile t = {digits[3],
+                                    digits[2],
+                                    digits[0],
+                                    first,
+                                    std::min(first + tile, w.outputs),
+                                    output + (row * w.outputs + first) * result_pitch};
+                    const bool is_first = number == begin || t.oh == 0;
+                    if (is_first)
+                        list_runs(t, m);
+                    const Span above = m.height;
+                    m.height = heights.empty() ? windows.at(1, t.oh) : heights[t.oh];
+                    if (m.depth.count == 0)
+                        m.height = {0, 0, 0};  // as in all rows of this depth
+                    // The row before may read the same.
+                    if (!is_first && !are_numbered && finish.is_uniform && m.height.matches(above))
+                        std::memcpy(t.out, t.out - w.outputs * result_pitch,
+                                    (t.stop - first) * result_pitch);
+                    else
+                        pool_tile(t, m);
+                }
+            });
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const TileRows found = find_tile_rows(t, m);
-        if (m.first != t.first)
-            find_runs(windows, are_numbered, t.first, t.stop, m.runs);
-        m.first = t.first;
+        const Runs &runs = are_grouped && found.count == 0 ? m.nothing : m.runs;
+        char *const out = are_grouped && !writes_first ? m.results.data() : t.out;
+        char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
-            return combine_windows(t, found, m);
-        const int64_t outputs = t.stop - t.first;
-        char *const results = is_in_place ? t.out : m.produced.data();
-        op.reduce_windows(found.are_shared, found.rows[0], found.low, m.runs.data(), outputs,
-                          w.dilation, results);
-        if (!finish.is_direct)
-            finish(t.plane, t.od, t.oh, t.first, outputs, results, t.out);
+            combine_windows(t, found, runs, values, out, m);
+        else {
+            op.reduce_windows(found.are_shared, found.rows[0], found.low, runs.list.data(),
+                              runs.groups, w.dilation, values);
+            if (!finish.is_direct)
+                finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
+        }
+        if (!are_grouped)
+            return;
+        if (channels > 1)
+            return copy_positions(runs.list, out, t.out);
+        with_integers(int(finish.result_size), [&](auto bits) {
+            copy_elements<decltype(bits)>(runs.list, out, t.stop - t.first, t.out);
+        });
+    }
+    // Lists the runs of a tile, and makes room for what its groups produce.
+    void list_runs(const Tile &t, Memory &m) const {
+        Runs &runs = m.runs;
+        are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
+                    : find_runs(windows, are_numbered, t.first, t.stop, runs.list);
+        runs.groups = 0;
+        for (const Run &run : runs.list)
+            runs.groups += run.groups;
+        runs.reach = windows.reach(2, t.first, t.stop - t.first);
+        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}};
+        m.depth = windows.at(0, t.od);
+        m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
+        m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
+    }
+    // Copies the result of each group of several channels to its outputs. A copy has up to a page,
+    // as a position may be only a few bytes.
+    void copy_positions(const std::vector<Run> &runs, const char *from, char *to) const {
+        const int64_t most = std::max<int64_t>(1, 4096 / result_pitch);
+        for (const Run &run : runs)
+            for (int64_t g = 0; g < run.groups; ++g, from += result_pitch) {
+                char *const out = to + (run.first + g * run.apart) * result_pitch;
+                if (!writes_first)
+                    std::memcpy(out, from, result_pitch);
+                for (int64_t done = 1, n; done < run.each; done += n) {
+                    n = std::min({done, run.each - done, most});
+                    std::memcpy(out + done * result_pitch, out, n * result_pitch);
+                }
+            }
+    }
+    // The same for one channel. Vectors write past the end of a group what the next one overwrites.
+    template <class E>
+    static void copy_elements(const std::vector<Run> &runs, const char *results, int64_t outputs,
+                              char *to) {
+        constexpr int64_t n = LANES<E>;
+        const E *__restrict from = reinterpret_cast<const E *>(results);
+        for (const Run &run : runs) {
+            E *__restrict out = reinterpret_cast<E *>(to) + run.first;
+            if (run.each == 2 && run.apart == 2) {
+                VECTORIZE
+                for (int64_t g = 0; g < run.groups; ++g)
+                    out[2 * g] = out[2 * g + 1] = from[g];
+            } else {
+                const int64_t written = parts_of(run.each, n) * n;
+                int64_t g = 0;
+                for (int64_t room = outputs - run.first;
+                     run.each == run.apart && g < run.groups && room >= written;
+                     ++g, out += run.apart, room -= run.apart)
+                    for (int64_t i = 0; i < run.each; i += n)
+                        write(Vector<E, n>{} + from[g], out + i);
+                for (; g < run.groups; ++g, out += run.apart)
+                    std::fill_n(out, run.each, from[g]);
+            }
+            from += run.groups;
+        }
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
     TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
-        const Range reach = windows.reach(2, t.first, t.stop - t.first);
+        const Range reach = m.runs.reach;
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
         if (reads_ahead && !reads_windows_ahead)
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
-        const int64_t count =
-            find_rows(op, p, input, t.plane, windows.at(0, t.od), windows.at(1, t.oh), 0, rows);
+        const int64_t count = find_rows(op, p, input, t.plane, m.depth, m.height, 0, rows);
         if (channels == 1 ? count == 1 : !shares_columns)
             return {rows, count, 0, false, position};
         if (int64_t(m.staged.size()) < length * pitch)
@@ -161,43 +254,37 @@ struct WindowPooling {
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
-    void combine_windows(const Tile &t, const TileRows &found, Memory &m) const {
-        char *const out = t.out;
-        char *const results = is_in_place ? out : m.produced.data();
+    void combine_windows(const Tile &t, const TileRows &found, const Runs &runs, char *values,
+                         char *out, Memory &m) const {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
-        const int64_t result_pitch = channels * finish.result_size;
-        // Sums that are divided in the loop that adds them are results.
-        const double divisor = is_in_place ? finish.divisor : 0;
-        const bool is_finished = finish.is_direct || divisor != 0;
         const int64_t most = without(SEVERAL_WINDOWS) ? 1 : is_finished ? tile : at_once;
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
             if (!is_finished)
                 finish(t.plane, t.od, t.oh, (t.first + finished) * channels,
-                       (k - finished) * channels, results + finished * pitch,
+                       (k - finished) * channels, values + finished * pitch,
                        out + finished * result_pitch);
             finished = k;
         };
-        for (const Run &run : m.runs) {
-            const int64_t different = run.step > 0 || op.writes_results ? run.outputs : 1;
-            for (int64_t each = 0, n; each < different; each += n, k += n) {
-                n = std::min(most, different - each);
+        for (const Run &run : runs.list) {
+            const int64_t apart = writes_first ? run.apart : 1;
+            for (int64_t g = 0, n; g < run.groups; g += n, k += n) {
+                n = std::min(most, run.groups - g);
                 if (reads_windows_ahead)
                     n = std::clamp<int64_t>(READ_BYTES / (run.count * found.count * position + 1),
                                             1, n);
                 if (k - finished >= at_once)
                     finish_all();
-                const Span span = {run.begin + each * run.step, run.count, run.tap};
+                const Span span = {run.begin + g * run.step, run.count, run.tap};
                 const int64_t count = find_taps(found, span, m.taps.data());
                 if (reads_windows_ahead && found.count > 0)
                     read_windows_ahead(found.count, count / found.count, n * run.step, n == 1, m);
+                const int64_t place = writes_first ? run.first + g * apart : k;
                 op.combine_window(found.are_shared, m.taps.data(), count, channels,
-                                  results + k * pitch, out + k * result_pitch,
-                                  {n, run.step * found.step, channels, divisor});
+                                  values + place * pitch, out + place * result_pitch,
+                                  {n, run.step * found.step, channels * apart, divisor});
             }
-            for (int64_t copy = different; copy < run.outputs; ++copy, ++k)
-                std::memcpy(results + k * pitch, results + (k - 1) * pitch, pitch);
         }
         finish_all();
     }

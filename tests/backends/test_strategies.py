@@ -21,7 +21,7 @@ from torch_dmlpool.window import Window
 pytestmark = cases.OF_THE_LIBRARY
 NAMES = [
     *("planes", "rows", "boxes", "windows"),
-    *("turned", "compared", "copied", "gathered", "scattered"),
+    *("turned", "compared", "gathered", "scattered"),
 ]
 """``Strategy`` in kernels/cpu/choose.h, after AUTOMATIC, which is 0."""
 AUTOMATIC, PLANES, ROWS, BOXES, WINDOWS = range(5)
