@@ -1,6 +1,6 @@
-// Gradients of many channels. Each element adds what arrives at the windows that read it, or for
-// maxima at those that it has won. Positions of a row that lie a stride apart are read by the same
-// taps of successive windows. They form a group, and one loop writes all of a group:
+// The gradient of maxima of many channels. Each element adds what arrives at the windows that it
+// has won. Positions of a row that lie a stride apart are read by the same taps of successive
+// windows. They form a group, and one loop writes all of a group:
 //
 //     window 3, stride 2, over 7 positions:
 //
@@ -21,8 +21,15 @@
 namespace dmlpool {
 namespace {
 
-// Which windows read the elements of a row: what does not depend on the data type.
-struct Gathering {
+// The gradient of maxima.
+template <class T>
+struct GatheredMaxima {
+    using L = Wide<T>;
+    using Integer = IntegerOf<L>;
+    static constexpr int64_t n = LANES<L>;
+    static constexpr bool is_direct = std::is_same_v<T, L>;
+    // The sums of a tile of a row stay in the first-level cache.
+    static constexpr int64_t TILE_BYTES = 32768;
     // Positions of a row, a stride apart. The windows of the first one are `span`. Those of each
     // other position are the next ones, which read it by the same taps.
     struct Group {
@@ -41,30 +48,27 @@ struct Gathering {
         std::vector<Group> groups;
         std::vector<Reader> rows;
         std::vector<Reader> windows;
-        std::unique_ptr<char[]> sums;  // of a tile
+        std::unique_ptr<L[]> sums;  // of a tile
     };
-    // The sums of a tile of a row stay in the first-level cache.
-    static constexpr int64_t TILE_BYTES = 32768;
 
     const Problem &p;
+    const T *const arriving;
+    const uint8_t *const winners;
+    T *const gradient;
     const Windows seen = adjoint_of(Windows(p));
     const int64_t channels = p.channels;
     const Axis &w = p.w();
-    // The distances along each axis of consecutive windows that read an element, and of their taps.
-    const int64_t steps[3] = {seen.seen[0][0].step, seen.seen[1][0].step, seen.seen[2][0].step};
-    const int64_t tap_steps[3] = {tap_step(0), tap_step(1), tap_step(2)};
 
+    // The distance along an axis of the taps by which consecutive windows read an element.
     int64_t tap_step(int a) const { return p.axes[a].stride / seen.seen[a][0].divisor; }
-    // Calls write(m, first, stop, at) for positions [first, stop) of each row: `m` has their groups
-    // and the rows of windows, and `at` is the first element. A sum has `value` bytes.
-    template <class Write>
-    void each_tile(int64_t value, const Write &write) const {
-        const int64_t tile = std::clamp<int64_t>(TILE_BYTES / value / channels, 1, w.size);
+    void run() const {
+        const int64_t tile =
+            std::clamp<int64_t>(TILE_BYTES / int64_t(sizeof(L)) / channels, 1, w.size);
         const int64_t tiles = parts_of(w.size, tile);
         const int64_t rows = p.planes * p.d().size * p.h().size;
         parallel(rows * tiles, 4. * double(tile * channels), [&](int64_t begin, int64_t end) {
             Memory m;
-            m.sums.reset(new char[tile * channels * value]);
+            m.sums.reset(new L[is_direct ? 1 : tile * channels]);
             // Rows come before tiles, so that groups are found once for many rows.
             Digits<4> digits(begin, {p.h().size, tiles, p.d().size, p.planes});
             for (int64_t number = begin; number < end; ++number, ++digits) {
@@ -74,7 +78,14 @@ struct Gathering {
                     find_groups(first, stop, m);
                 find_rows(digits[3], digits[2], digits[0], m);
                 const int64_t row = (digits[3] * p.d().size + digits[2]) * p.h().size + digits[0];
-                write(m, first, stop, (row * w.size + first) * channels);
+                T *const out = gradient + (row * w.size + first) * channels;
+                L *sums = m.sums.get();
+                if constexpr (is_direct)
+                    sums = out;
+                for (const Group &group : m.groups)
+                    write_group(group, m, sums + (group.position - first) * channels);
+                if constexpr (!is_direct)
+                    divide<T>(sums, (stop - first) * channels, 1, nullptr, out);
             }
         });
     }
@@ -104,10 +115,10 @@ struct Gathering {
         m.rows.clear();
         for (int64_t i = 0; i < d.count; ++i)
             for (int64_t j = 0; j < h.count; ++j) {
-                const int64_t od = d.begin + i * steps[0];
-                const int64_t oh = h.begin + j * steps[1];
+                const int64_t od = d.begin + i * seen.seen[0][0].step;
+                const int64_t oh = h.begin + j * seen.seen[1][0].step;
                 const int64_t tap =
-                    (d.tap - i * tap_steps[0]) * p.h().window + (h.tap - j * tap_steps[1]);
+                    (d.tap - i * tap_step(0)) * p.h().window + (h.tap - j * tap_step(1));
                 const int64_t row = (plane * p.d().outputs + od) * p.h().outputs + oh;
                 m.rows.push_back({row * p.output_row(), tap * w.window});
             }
@@ -117,41 +128,8 @@ struct Gathering {
         m.windows.clear();
         for (const Reader &row : m.rows)
             for (int64_t k = 0; k < span.count; ++k)
-                m.windows.push_back({row.place + (span.begin + k * steps[2]) * channels,
-                                     row.number + span.tap - k * tap_steps[2]});
-    }
-};
-
-// The gradient of maxima.
-template <class T>
-struct GatheredMaxima : Gathering {
-    using L = Wide<T>;
-    using Integer = IntegerOf<L>;
-    static constexpr int64_t n = LANES<L>;
-    static constexpr bool is_direct = std::is_same_v<T, L>;
-    const T *const arriving;
-    const uint8_t *const winners;
-    T *const gradient;
-    const bool prefetches = is_large(4 * p.input_bytes(sizeof(T))) && !without(PREFETCH_WRITES);
-
-    GatheredMaxima(const Problem &p, const void *arriving, const void *winners, void *gradient)
-        : Gathering{p},
-          arriving(static_cast<const T *>(arriving)),
-          winners(static_cast<const uint8_t *>(winners)),
-          gradient(static_cast<T *>(gradient)) {}
-    void run() const {
-        each_tile(sizeof(L), [this](Memory &m, int64_t first, int64_t stop, int64_t at) {
-            L *sums = reinterpret_cast<L *>(m.sums.get());
-            if constexpr (is_direct) {
-                sums = gradient + at;
-                if (prefetches)
-                    prefetch_writes(sums, (stop - first) * channels * sizeof(L));
-            }
-            for (const Group &group : m.groups)
-                write_group(group, m, sums + (group.position - first) * channels);
-            if constexpr (!is_direct)
-                divide<T>(sums, (stop - first) * channels, 1, nullptr, gradient + at);
-        });
+                m.windows.push_back({row.place + (span.begin + k * seen.seen[2][0].step) * channels,
+                                     row.number + span.tap - k * tap_step(2)});
     }
     void write_group(const Group &group, Memory &m, L *out) const {
         find_windows(group.span, m);

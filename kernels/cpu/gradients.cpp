@@ -30,7 +30,9 @@ struct TapPlaces {
     const int64_t unit;
     const int64_t taps;  // of a window
     const int64_t channel_unit;
-    // The places of the first taps of a row of windows, from that of window 0 on, if they are few.
+    // The places of the first taps of a row of windows, from that of window 0 on, if there are at
+    // most MOST_COLUMNS.
+    static constexpr int64_t MOST_COLUMNS = 1 << 16;
     std::vector<int64_t> columns;
     // The distance of each tap's place from that of tap 0, if there are few taps, else empty.
     std::vector<int64_t> offsets;
@@ -41,18 +43,19 @@ struct TapPlaces {
           taps(int64_t(std::min(
               0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
           channel_unit(channel_unit) {
-        columns.reserve(p.output_row() <= TILE_OUTPUTS ? p.output_row() : 0);
-        for (int64_t o = 0; o * p.channels < int64_t(columns.capacity()); ++o)
-            for (int64_t c = 0; c < p.channels; ++c)
-                columns.push_back(column_of(o) + c * channel_unit);
+        for (int64_t i = 0; i < p.output_row() && p.output_row() <= MOST_COLUMNS; ++i)
+            columns.push_back(column_of(i));
         if (without(TAP_OFFSETS) || taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
             return;
         offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);  // taps of a byte need no check
         for (int64_t tap = 0; tap < taps; ++tap)
             offsets[tap] = computed_offset(tap);
     }
-    int64_t column_of(int64_t output) const {
-        return p.w().is_empty(output) ? NOWHERE : output * p.w().stride * unit;
+    int64_t column_of(int64_t i) const {
+        const int64_t output = p.channels == 1 ? i : i / p.channels;
+        return p.w().is_empty(output)
+                   ? NOWHERE
+                   : output * p.w().stride * unit + (i - output * p.channels) * channel_unit;
     }
     __attribute__((noinline)) int64_t computed_offset(int64_t tap) const {
         if (uint64_t(tap) >= uint64_t(taps))
@@ -85,35 +88,21 @@ struct TapPlaces {
         const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
         const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
         const int64_t first = is_empty ? NOWHERE : (y * p.w().size - p.w().padding) * unit;
-        if (columns.empty() || offsets.empty())
-            return visit_outputs(which, first, from, to, visit);
         const int64_t *__restrict column = columns.data();
         const int64_t *__restrict offset = offsets.data();
         const uint64_t known = offsets.size();
-        for (int64_t i = from; i < to; ++i) {
-            const int64_t tap = which[i];
-            const bool is_known = sizeof(Tap) == 1 || uint64_t(tap) < known;
-            visit(i, first + column[i] + (is_known ? offset[tap] : NOWHERE));
-        }
-    }
-    // The same for long rows or many taps. The places of whole windows of one channel, or of the
-    // channels of a window, lie `step` apart. In short rows the outer loop costs too much.
-    template <class Tap, class Visit>
-    __attribute__((noinline)) void visit_outputs(const Tap *which, int64_t first, int64_t from,
-                                                 int64_t to, Visit visit) const {
-        const uint64_t known = offsets.size();
-        const Range whole = p.w().whole();
-        for (int64_t i = from; i < to;) {
-            const int64_t output = i / p.channels;
-            const bool are_whole = p.channels == 1 && whole.contains(output);
-            const int64_t stop = std::min(to, are_whole ? whole.end : (output + 1) * p.channels);
-            const int64_t step = are_whole ? p.w().stride * unit : channel_unit;
-            int64_t place = first + column_of(output) + i % p.channels * channel_unit;
-            for (; i < stop; ++i, place += step) {
-                const int64_t tap = which[i];
-                visit(i, place + (uint64_t(tap) < known ? offsets[tap] : computed_offset(tap)));
-            }
-        }
+        const auto visit_each = [&](auto column_at, auto offset_at) {
+            for (int64_t i = from; i < to; ++i)
+                visit(i, first + column_at(i) + offset_at(which[i]));
+        };
+        if (columns.empty() || offsets.empty())
+            return visit_each([&](int64_t i) { return column_of(i); },
+                              [&](int64_t tap) { return computed_offset(tap); });
+        visit_each([=](int64_t i) { return column[i]; },
+                   [=](int64_t tap) {
+                       const bool is_known = sizeof(Tap) == 1 || uint64_t(tap) < known;
+                       return is_known ? offset[tap] : NOWHERE;
+                   });
     }
 };
 
@@ -213,17 +202,21 @@ template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
     const Windows windows(p);
     const Strategy strategy = choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)});
+    const auto gather = [](const Problem &q, const void *from, const void *which, void *to) {
+        GatheredMaxima<T>{q, static_cast<const T *>(from), static_cast<const uint8_t *>(which),
+                          static_cast<T *>(to)}
+            .run();
+    };
     if (strategy == GATHERED)
-        return GatheredMaxima<T>(p, arriving, taps, gradient).run();
+        return gather(p, arriving, taps, gradient);
     if (strategy == TURNED) {
         const Problem q = turned_problem(p, LANES<Wide<T>>);
-        return turn_planes(p.planes, q.channels, 2,
-                           {{arriving, sizeof(T), p.output_plane()},
-                            {taps, 1, p.output_plane()},
-                            {gradient, sizeof(T), p.plane()}},
-                           [&](int64_t, void *const *blocks) {
-                               GatheredMaxima<T>(q, blocks[0], blocks[1], blocks[2]).run();
-                           });
+        return turn_planes(
+            p.planes, q.channels, 2,
+            {{arriving, sizeof(T), p.output_plane()},
+             {taps, 1, p.output_plane()},
+             {gradient, sizeof(T), p.plane()}},
+            [&](int64_t, void *const *blocks) { gather(q, blocks[0], blocks[1], blocks[2]); });
     }
     Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}

@@ -10,7 +10,6 @@ namespace dmlpool {
 #define MECHANISMS(M)                                                        \
     M(LARGE_PAGES, "large pages for large results")                          \
     M(READ_FIRST, "large inputs are read in order first")                    \
-    M(PREFETCH_WRITES, "large gradients are prefetched for writing")         \
     M(SHORT_WINDOWS, "loops of their own for 2/2, 3/2, 3/3 and 4/4")         \
     M(REPEATED_ROWS, "rows of windows are listed once for many rows")        \
     M(REDUCED_ALONG_W, "windows of large strides read their own elements")   \

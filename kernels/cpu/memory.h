@@ -41,12 +41,6 @@ inline bool is_large(int64_t bytes) {
     return bytes > std::min<int64_t>(48 << 20, cache * 3 / 8);
 }
 
-// Prefetches `bytes` bytes that are written next.
-__attribute__((always_inline)) inline void prefetch_writes(const void *to, int64_t bytes) {
-    for (int64_t byte = 0; byte < bytes; byte += 64)
-        __builtin_prefetch(static_cast<const char *>(to) + byte, 1);
-}
-
 // Prefetches `bytes` bytes that are read soon. It pauses after each line, because processors drop
 // prefetches that come faster than memory. It is inlined, as GCC drops calls that only prefetch.
 __attribute__((always_inline)) inline void prefetch_reads(const char *from, int64_t bytes) {
