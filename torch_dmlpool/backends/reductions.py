@@ -96,6 +96,8 @@ def numbers(count: int, like: Tensor) -> Tensor:
 
 
 def floored(numerator: Tensor, denominator: int) -> Tensor:
+    if is_known(denominator == 1):
+        return numerator
     return numerator.div(denominator, rounding_mode="floor")
 
 
@@ -106,7 +108,7 @@ def firsts(axis: Axis, size: int, like: Tensor) -> Tensor:
 
 def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
     """How many taps of windows from ``first`` on lie before ``bound``."""
-    return floored(bound - first + axis.dilation - 1, axis.dilation).clamp(0, axis.window)
+    return floored(bound + (axis.dilation - 1) - first, axis.dilation).clamp(0, axis.window)
 
 
 def parts(windows: AnyWindow) -> Sequence[Axis | int]:

@@ -1,5 +1,8 @@
 """The operators as Inductor's expressions: a lowering returns None where the operator is to be
 called.
+
+A lowering gets a call's arguments under the names of the schema; ``window`` has the six of a
+window.
 """
 
 import functools
@@ -10,285 +13,307 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor import config
-from torch._inductor.ir import Reduction, TensorBox
-from torch._inductor.lowering import to_dtype
-from torch._inductor.virtualized import ops
+from torch._inductor.ir import Pointwise, TensorBox, convert_shape_to_inductor
+from torch._inductor.lowering import (
+    fallback_handler,
+    mean,
+    reduce_amax,
+    reduce_argmax,
+    register_lowering,
+    to_dtype,
+)
+from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torch_dmlpool import tensors
-from torch_dmlpool.inductor.choice import MOST_TAPS, window_of_maxima, window_on_gpu
-from torch_dmlpool.inductor.expressions import pointwise, reduced_over, register_as, results, tree
-from torch_dmlpool.inductor.geometry import (
-    LARGEST_FUSED,
-    Geometry,
-    all_hold,
-    covered_axes,
-    index_type,
-    is_sure,
-    number_of,
-    small_window,
-)
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool._private import OpOverload
+from torch_dmlpool.inductor.setting import is_lowering
+from torch_dmlpool.window import Window
 
-LARGEST_TREE = 8
-"""The most elements that a CPU adds in float32, as a tree, before it adds such sums in float64."""
+MOST_TAPS, MOST_FUSED_TAPS = 4, 9
+"""The most taps of a window that is an expression on a GPU and in training, and of one whose input
+is computed in its loop or, on a CPU, has its channels innermost.
 
+By the model T of benchmarks/kernels.py for an H200 the operator's kernels take from 1.1 to 4.5
+times less than expressions of longer windows, of taps and of gradients of windows that overlap, and
+fusing saves at most a write and a read of the input."""
 
-SUM_TYPES = {
+CHEAPEST_CALL = 2**14
+"""The taps, of all windows together, that an expression on a CPU reads in less time than a call
+takes, in whatever layout."""
+
+_SUM_TYPES = {
     dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in tensors.FLOAT_TYPES
 }
 
 
-def _maxima(x: TensorBox, geometry: Geometry, outputs: Sequence[Any]) -> TensorBox:
-    """Maxima over windows as a reduction, which Inductor unrolls if they are small."""
-    device, dtype = x.get_device_or_error(), x.get_dtype()
-    windows = [axis.window for axis in geometry.axes]
-    tap_of = geometry.loader(x, Reduction.default_accumulator("max", dtype))
-    # More taps than MOST_TAPS were measured to be faster in a loop there.
-    is_looped = device.type == "cpu" and len(windows) > 1
-    with config.patch(unroll_reductions_threshold=1 + (MOST_TAPS if is_looped else LARGEST_FUSED)):
-        maxima: Any = Reduction.create(
-            device, dtype, dtype, tap_of, outputs, windows, "max", input_node=x
-        )
-    if isinstance(maxima.data.data, Reduction):
-        maxima.realize()
-    return maxima
+def _results() -> list[tuple[list[Any], torch.dtype]]:
+    """Sizes and data types of what the operator being lowered returns, from its fake
+    implementation.
+    """
+    fakes = V.graph.current_node.meta["val"]
+    fakes = [fakes] if isinstance(fakes, torch.Tensor) else fakes
+    return [([*convert_shape_to_inductor(fake.shape)], fake.dtype) for fake in fakes]
 
 
-def _winners(
-    x: TensorBox, geometry: Geometry, outputs: Sequence[Any], dtype: torch.dtype
+def _pointwise(
+    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]
 ) -> TensorBox:
-    """The numbers of the winning taps (rule M6)."""
-    lowest: Any = Reduction.default_accumulator("max", x.get_dtype())
-    tap_of = geometry.loader(x, lowest)
-
-    def numbered(taps: Sequence[Any]) -> Any:
-        return ops.index_expr(number_of(taps, [axis.window for axis in geometry.axes]), torch.int32)
-
-    def first_inside(axis: Axis, output: Any) -> Any:
-        missing = axis.start_padding - output * axis.stride
-        return (
-            sympy.Max(0, FloorDiv(missing + axis.dilation - 1, axis.dilation))
-            if axis.start_padding
-            else 0
-        )
-
-    def winner(index: Sequence[Any]) -> Any:
-        best, number = tap_of(index, geometry.taps[0]), ops.constant(0, torch.int32)
-        for taps in geometry.taps[1:]:
-            value = tap_of(index, taps)
-            wins = ops.gt(value, best)
-            if x.get_dtype().is_floating_point:  # the first NaN wins
-                wins = ops.and_(ops.logical_not(ops.le(value, best)), ops.eq(best, best))
-            best, number = ops.where(wins, value, best), ops.where(wins, numbered(taps), number)
-        if any(axis.start_padding for axis in geometry.axes):
-            # If no element is above the padding, the first tap inside the input wins.
-            alike = ops.eq(best, ops.constant(lowest, x.get_dtype()))
-            inside = list(map(first_inside, geometry.axes, index[2:]))
-            number = ops.where(alike, ops.masked(alike, lambda: numbered(inside), 0), number)
-        return number
-
-    return pointwise(x, outputs, dtype, winner)
+    """An expression on the device of ``x`` whose element at each index is ``value(index)``."""
+    return Pointwise.create(
+        device=x.get_device_or_error(),
+        dtype=dtype,
+        inner_fn=lambda index: ops.to_dtype(value(index), dtype),
+        ranges=list(sizes),
+    )
 
 
-def _max_pooling(x: TensorBox, *arguments: Any) -> Any:
-    """Maxima and, where the operator returns them, the numbers of their taps; None where the
-    operator must be called.
+def _number(value: Any, dtype: torch.dtype) -> Any:
+    """An expression of sizes and indices as a value of ``dtype``."""
+    return ops.to_dtype(ops.index_expr(sympy.sympify(value), torch.int64), dtype)
+
+
+def _tree(terms: Sequence[Any]) -> Any:
+    """A sum whose chain of dependent additions is as short as possible (rule E6)."""
+    if len(terms) == 1:
+        return terms[0]
+    half = len(terms) // 2
+    return ops.add(_tree(terms[:half]), _tree(terms[half:]))
+
+
+def _fused(x: TensorBox, outputs: Sequence[Any], window: dict[str, Any]) -> Window | None:
+    """The window if an expression, with what fusing saves, takes less time than the operator; its
+    numbers are known, and none of its windows may lie in padding alone.
+
+    On a CPU Inductor makes vectors of channels that lie innermost, as they do after a convolution.
     """
-    (outputs, dtype), *taps = results()
-    sizes = x.get_size()[2:]
-    window = window_of_maxima(x, sizes, arguments, outputs, bool(taps))
-    covered = covered_axes(x, sizes, arguments)
-    if window is not None:
-        geometry = Geometry(window, sizes, outputs[2:])
-        found = [
-            _maxima(x, geometry, outputs),
-            *(_winners(x, geometry, outputs, kept) for _, kept in taps),
-        ]
-    elif covered is not None:
-        numbers = (
-            to_dtype(reduced_over(x, covered, "argmax", torch.int64), kept) for _, kept in taps
-        )
-        found = [reduced_over(x, covered, "max", dtype), *numbers]
-    else:
+    *lists, _ceil_mode = window.values()
+    numbers = itertools.chain(*lists)
+    if x.get_dtype() not in tensors.FLOAT_TYPES or not all(type(each) is int for each in numbers):
         return None
-    return tuple(found) if taps else found[0]
+    small = Window.directml(len(lists[0]), *window.values())
+    if small.taps > MOST_FUSED_TAPS or any(axis.may_be_empty(None) for axis in small.axes):
+        return None
+    if x.get_device_or_error().type == "cpu":
+        read = math.prod(outputs) * small.taps
+        node: Any = V.graph.current_node.args[0]
+        is_faster = (
+            V.graph.sizevars.statically_known_leq(read, CHEAPEST_CALL)
+            or (len(outputs) == 4 and node in V.graph.nodes_prefer_channels_last)
+            or tensors.is_channels_last(node.meta["val"])
+        )
+        return small if is_faster else None
+    if small.taps > MOST_TAPS:
+        if any(axis.window > axis.stride == 1 for axis in small.axes):
+            return None
+        x.realize_hint()  # stores what reads several tensors
+        return small if isinstance(getattr(x.data, "data", None), Pointwise) else None
+    return small
 
 
-def _readers(
-    gradient: TensorBox, sizes: Sequence[Any], arguments: Sequence[Any], window: Window | None
-) -> Any:
-    """A function that lists the windows that read an element: each one's place, the tap that reads
-    it, and the conditions under which it does.
+def _tiles(window: Window, sizes: Sequence[Any]) -> bool:
+    """Whether windows of few taps lie side by side and fill an input of spatial ``sizes``."""
+    return window.taps <= MOST_TAPS and all(
+        axis.window == axis.stride
+        and axis.dilation == 1
+        and axis.start_padding == axis.end_padding == 0
+        and V.graph.sizevars.statically_known_multiple_of(size, axis.window)
+        for axis, size in zip(window.axes, sizes, strict=True)
+    )
 
-    None where the operator must be called.
-    """
-    covered, outputs = covered_axes(gradient, sizes, arguments), gradient.get_size()[2:]
-    if covered is None and (
-        window is None or any(axis.dilation > 1 and axis.window > 1 for axis in window.axes)
+
+def _covered(x: TensorBox, sizes: Sequence[Any], window: dict[str, Any]) -> list[int]:
+    """The dimensions that the window covers where it leaves all others as they are; else none."""
+    paddings = *window["start_padding"], *window["end_padding"]
+    entries = zip(window["window_size"], window["strides"], window["dilations"], strict=True)
+    found, is_alone = [], x.get_dtype() in tensors.FLOAT_TYPES and not any(paddings)
+    for dimension, (size, (entry, stride, dilation)) in enumerate(
+        zip(sizes, entries, strict=True), 2
     ):
-        return None
-
-    def along(number: int, element: Any) -> list[tuple[Any, Any, list[Any]]]:
-        if covered is not None:
-            return [(sympy.S.Zero, element, []) if covered[number] else (element, 0, [])]
-        axis, size, count = window.axes[number], sizes[number], outputs[number]  # type: ignore[union-attr]
-        dtype, padded, found = index_type(size), element + axis.start_padding, []
-        # ``back`` counts windows back from the last one that reads the element.
-        for back in range((axis.window - 1) // axis.stride + 1):
-            output, conditions = FloorDiv(padded, axis.stride) - back, []
-            tap = ModularIndexing(padded, 1, axis.stride) + back * axis.stride
-            if axis.start_padding // axis.stride < back:
-                conditions.append(ops.ge(ops.index_expr(output, dtype), ops.constant(0, dtype)))
-            if not is_sure(FloorDiv(size - 1 + axis.start_padding, axis.stride) - back < count):
-                conditions.append(
-                    ops.lt(ops.index_expr(output, dtype), ops.index_expr(count, dtype))
-                )
-            if (back + 1) * axis.stride > axis.window:
-                conditions.append(
-                    ops.lt(ops.index_expr(tap, dtype), ops.constant(axis.window, dtype))
-                )
-            found.append((output, tap, conditions))
-        return found
-
-    def readers(index: Sequence[Any]) -> Any:
-        for windows in itertools.product(*itertools.starmap(along, enumerate(index[2:]))):
-            place, taps, conditions = zip(*windows, strict=True)
-            yield [*index[:2], *place], taps, list(itertools.chain(*conditions))
-
-    return readers
+        if dilation == 1 and V.graph.sizevars.statically_known_equals(entry, size):
+            found.append(dimension)
+        else:
+            is_alone = is_alone and entry == stride == 1
+    return found if is_alone else []
 
 
-def _gathered(
-    gradient: TensorBox, readers: Callable[..., Any], term: Callable[..., Any]
-) -> TensorBox:
-    """For each element, the sum of ``term`` over the windows that read it."""
-    sizes, dtype = results()[0]
+def _taps_of(
+    x: TensorBox, outputs: Sequence[Any], window: Window, fill: float
+) -> Callable[..., list[Any]]:
+    """A function that reads the taps of a window of ``x``, and ``fill`` for those outside the
+    input.
+    """
+    x.realize_hint()
+    if any(axis.window > axis.stride for axis in window.axes):
+        x.mark_reuse(window.taps)  # expensive input is not computed again for each window
+    load, sizes, every = x.make_loader(), x.get_size(), [range(axis.window) for axis in window.axes]
 
-    def total(index: Sequence[Any]) -> Any:
-        terms = []
-        for place, numbers, conditions in readers(index):
-            value = functools.partial(term, place, numbers)
-            terms.append(ops.masked(all_hold(conditions), value, 0.0) if conditions else value())
-        return tree(terms)
+    def tap_of(index: Sequence[Any], taps: Sequence[int]) -> Any:
+        place, conditions = list(index[:2]), []
+        for dimension, (axis, tap) in enumerate(zip(window.axes, taps, strict=True), 2):
+            offset, size = tap * axis.dilation - axis.start_padding, sizes[dimension]
+            place.append(index[dimension] * axis.stride + offset)
+            at = ops.index_expr(place[-1], torch.int64)
+            if offset < 0:
+                conditions.append(ops.ge(at, ops.constant(0, torch.int64)))
+            last = (outputs[dimension] - 1) * axis.stride + offset
+            if not V.graph.sizevars.statically_known_lt(last, size):
+                conditions.append(ops.lt(at, ops.index_expr(size, torch.int64)))
+        read = functools.partial(load, place)
+        return (
+            ops.masked(functools.reduce(ops.and_, conditions), read, fill) if conditions else read()
+        )
 
-    return pointwise(gradient, sizes, dtype, total)
+    return lambda index: [tap_of(index, taps) for taps in itertools.product(*every)]
+
+
+def _winner(taps: Sequence[Any]) -> Any:
+    """The number of the first greatest tap or of the first NaN."""
+    best, winner = taps[0], ops.constant(0, torch.int32)
+    for number, tap in enumerate(taps[1:], 1):
+        wins = ops.and_(ops.logical_not(ops.le(tap, best)), ops.eq(best, best))
+        winner = ops.where(wins, ops.constant(number, torch.int32), winner)
+        best = ops.where(wins, tap, best)
+    return winner
+
+
+def _max_pooling(input: TensorBox, **window: Any) -> Any:
+    """Maxima and, where the operator returns them, the numbers of their taps."""
+    sizes, (outputs, dtype), *numbers = input.get_size()[2:], *_results()
+    covered = _covered(input, sizes, window)
+    if covered:
+        values = reduce_amax(input, covered, True)
+        taps = [reduce_argmax(input, covered, True) for _ in numbers]
+    else:
+        fused = _fused(input, outputs, window)
+        if fused is None or (numbers and not _tiles(fused, sizes)):
+            return None
+        taps_of = _taps_of(input, outputs, fused, -math.inf)
+        greatest = lambda index: functools.reduce(ops.maximum, taps_of(index))  # noqa: E731
+        values = _pointwise(input, outputs, dtype, greatest)
+        winner = lambda index: _winner(taps_of(index))  # noqa: E731
+        taps = [_pointwise(input, outputs, kept, winner) for _, kept in numbers]
+    return (values, to_dtype(taps[0], numbers[0][1])) if numbers else values
+
+
+def _gradient(
+    arriving: TensorBox, sizes: Sequence[Any], window: dict[str, Any], value: Callable[..., Any]
+) -> TensorBox | None:
+    """The gradient where one window reads an element: ``value`` of the window's index and of the
+    number of the tap that reads it (rule M6).
+    """
+    covered = _covered(arriving, sizes, window)
+    if not covered:
+        fused = _fused(arriving, arriving.get_size(), window)
+        if fused is None or not _tiles(fused, sizes):
+            return None
+    arriving.realize_hint()
+
+    def of_one_window(index: Sequence[Any]) -> Any:
+        place, number = list(index[:2]), sympy.S.Zero
+        steps = zip(window["strides"], window["window_size"], strict=True)
+        for dimension, (stride, taps) in enumerate(steps, 2):
+            at, is_covered = index[dimension], dimension in covered
+            place.append(sympy.S.Zero if is_covered else FloorDiv(at, stride))
+            number = number * taps + (at if is_covered else ModularIndexing(at, 1, stride))
+        return value(place, number)
+
+    sizes, dtype = _results()[0]
+    return _pointwise(arriving, sizes, dtype, of_one_window)
 
 
 def _max_pooling_grad_from_taps(
-    gradient: TensorBox, taps: TensorBox, sizes: Sequence[Any], *arguments: Any
+    input_gradient: TensorBox,
+    taps: TensorBox,
+    spatial_sizes: Sequence[Any],
+    channels_last: bool,  # noqa: ARG001
+    **window: Any,
+) -> TensorBox | None:
+    load, winner_of = input_gradient.make_loader(), taps.make_loader()
+    zero = ops.constant
+
+    def won(place: Sequence[Any], number: Any) -> Any:
+        wins = ops.eq(
+            ops.to_dtype(winner_of(place), torch.int32), ops.index_expr(number, torch.int32)
+        )
+        return ops.where(wins, load(place), zero(0.0, input_gradient.get_dtype()))
+
+    return _gradient(input_gradient, spatial_sizes, window, won)
+
+
+def _counted(
+    index: Sequence[Any], sizes: Sequence[Any], window: Window, include_padding: bool
 ) -> Any:
-    """Each element's sum of the gradients of windows that it won; None where the operator must be
-    called.
-    """
-    window = window_of_maxima(gradient, sizes, arguments[:-1], gradient.get_size())
-    readers = _readers(gradient, sizes, arguments[:-1], window)
-    if readers is None:
+    """The number of taps that a window counts (rules A1 and A2)."""
+    count = sympy.S.One
+    for axis, output, size in zip(window.axes, index[2:], sizes, strict=True):
+        first = output * axis.stride - axis.start_padding
+        end = size + axis.end_padding if include_padding else size
+        begin = first if include_padding else sympy.Max(first, 0)
+        count *= sympy.Min(first + axis.window, end) - begin
+    return count
+
+
+def _average_pooling(
+    input: TensorBox, include_padding: bool, divisor_override: Any, **window: Any
+) -> TensorBox | None:
+    sizes, (outputs, dtype) = input.get_size()[2:], _results()[0]
+    wide, is_on_cpu = _SUM_TYPES[dtype], input.get_device_or_error().type == "cpu"
+    covered = _covered(input, sizes, window)
+    if covered and divisor_override is None and not (is_on_cpu and wide is torch.float64):
+        # On a CPU Inductor adds elements one after another, which float64 alone does exactly enough
+        # (rule E6). A GPU adds as a tree.
+        exact = torch.float64 if is_on_cpu else None
+        return to_dtype(mean(input, covered, True, dtype=exact), dtype)
+    fused = _fused(input, outputs, window)
+    if fused is None or any(axis.dilation > 1 for axis in fused.axes):
         return None
-    gradient.realize_hint()
-    load, winner_of = gradient.make_loader(), taps.make_loader()
-    dtype = SUM_TYPES[gradient.get_dtype()]
-
-    def term(place: Sequence[Any], taps: Sequence[Any]) -> Any:
-        number = ops.index_expr(number_of(taps, arguments[0]), torch.int32)
-        wins = ops.eq(ops.to_dtype(winner_of(place), torch.int32), number)
-        return ops.where(wins, ops.to_dtype(load(place), dtype), ops.constant(0.0, dtype))
-
-    return _gathered(gradient, readers, term)
-
-
-def _divided(total: Any, divisor: Any, dtype: torch.dtype) -> Any:
-    """A quotient; the divisor is a number, an expression of sizes or a value."""
-    if isinstance(divisor, (int, sympy.Integer)):
-        divisor = ops.constant(float(divisor), dtype)
-    elif isinstance(divisor, sympy.Expr):
-        divisor = ops.to_dtype(ops.index_expr(divisor, torch.int64), dtype)
-    return ops.truediv(total, divisor)
-
-
-def _in_trees(x: TensorBox, axis: int, dtype: torch.dtype) -> TensorBox:
-    """The sums, as trees, of up to LARGEST_TREE elements at equal steps along ``axis``, so that
-    fewer elements are left to add in float64. The number of elements in a sum divides the axis.
-    """
-    sizes, load = list(x.get_size()), x.make_loader()
-    few = max(count for count in range(1, LARGEST_TREE + 1) if sizes[axis] % count == 0)
-    sizes[axis] //= few
-
-    def total(index: Sequence[Any]) -> Any:
-        places = [
-            [*index[:axis], index[axis] + step * sizes[axis], *index[axis + 1 :]]
-            for step in range(few)
-        ]
-        return tree([ops.to_dtype(load(place), dtype) for place in places])
-
-    return pointwise(x, sizes, dtype, total)
-
-
-def _average_pooling(x: TensorBox, *arguments: Any) -> TensorBox | None:
-    """Averages of a small window or over whole dimensions; None where the operator must be
-    called.
-    """
-    *window_arguments, include_padding, divisor = arguments
-    sizes, (outputs, dtype), summed = x.get_size(), results()[0], SUM_TYPES[x.get_dtype()]
-    window = window_on_gpu(x, small_window(x, sizes[2:], window_arguments), True)
-    if window is None:
-        covered = covered_axes(x, sizes[2:], window_arguments)
-        # On a CPU Inductor adds elements one after another. To be exact enough (rule E6) float32 is
-        # added in float64, and float64 is left to the operator. A GPU adds as a tree.
-        is_in_a_row = x.get_device_or_error().type == "cpu"
-        if covered is None or (is_in_a_row and summed is torch.float64):
-            return None
-        wide = torch.float64 if is_in_a_row else summed
-        count = divisor or math.prod(window_arguments[0])
-        x = _in_trees(x, covered.index(True) + 2, summed) if is_in_a_row else x
-        total = reduced_over(x, covered, "sum", wide).make_loader()
-        return pointwise(x, outputs, dtype, lambda index: _divided(total(index), count, wide))
-    geometry = Geometry(window, sizes[2:], outputs[2:])
-    tap_of = geometry.loader(x, 0.0)
+    taps_of, tiles = _taps_of(input, outputs, fused, 0.0), _tiles(fused, sizes)
+    counts_all = tiles or (include_padding and not window["ceil_mode"])
 
     def average(index: Sequence[Any]) -> Any:
-        total = tree([ops.to_dtype(tap_of(index, taps), summed) for taps in geometry.taps])
-        return _divided(total, divisor or geometry.counted(index, include_padding, summed), summed)
+        total = _tree([ops.to_dtype(tap, wide) for tap in taps_of(index)])
+        count = fused.taps if counts_all else _counted(index, sizes, fused, include_padding)
+        return ops.truediv(total, _number(divisor_override or count, wide))
 
-    return pointwise(x, outputs, dtype, average)
+    return _pointwise(input, outputs, dtype, average)
 
 
 def _average_pooling_grad(
-    gradient: TensorBox, sizes: Sequence[Any], *arguments: Any
+    input_gradient: TensorBox,
+    spatial_sizes: Sequence[Any],
+    include_padding: bool,  # noqa: ARG001
+    divisor_override: Any,
+    **window: Any,
 ) -> TensorBox | None:
-    """The gradient of the same averages; None where the operator must be called."""
-    *window_arguments, include_padding, divisor = arguments
-    window, dtype = small_window(gradient, sizes, window_arguments), SUM_TYPES[gradient.get_dtype()]
-    window = window_on_gpu(gradient, window, False)
-    readers = _readers(gradient, sizes, window_arguments, window)
-    if readers is None:
-        return None
-    gradient.realize_hint()
-    load = gradient.make_loader()
-    geometry = (
-        Geometry(window, sizes, gradient.get_size()[2:])
-        if window is not None and not divisor
-        else None
-    )
+    load, wide = input_gradient.make_loader(), _SUM_TYPES[input_gradient.get_dtype()]
+    count = divisor_override or math.prod(window["window_size"])
 
-    def share(index: Sequence[Any]) -> Any:
-        count = geometry.counted(index, include_padding, dtype) if geometry else divisor
-        return _divided(
-            ops.to_dtype(load(index), dtype), count or math.prod(window_arguments[0]), dtype
+    def share(place: Sequence[Any], _number_of_tap: Any) -> Any:
+        return ops.truediv(ops.to_dtype(load(place), wide), _number(count, wide))
+
+    return _gradient(input_gradient, spatial_sizes, window, share)
+
+
+def _register(operation: OpOverload, lowering: Callable[..., Any]) -> None:
+    """Register a lowering. If it returns None, or lowerings are turned off, the operator is
+    called.
+    """
+    call = fallback_handler(operation, add_to_fallback_set=False)
+    names = [argument.name for argument in operation._schema.arguments]
+
+    def lowered(*arguments: Any, **revision: Any) -> Any:
+        # The revision tells graphs apart and computes nothing.
+        expression = (
+            lowering(**dict(zip(names, arguments, strict=False))) if is_lowering() else None
         )
+        return call(*arguments, **revision) if expression is None else expression
 
-    share_of: Callable[..., Any] = share
-    # Each window's gradient is divided once, not again for every element that it reads.
-    if geometry and geometry.overlaps:
-        shares = pointwise(gradient, gradient.get_size(), dtype, share)
-        shares.realize()
-        share_of = shares.make_loader()
-    return _gathered(gradient, readers, lambda place, _: share_of(place))
+    register_lowering(operation, type_promotion_kind=None)(lowered)
 
 
-register_as(torch.ops.dmlpool.average_pooling.default, _average_pooling)
-register_as(torch.ops.dmlpool.average_pooling_grad.default, _average_pooling_grad)
-register_as(torch.ops.dmlpool.max_pooling.default, _max_pooling)
-register_as(torch.ops.dmlpool.max_pooling_with_taps.default, _max_pooling)
-register_as(torch.ops.dmlpool.max_pooling_grad_from_taps.default, _max_pooling_grad_from_taps)
+_register(torch.ops.dmlpool.average_pooling.default, _average_pooling)
+_register(torch.ops.dmlpool.average_pooling_grad.default, _average_pooling_grad)
+_register(torch.ops.dmlpool.max_pooling.default, _max_pooling)
+_register(torch.ops.dmlpool.max_pooling_with_taps.default, _max_pooling)
+_register(torch.ops.dmlpool.max_pooling_grad_from_taps.default, _max_pooling_grad_from_taps)

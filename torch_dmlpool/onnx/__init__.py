@@ -15,9 +15,10 @@ from weakref import WeakSet
 
 import torch
 
+from torch_dmlpool import registry
 from torch_dmlpool._private import TracingContext
 from torch_dmlpool.onnx import operators
-from torch_dmlpool.onnx.lowering import Emitter
+from torch_dmlpool.onnx.lowering import Asked, Emitter
 
 __all__ = ["translations"]
 
@@ -92,11 +93,15 @@ class _Table(Mapping[Any, Callable[..., Any]]):
 
     def __getitem__(self, target: Any) -> Callable[..., Any]:
         function, exact = self.functions[target], self.exact
+        window_at = getattr(registry.OPERATORS.get(function.__name__), "window_at", None)
 
         # The exporter takes annotated arguments for attributes, and wants a function that has a
         # name.
         def translate(*arguments, **rest):  # type: ignore[no-untyped-def]
-            return function(Emitter(exact), *arguments, **rest)
+            named = list(arguments)
+            if window_at is not None:
+                named[window_at : window_at + 6] = [Asked._make(named[window_at : window_at + 6])]
+            return function(Emitter(exact), *named, **rest)
 
         translate.__name__ = function.__name__
         _looked_up.add(translate)

@@ -4,12 +4,23 @@ way.
 
 import operator
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from torch_dmlpool import counterparts
 from torch_dmlpool.window import AXIS_NAMES, Axis, Window
+
+
+class Asked(NamedTuple):
+    """A window as an operator's schema has it: numbers, and values that the graph computes."""
+
+    window_size: Sequence[Any]
+    strides: Sequence[Any]
+    start_padding: Sequence[Any]
+    end_padding: Sequence[Any]
+    dilations: Sequence[Any]
+    ceil_mode: bool
 
 
 class Emitter:
@@ -99,14 +110,14 @@ class Pool:
         self,
         emit: Emitter,
         input: Any,
-        arguments: Sequence[Any],
+        asked: Asked,
         reduced: Sequence[bool] = (),
         source: Any = None,
     ) -> None:
         """``reduced`` says which dimensions a reduction has already taken to one element;
         ``source`` is its result, None if there was none.
         """
-        window_size, strides, starts, ends, dilations, ceil_mode = arguments
+        window_size, strides, starts, ends, dilations, ceil_mode = asked
         self.emit, self.sizes = emit, spatial_sizes(input)
         self.input = input if source is None else source
         if any(reduced):
@@ -254,11 +265,11 @@ def _overhang(axis: Axis, size: int | None) -> int:
     return max(0, last - size - axis.end_padding)
 
 
-def reducible(input: Any, arguments: Sequence[Any]) -> list[bool]:
+def reducible(input: Any, asked: Asked) -> list[bool]:
     """For each dimension, whether the window covers it from end to end. Then a reduction takes the
     place of the window, and the size may be dynamic.
     """
-    window_size, _, starts, ends, dilations, _ = arguments
+    window_size, _, starts, ends, dilations, _ = asked
     along = zip(window_size, input.shape[2:], starts, ends, dilations, strict=True)
     return [
         _is_whole(entry, size) and start == end == 0 and step == 1

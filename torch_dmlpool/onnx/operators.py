@@ -1,13 +1,11 @@
 """What each operator is written as: AveragePool, LpPool, MaxPool, or exact arithmetic."""
 
-import functools
 import itertools
 import math
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Emitter, Pool, reducible, spatial_sizes
+from torch_dmlpool.onnx.lowering import Asked, Emitter, Pool, reducible, spatial_sizes
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
@@ -15,35 +13,49 @@ _MOST_EXACT_TAPS = 2**22 // 255
 multiplied by the taps and rounded."""
 
 
-def average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
+def average_pooling(
+    emit: Emitter, input: Any, window: Asked, include_padding: bool, divisor: Any
+) -> Any:
     wide, dtype = emit.widened(input)
-    return emit.cast(_averages(emit, input, wide, dtype, *arguments), dtype, input.dtype)
+    averages = _averages(emit, input, wide, dtype, window, include_padding, divisor)
+    return emit.cast(averages, dtype, input.dtype)
 
 
 def _averages(
-    emit: Emitter, input: Any, wide: Any, dtype: Any, *arguments: Any, apart: bool = False
+    emit: Emitter,
+    input: Any,
+    wide: Any,
+    dtype: Any,
+    window: Asked,
+    include_padding: bool,
+    divisor: Any = None,
+    apart: bool = False,
 ) -> Any:
     """Averages of ``wide``, which is ``input`` as real numbers of type ``dtype``.
 
     ``apart`` keeps a quantized average from being one AveragePool: between quantization nodes ONNX
     Runtime makes a QLinearAveragePool of that, even if it has no kernel for it and rejects it then.
     """
-    *window_arguments, include_padding, divisor = arguments
-    op = emit.op
-    if divisor is not None and not isinstance(divisor, int):
-        raise ValueError("divisor_override depends on dynamic sizes, but must be a number for ONNX")
+    reduced = reducible(input, window)
+    axes = [axis for axis, done in enumerate(reduced, 2) if done]
     if divisor is not None:
-        sums = _sums(emit, input, wide, dtype, window_arguments)
+        if not isinstance(divisor, int):
+            raise ValueError(
+                "divisor_override depends on dynamic sizes, but must be a number for ONNX"
+            )
+        sums = (
+            emit.reduced("Sum", wide, axes, keepdims=1)
+            if _is_dynamic_plane(input, window)
+            else Pool(emit, input, window).sums(wide, dtype)
+        )
         return sums / emit.constant(float(divisor), dtype)
-    reduced = reducible(input, window_arguments)
     if all(reduced) and not apart:
-        return op.GlobalAveragePool(wide)
-    if any(reduced):
-        axes = [axis for axis, done in enumerate(reduced, 2) if done]
+        return emit.op.GlobalAveragePool(wide)
+    if axes:
         wide = emit.reduced("Mean", wide, axes, keepdims=1)
         if all(reduced):
             return wide
-    pool = Pool(emit, input, window_arguments, reduced, wide)
+    pool = Pool(emit, input, window, reduced, wide)
     counts_padding = pool.counts_padding(include_padding)
     if not apart:
         if counts_padding and not any(pool.overhang):
@@ -53,73 +65,78 @@ def _averages(
     return pool.sums(wide, dtype) / pool.counts(counts_padding, dtype)
 
 
-def lp_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    *window_arguments, p = arguments
-    op = emit.op
+def lp_pooling(emit: Emitter, input: Any, window: Asked, p: float) -> Any:
+    op, is_dynamic_plane = emit.op, _is_dynamic_plane(input, window)
     wide, dtype = emit.widened(input)
-    is_dynamic_plane = _is_dynamic_plane(input, window_arguments)
     if p == math.inf and is_dynamic_plane:
         norms = op.GlobalMaxPool(op.Abs(wide))
     elif p == math.inf:
-        greatest, _ = Pool(emit, input, window_arguments).run("MaxPool", op.Abs(wide), 0.0, dtype)
+        greatest, _ = Pool(emit, input, window).run("MaxPool", op.Abs(wide), 0.0, dtype)
         # A runtime may give its lowest number for an empty window.
         norms = op.Max(greatest, emit.constant(0.0, dtype))
     elif float(p).is_integer() and not is_dynamic_plane:
-        norms = Pool(emit, input, window_arguments).run("LpPool", wide, 0.0, dtype, p=int(p))
+        norms = Pool(emit, input, window).run("LpPool", wide, 0.0, dtype, p=int(p))
     else:
         powers = op.Pow(op.Abs(wide), emit.constant(p, dtype))
-        sums = _sums(emit, input, powers, dtype, window_arguments)
+        sums = _averages(emit, input, powers, dtype, window, False, 1)
         norms = op.Pow(sums, emit.constant(1 / p, dtype))
     return emit.cast(norms, dtype, input.dtype)
 
 
-def _sums(emit: Emitter, input: Any, tensor: Any, dtype: Any, arguments: Sequence[Any]) -> Any:
-    """Sums of ``tensor``, which has the input's sizes, over windows or whole dynamic planes."""
-    if _is_dynamic_plane(input, arguments):
-        return emit.reduced("Sum", tensor, list(range(2, len(input.shape))), keepdims=1)
-    return Pool(emit, input, arguments).sums(tensor, dtype)
-
-
-def quantized_linear_average_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    input_scale, input_zero_point, output_scale, output_zero_point, *window_arguments = arguments[
-        :-2
-    ]
-    include_padding, output_dtype = arguments[-2:]
-    sides = (
-        (input_scale, input_zero_point, input.dtype),
-        (output_scale, output_zero_point, output_dtype),
-    )
+def quantized_linear_average_pooling(
+    emit: Emitter,
+    input: Any,
+    input_scale: Any,
+    input_zero_point: Any,
+    output_scale: Any,
+    output_zero_point: Any,
+    window: Asked,
+    include_padding: bool,
+    output_dtype: Any,
+) -> Any:
+    before = input_scale, input_zero_point, input.dtype
+    after = output_scale, output_zero_point, output_dtype
     if emit.exact:
-        return _exactly(emit, input, sides, window_arguments, include_padding)
-    scalars = all(_is_scalar(scale) and _is_scalar(zero_point) for scale, zero_point, _ in sides)
-    op, dtype = emit.op, emit.ir.DataType.FLOAT
-    scale, zero_point = _parameters(emit, input, *sides[0])
+        return _exactly(emit, input, before, after, window, include_padding)
+    op = emit.op
+    scale, zero_point = _parameters(emit, input, *before)
     real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
     apart = (
-        not scalars
+        not all(map(_is_scalar, (*before[:2], *after[:2])))
         or input.dtype != output_dtype
-        or any(dilation != 1 for dilation in window_arguments[4])
+        or any(dilation != 1 for dilation in window.dilations)
     )
     pooled = _averages(
-        emit, input, real, dtype, *window_arguments, include_padding, None, apart=apart
+        emit, input, real, emit.ir.DataType.FLOAT, window, include_padding, apart=apart
     )
-    scale, zero_point = _parameters(emit, input, *sides[1])
+    scale, zero_point = _parameters(emit, input, *after)
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 
 
-def quantized_linear_average_pooling_of_numbers(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    types = emit.ir.DataType.FLOAT, input.dtype, emit.ir.DataType.FLOAT, arguments[-1]
-    vectors = []
-    for number, dtype in zip(arguments[:4], types, strict=True):
-        vector = emit.constant([number], dtype)
-        vector.shape = emit.ir.Shape([1])
-        vectors.append(vector)
-    return quantized_linear_average_pooling(emit, input, *vectors, *arguments[4:])
+def quantized_linear_average_pooling_of_numbers(
+    emit: Emitter,
+    input: Any,
+    input_scale: float,
+    input_zero_point: int,
+    output_scale: float,
+    output_zero_point: int,
+    window: Asked,
+    include_padding: bool,
+    output_dtype: Any,
+) -> Any:
+    scale, step = (
+        emit.constant([number], emit.ir.DataType.FLOAT) for number in (input_scale, output_scale)
+    )
+    zero = emit.constant([input_zero_point], input.dtype)
+    output_zero = emit.constant([output_zero_point], output_dtype)
+    return quantized_linear_average_pooling(
+        emit, input, scale, zero, step, output_zero, window, include_padding, output_dtype
+    )
 
 
 def _is_scalar(parameter: Any) -> bool:
     """Whether a scale or zero point has one entry for all channels."""
-    return parameter is None or parameter.shape[0] == 1
+    return parameter is None or parameter.shape is None or parameter.shape[0] == 1
 
 
 def _parameters(
@@ -140,13 +157,16 @@ def _parameters(
 
 
 def _exactly(
-    emit: Emitter, input: Any, sides: Sequence[Any], arguments: Sequence[Any], include_padding: bool
+    emit: Emitter, input: Any, before: Any, after: Any, window: Asked, include_padding: bool
 ) -> Any:
     """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point
     is added.
     """
     op, types = emit.op, emit.ir.DataType
-    (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = sides
+    (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = (
+        before,
+        after,
+    )
     rank = len(input.shape) - 2
 
     def spread(parameter: Any, dtype: Any) -> Any:
@@ -155,12 +175,12 @@ def _exactly(
     real = op.Cast(input, to=types.FLOAT)
     if input_zero_point is not None:
         real = real - spread(input_zero_point, types.FLOAT)
-    if all(reducible(input, arguments)):
+    if all(reducible(input, window)):
         axes = list(range(2, rank + 2))
         sums = emit.reduced("Sum", op.Cast(real, to=types.DOUBLE), axes, keepdims=1)
         counts = op.Cast(emit.reduced("Prod", op.Shape(input, start=2)), to=types.DOUBLE)
     else:
-        pool = Pool(emit, input, arguments)
+        pool = Pool(emit, input, window)
         taps = pool.window.taps
         if taps > _MOST_EXACT_TAPS:
             raise ValueError(
@@ -181,43 +201,50 @@ def _exactly(
     return op.Cast(op.Clip(rounded, least, most), to=output_dtype)
 
 
-def max_pooling(emit: Emitter, input: Any, *arguments: Any) -> Any:
-    if _is_dynamic_plane(input, arguments) and input.dtype.is_floating_point() and not emit.exact:
+def max_pooling(emit: Emitter, input: Any, window: Asked) -> Any:
+    if _is_dynamic_plane(input, window) and input.dtype.is_floating_point() and not emit.exact:
         wide, dtype = emit.widened(input)
         return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
-    return _maxima(emit, input, arguments, False)[0]
+    return _maxima(emit, input, window, False)[0]
 
 
-def _is_dynamic_plane(input: Any, arguments: Sequence[Any]) -> bool:
+def _is_dynamic_plane(input: Any, window: Asked) -> bool:
     """Whether the window is a whole plane whose size is known only when the model runs."""
-    return None in spatial_sizes(input) and all(reducible(input, arguments))
+    return None in spatial_sizes(input) and all(reducible(input, window))
 
 
 def _whole_maxima(emit: Emitter, input: Any) -> tuple[Any, Any]:
     """Maxima of whole planes, and their indices into the whole tensor."""
-    op, dtype = emit.op, _pooled_type(emit, input.dtype, True)
-    planes = op.Reshape(emit.cast(input, input.dtype, dtype), [0, 0, -1])
-    values, positions = _greatest(emit, planes, dtype, input.dtype.is_floating_point())
-    # The number of each plane, times its size.
-    before = op.Range(0, op.Size(values), 1) * op.Squeeze(op.Shape(planes, start=2))
-    indices = positions + op.Reshape(before, op.Shape(values), allowzero=1)
-    ones = list(range(2, len(input.shape)))
-    return emit.cast(op.Unsqueeze(values, ones), dtype, input.dtype), op.Unsqueeze(indices, ones)
+    op, ones = emit.op, list(range(2, len(input.shape)))
+    values, positions = _greatest(emit, input, lambda planes: op.Reshape(planes, [0, 0, -1]))
+    indices = positions + _first_indices(emit, input, math.prod(_plane_sizes(emit, input)))
+    return op.Unsqueeze(values, ones), op.Unsqueeze(indices, ones)
 
 
-def _greatest(emit: Emitter, elements: Any, dtype: Any, is_float: bool) -> tuple[Any, Any]:
-    """The greatest along the last axis, and where the first of them is."""
-    op, last = emit.op, [-1]
-    if not (emit.exact and is_float):
-        return emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
-    nan = op.IsNaN(elements)
-    elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
-    is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
-    has_nan = emit.reduced("Max", is_nan, last) > 0.0
-    values = op.Where(has_nan, emit.constant(math.nan, dtype), emit.reduced("Max", elements, last))
-    return values, op.Where(
-        has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), op.ArgMax(elements, axis=-1, keepdims=0)
+def _first_indices(emit: Emitter, input: Any, plane: Any) -> Any:
+    """The index of the first element of each plane, for each sample and channel."""
+    planes = emit.op.Shape(input, start=0, end=2)
+    first = emit.op.Range(0, emit.reduced("Prod", planes), 1) * plane
+    return emit.op.Reshape(first, planes, allowzero=1)
+
+
+def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The greatest of what ``arrange`` puts along the last axis, and where the first of them is."""
+    op, last, dtype = emit.op, [-1], _pooled_type(emit, input.dtype, True)
+    elements, is_float = (
+        arrange(emit.cast(input, input.dtype, dtype)),
+        input.dtype.is_floating_point(),
     )
+    if emit.exact and is_float:
+        nan = op.IsNaN(elements)
+        elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
+        is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
+        has_nan = emit.reduced("Max", is_nan, last) > 0.0
+    values, first = emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
+    if emit.exact and is_float:
+        values = op.Where(has_nan, emit.constant(math.nan, dtype), values)
+        first = op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), first)
+    return emit.cast(values, dtype, input.dtype), first
 
 
 def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
@@ -243,13 +270,11 @@ def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
     )
 
 
-def _maxima(
-    emit: Emitter, input: Any, arguments: Sequence[Any], with_indices: bool
-) -> tuple[Any, Any]:
+def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tuple[Any, Any]:
     """Values of the input's type and indices into the whole tensor; both right in empty windows."""
-    if _is_dynamic_plane(input, arguments):
+    if _is_dynamic_plane(input, window):
         return _whole_maxima(emit, input)
-    pool = Pool(emit, input, arguments)
+    pool = Pool(emit, input, window)
     op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices or pool.may_be_empty)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
     lowest = -math.inf if is_float else int(input.dtype.min)
@@ -320,26 +345,20 @@ def _numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_pla
     """Indices into the whole tensor in the form that is asked for."""
     op, types = emit.op, emit.ir.DataType
     if per_plane:
-        plane = functools.reduce(operator.mul, _plane_sizes(emit, input))
+        plane = math.prod(_plane_sizes(emit, input))
         indices = op.Where(indices < 0, indices, indices % plane)
     return op.Cast(indices, to=index_dtype) if index_dtype != types.INT64 else op.Identity(indices)
 
 
-def max_pooling_with_indices(emit: Emitter, input: Any, *arguments: Any) -> tuple[Any, Any]:
-    *window_arguments, index_dtype, per_plane = arguments
-    values, indices = _maxima(emit, input, window_arguments, True)
+def max_pooling_with_indices(
+    emit: Emitter, input: Any, window: Asked, index_dtype: Any, per_plane: bool
+) -> tuple[Any, Any]:
+    values, indices = _maxima(emit, input, window, True)
     return values, _numbered(emit, indices, input, index_dtype, per_plane)
 
 
-def _bins(
-    emit: Emitter, input: Any, wide: Any, output_sizes: Sequence[Any]
-) -> tuple[Any, list[list[int]], list[int]]:
-    """The elements of ``wide`` in each bin, as ``(N, C, bins, elements)``, their positions, and how
-    many elements each bin has.
-
-    ONNX has no bins of uneven sizes. Here the elements of a bin lie along the last axis, to be
-    reduced, and a short bin is filled up with its first element.
-    """
+def _bins(input: Any, output_sizes: Sequence[Any]) -> list[list[int]]:
+    """The positions of the elements in each bin."""
     sizes = spatial_sizes(input)
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
         raise ValueError(
@@ -352,22 +371,29 @@ def _bins(
         along = [
             range(bin * size // outputs, -(-(bin + 1) * size // outputs)) for bin in range(outputs)
         ]
-        pairs = itertools.product(bins, along)
         bins = [
             [before * size + position for before in outer for position in inner]
-            for outer, inner in pairs
+            for outer, inner in itertools.product(bins, along)
         ]
+    return bins
+
+
+def _gathered(emit: Emitter, tensor: Any, bins: list[list[int]]) -> Any:
+    """The elements of ``tensor`` in each bin, as ``(N, C, bins, elements)``.
+
+    ONNX has no bins of uneven sizes. Here the elements of a bin lie along the last axis, to be
+    reduced, and a short bin is filled up with its first element.
+    """
     most = max(map(len, bins))
-    positions = [[*bin, *bin[:1] * (most - len(bin))] for bin in bins]
-    places = emit.constant(positions, emit.ir.DataType.INT64)
-    elements = emit.op.Gather(emit.op.Reshape(wide, [0, 0, -1]), places, axis=2)
-    return elements, positions, [len(bin) for bin in bins]
+    places = [[*bin, *bin[:1] * (most - len(bin))] for bin in bins]
+    planes = emit.op.Reshape(tensor, [0, 0, -1])
+    return emit.op.Gather(planes, emit.constant(places, emit.ir.DataType.INT64), axis=2)
 
 
 def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
-    wide, dtype = emit.widened(input)
-    elements, positions, counts = _bins(emit, input, wide, output_sizes)
-    inside = [[place < count for place in range(len(positions[0]))] for count in counts]
+    (wide, dtype), bins = emit.widened(input), _bins(input, output_sizes)
+    elements, counts = _gathered(emit, wide, bins), [len(bin) for bin in bins]
+    inside = [[place < count for place in range(max(counts))] for count in counts]
     mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
     sums = emit.reduced("Sum", emit.op.Where(mask, elements, zero), [-1])
     averages = sums / emit.constant([float(count) for count in counts], dtype)
@@ -376,17 +402,13 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
 
 def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
     """Maxima, and the positions of the first of them in their planes."""
-    op, types = emit.op, emit.ir.DataType
-    dtype = _pooled_type(emit, input.dtype, True)
-    elements, positions, _ = _bins(emit, input, emit.cast(input, input.dtype, dtype), output_sizes)
-    values, first = _greatest(emit, elements, dtype, input.dtype.is_floating_point())
-    rows = [row * len(positions[0]) for row in range(len(positions))]
-    chosen = op.Gather(
-        emit.constant([place for bin in positions for place in bin], types.INT64), first + rows
-    )
+    op, types, bins = emit.op, emit.ir.DataType, _bins(input, output_sizes)
+    values, first = _greatest(emit, input, lambda tensor: _gathered(emit, tensor, bins))
+    starts = list(itertools.accumulate(map(len, bins[:-1]), initial=0))
+    chosen = op.Gather(emit.constant(list(itertools.chain(*bins)), types.INT64), first + starts)
     narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
     values, chosen = (op.Reshape(each, [0, 0, *output_sizes]) for each in (values, chosen))
-    return emit.cast(values, dtype, input.dtype), emit.cast(chosen, types.INT64, narrow)
+    return values, emit.cast(chosen, types.INT64, narrow)
 
 
 def max_unpooling(
@@ -398,27 +420,18 @@ def max_unpooling(
     A MaxUnpool node would have no place for index -1, and runtimes read its indices differently
     where the size of the output is given.
     """
-    op, types = emit.op, emit.ir.DataType
-    plane = functools.reduce(operator.mul, output_sizes)
-
-    def listed(number: Any) -> Any:
-        return [number] if isinstance(number, int) else op.Reshape(number, [1])
-
-    places = op.Reshape(emit.cast(indices, indices.dtype, types.INT64), [0, 0, -1])
-    planes = op.Shape(input, start=0, end=2)
+    op: Any = emit.op
+    plane: Any = math.prod(output_sizes)
+    places = op.Reshape(emit.cast(indices, indices.dtype, emit.ir.DataType.INT64), [0, 0, -1])
     if not per_plane:
-        first = op.Range(0, emit.reduced("Prod", planes), 1) * plane
-        places = places - op.Unsqueeze(op.Reshape(first, planes, allowzero=1), [2])
+        places = places - op.Unsqueeze(_first_indices(emit, input, plane), [2])
     places = op.Clip(places, -1, plane)
-    one_more = listed(plane + 1)
-    if isinstance(plane, int):
-        one_more = emit.constant(one_more, types.INT64)
-    sizes = op.Concat(planes, one_more, axis=0)
+    sizes = op.Concat(op.Shape(input, start=0, end=2), op.Reshape(plane + 1, [1]), axis=0)
     if emit.exact:
         places = _last_of_several(emit, places, sizes)
     zeros = op.ConstantOfShape(sizes, value=emit.ir.tensor([0], dtype=input.dtype))
     rows = op.ScatterElements(zeros, places, op.Reshape(input, [0, 0, -1]), axis=2)
-    return op.Reshape(op.Slice(rows, [0], listed(plane), [2]), [0, 0, *output_sizes])
+    return op.Reshape(op.Slice(rows, [0], op.Reshape(plane, [1]), [2]), [0, 0, *output_sizes])
 
 
 def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
