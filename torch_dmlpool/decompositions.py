@@ -1,6 +1,5 @@
 """Decompositions of the operators into ATen's, for programs that run without this package."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -62,53 +61,45 @@ def decompositions(
     if pools not in ("aten", "slices"):
         raise ValueError(f'pools must be "aten" or "slices", got {pools!r}')
     atens = _ATENS if pools == "aten" else {}
-    return {
-        operator.overload: operator.decomposed
-        if operator.is_composite
-        else functools.partial(_decomposed, operator, atens.get(operator.name), _DYNAMIC)
-        for operator in OPERATORS.values()
-    }
+
+    def of(operator: Any) -> Callable[..., Any]:
+        pool = atens.get(operator.name)
+        return lambda *arguments, **_: _decomposed(operator, arguments, pool, _DYNAMIC)
+
+    return {operator.overload: of(operator) for operator in OPERATORS.values()}
 
 
 def _decomposed(
-    operator: Any,
-    atens: Callable[..., Any] | None,
-    dynamic: Sequence[str],
-    *arguments: Any,
-    **_: str,
+    operator: Any, given: Sequence[Any], pool: Callable[..., Any] | None, dynamic: Sequence[str]
 ) -> Any:
-    """The results of ATen's pool for a call of ``operator``, or else of the reference backend.
+    """The results of ATen's ``pool`` for a call of ``operator``, or else of the reference backend.
     NotImplemented, which keeps the call, if image sizes are dynamic, ATen has no such pool and
     ``dynamic`` does not name the operator.
     """
     # The reference reads the bits of elements, and the bits of a lazily negated view lack the
     # negation.
-    arguments = tuple(
-        argument.resolve_neg() if isinstance(argument, Tensor) else argument
-        for argument in arguments
-    )
-    sizes = [
-        size
-        for argument in arguments
-        if isinstance(argument, Tensor)
-        for size in argument.shape[2:]
-    ]
-    sizes += [size for argument in arguments if isinstance(argument, list) for size in argument]
-    before, input = operator.window_at, arguments[0]
+    arguments = [each.resolve_neg() if isinstance(each, Tensor) else each for each in given]
+    if operator.is_composite:
+        return operator.decomposed(*arguments)
+    input, before, computes = arguments[0], operator.window_at, []
+    lists: list[Any] = [each.shape[2:] if isinstance(each, Tensor) else each for each in arguments]
+    is_known = all(are_ints(*each) for each in lists if isinstance(each, (list, tuple)))
+    rank = input.dim() - 2
     if before is not None:
-        window = Window.directml(input.dim() - 2, *arguments[before : before + 6])
-        arguments = (*arguments[:before], window, *arguments[before + 6 :])
+        window = Window.directml(rank, *lists[before : before + 6])
+        arguments[before : before + 6] = [window]
     # ATen rejects integers in most of its pools.
-    if atens is not None and input.is_floating_point():
-        rank = input.dim() - 2
-        results = atens(*arguments) if counterparts.takes("max_pool", rank, input) else None
+    if pool and input.is_floating_point() and counterparts.takes("max_pool", rank, input):
+        computes.append(pool)
+    if operator.name in dynamic or is_known:
+        if before is not None:
+            _check_dynamic(window, input.shape[2:])
+        computes.append(operator.computes(reference.BACKEND))
+    for compute in computes:
+        results = compute(*arguments)
         if results is not None:
             return results
-    if operator.name not in dynamic and not are_ints(*sizes):
-        return NotImplemented
-    if before is not None:
-        _check_dynamic(window, input.shape[2:])
-    return operator.computes(reference.BACKEND)(*arguments)
+    return NotImplemented
 
 
 def _check_dynamic(window: Window, sizes: Sequence[Any]) -> None:
@@ -121,18 +112,16 @@ def _check_dynamic(window: Window, sizes: Sequence[Any]) -> None:
             )
 
 
-def for_onnx(operator: Any, *arguments: Any) -> Any:
+def for_onnx(operator: Any, given: Sequence[Any]) -> Any:
     """The results in a program that PyTorch writes for ONNX by its own translations alone.
 
     These write plain maxima and averages right, but leave divisors out, fix the sizes of adaptive
     pools, and round quotients of dynamic sizes otherwise than Python. So other windows are taken
     apart if sizes are known. Else, and for indices, the result is NotImplemented.
     """
-    if operator.name == "lp_pooling":
-        return operator.decomposed(*arguments)
     if operator.name not in _IN_ONNX:
         return NotImplemented
-    return _decomposed(operator, _IN_ONNX[operator.name], (), *arguments)
+    return _decomposed(operator, given, _IN_ONNX[operator.name], ())
 
 
 def _averages_in_onnx(
@@ -159,9 +148,9 @@ def _averages(
     arguments = aten.arguments_of("avg_pool", window, input.shape[2:])
     if arguments is None or not counterparts.takes("avg_pool", rank, input):
         return None
-    *arguments, _, ceil_mode = arguments
+    sizes, strides, padding, _, ceil_mode = arguments
     pools = _ATEN.avg_pool2d.default, _ATEN.avg_pool3d.default
-    return aten.called(pools, input, *arguments, ceil_mode, include_padding, divisor)
+    return aten.called(pools, input, sizes, strides, padding, ceil_mode, include_padding, divisor)
 
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
@@ -169,11 +158,13 @@ def _maxima(input: Tensor, window: Window) -> Tensor | None:
     return None if found is None else found[0]
 
 
-def _maxima_with_indices(input: Tensor, window: Window, *numbering: Any) -> Any:
+def _maxima_with_indices(
+    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+) -> Any:
     found = aten.max_pooled(input, window, input.shape[2:])
     if found is None:
         return None
-    return found[0], tensors.numbered(found[1], input.shape, *numbering)
+    return found[0], tensors.numbered(found[1], input.shape, index_dtype, per_plane)
 
 
 def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int]) -> Any:
@@ -205,6 +196,7 @@ _IN_ONNX = {
     "average_pooling": _averages_in_onnx,
     "max_pooling": _maxima_in_onnx,
     "adaptive_average_pooling": None,
+    "lp_pooling": None,
 }
 """The same where PyTorch's translations for ONNX write that; None for an operator that is taken
 apart."""

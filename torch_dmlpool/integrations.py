@@ -4,6 +4,7 @@ Each loads the integration when it is first needed.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def prepare_compiler(operator: Any) -> None:
         raise _missing_translations(operator)
 
 
-def taken_apart_for_onnx(operator: Any, *arguments: Any) -> Any:
+def taken_apart_for_onnx(operator: Any, arguments: Sequence[Any]) -> Any:
     """The results by ATen's operators where an export to ONNX has no translation of ``operator``;
     else NotImplemented.
     """
@@ -39,7 +40,7 @@ def taken_apart_for_onnx(operator: Any, *arguments: Any) -> Any:
         return NotImplemented
     from torch_dmlpool.decompositions import for_onnx
 
-    results = for_onnx(operator, *arguments)
+    results = for_onnx(operator, arguments)
     if results is NotImplemented:
         raise _missing_translations(operator)
     return results

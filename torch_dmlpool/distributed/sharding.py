@@ -59,21 +59,21 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
     a DTensor.
     """
     names = [argument.name for argument in operator._schema.arguments]
-    arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    named = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     shards: dict[str, Any] = {
         each: value
-        for each, value in arguments.items()
+        for each, value in named.items()
         if isinstance(value, Tensor) and each not in PARAMETERS
     }
     with torch.no_grad():
         mesh = _common_mesh(operator, shards)
         placements = _place(mesh, shards, RULES[operator._opname])
-        metas = {each: _meta(value) for each, value in {**arguments, **shards}.items()}
+        metas = {each: _meta(value) for each, value in {**named, **shards}.items()}
         wholes = _called(operator, metas)
         if mesh.get_coordinate() is None:
             parts = [torch.empty(0, dtype=each.dtype, device=mesh.device_type) for each in wholes]
         else:
-            parts = _own_parts(operator, {**arguments, **shards}, shards, mesh, placements)
+            parts = _own_parts(operator, {**named, **shards}, shards, mesh, placements)
         results = tuple(
             _as_dtensor(part, mesh, placements, whole)
             for part, whole in zip(parts, wholes, strict=True)
@@ -130,16 +130,16 @@ def _meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _called(operator: OpOverload, arguments: dict[str, Any]) -> list[Tensor]:
+def _called(operator: OpOverload, named: dict[str, Any]) -> list[Tensor]:
     """The results of the operator as a list."""
     accepted = [each.name for each in operator._schema.arguments if not each.kwarg_only]
-    results = registration.call(operator, *map(arguments.__getitem__, accepted))
+    results = registration.call(operator, *map(named.__getitem__, accepted))
     return [results] if isinstance(results, Tensor) else list(results)
 
 
 def _own_parts(
     operator: OpOverload,
-    arguments: dict[str, Any],
+    named: dict[str, Any],
     shards: dict[str, DTensor],
     mesh: DeviceMesh,
     placements: list[Placement],
@@ -154,21 +154,21 @@ def _own_parts(
                 f"{tuple(placements)}: this rank must hold {sizes} of it, but holds "
                 f"{tuple(local.shape)}"
             )
-        arguments = {**arguments, name: local}
+        named = {**named, name: local}
     samples, channels = (
         slice(first, first + count) for first, count in zip(offsets[:2], sizes, strict=False)
     )
     for name in PARAMETERS:
-        arguments[name] = _of_channels(arguments.get(name), channels)
-    is_renumbered = not arguments.get("per_plane", True)
-    index_dtype = arguments.get("index_dtype")
+        named[name] = _of_channels(named.get(name), channels)
+    is_renumbered = not named.get("per_plane", True)
+    index_dtype = named.get("index_dtype")
     if is_renumbered:
-        arguments.update(index_dtype=torch.int64, per_plane=True)
-    results = _called(operator, arguments)
+        named.update(index_dtype=torch.int64, per_plane=True)
+    results = _called(operator, named)
     if is_renumbered:
         # Indices count in the whole tensor (rule M4), of which this rank has some planes.
         whole = next(iter(shards.values())).shape
-        whole_sizes = [*whole[:2], *arguments.get("spatial_sizes", whole[2:])]
+        whole_sizes = [*whole[:2], *named.get("spatial_sizes", whole[2:])]
         first = tensors.first_indices(results[-1], whole_sizes)[samples, channels]
         results[-1] = torch.where(results[-1] < 0, results[-1], results[-1] + first).to(index_dtype)
     return results

@@ -93,7 +93,8 @@ class _Table(Mapping[Any, Callable[..., Any]]):
 
     def __getitem__(self, target: Any) -> Callable[..., Any]:
         function, exact = self.functions[target], self.exact
-        window_at = getattr(registry.OPERATORS.get(function.__name__), "window_at", None)
+        name = target.__name__.split(".")[0]
+        window_at = getattr(registry.OPERATORS.get(name), "window_at", None)
 
         # The exporter takes annotated arguments for attributes, and wants a function that has a
         # name.
@@ -103,7 +104,7 @@ class _Table(Mapping[Any, Callable[..., Any]]):
                 named[window_at : window_at + 6] = [Asked._make(named[window_at : window_at + 6])]
             return function(Emitter(exact), *named, **rest)
 
-        translate.__name__ = function.__name__
+        translate.__name__ = name
         _looked_up.add(translate)
         return translate
 

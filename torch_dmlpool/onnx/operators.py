@@ -94,8 +94,8 @@ def quantized_linear_average_pooling(
     include_padding: bool,
     output_dtype: Any,
 ) -> Any:
-    before = input_scale, input_zero_point, input.dtype
-    after = output_scale, output_zero_point, output_dtype
+    before = _side(emit, input_scale, input_zero_point, input.dtype)
+    after = _side(emit, output_scale, output_zero_point, output_dtype)
     if emit.exact:
         return _exactly(emit, input, before, after, window, include_padding)
     op = emit.op
@@ -113,25 +113,15 @@ def quantized_linear_average_pooling(
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 
 
-def quantized_linear_average_pooling_of_numbers(
-    emit: Emitter,
-    input: Any,
-    input_scale: float,
-    input_zero_point: int,
-    output_scale: float,
-    output_zero_point: int,
-    window: Asked,
-    include_padding: bool,
-    output_dtype: Any,
-) -> Any:
-    scale, step = (
-        emit.constant([number], emit.ir.DataType.FLOAT) for number in (input_scale, output_scale)
-    )
-    zero = emit.constant([input_zero_point], input.dtype)
-    output_zero = emit.constant([output_zero_point], output_dtype)
-    return quantized_linear_average_pooling(
-        emit, input, scale, zero, step, output_zero, window, include_padding, output_dtype
-    )
+quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
+
+
+def _side(emit: Emitter, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """How the input or the output is quantized, to ``dtype``; numbers become constants."""
+    if isinstance(scale, float):
+        scale = emit.constant([scale], emit.ir.DataType.FLOAT)
+        zero_point = emit.constant([zero_point], dtype)
+    return scale, zero_point, dtype
 
 
 def _is_scalar(parameter: Any) -> bool:
@@ -146,14 +136,11 @@ def _parameters(
     channel.
     """
     op = emit.op
-    alone = [_is_scalar(scale), _is_scalar(zero_point)]
-    pair = [scale, emit.constant([0], dtype) if zero_point is None else zero_point]
-    if all(alone):
-        return tuple(op.Squeeze(parameter) for parameter in pair)
+    pair = scale, emit.constant([0], dtype) if zero_point is None else zero_point
+    if all(map(_is_scalar, pair)):
+        return tuple(map(op.Squeeze, pair))
     channels = op.Shape(input, start=_CHANNELS, end=_CHANNELS + 1)
-    return tuple(
-        op.Expand(one, channels) if single else one for one, single in zip(pair, alone, strict=True)
-    )
+    return tuple(op.Expand(each, channels) if _is_scalar(each) else each for each in pair)
 
 
 def _exactly(

@@ -137,7 +137,7 @@ class Operator:
     def dispatch(self, *arguments: Any) -> Any:
         """Call the registered operator; a window is given as its six schema arguments."""
         if type(arguments[0]) is not Tensor and not is_dynamo_compiling():
-            results = integrations.taken_apart_for_onnx(self, *arguments)
+            results = integrations.taken_apart_for_onnx(self, arguments)
             if results is not NotImplemented:
                 return results
         return call(self.overload, *arguments)
