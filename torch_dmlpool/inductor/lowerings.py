@@ -304,10 +304,13 @@ def _register(operation: OpOverload, lowering: Callable[..., Any]) -> None:
 
     def lowered(*arguments: Any, **revision: Any) -> Any:
         # The revision tells graphs apart and computes nothing.
-        expression = (
-            lowering(**dict(zip(names, arguments, strict=False))) if is_lowering() else None
-        )
-        return call(*arguments, **revision) if expression is None else expression
+        given = dict(zip(names, arguments, strict=False))
+        expression = lowering(**given) if is_lowering() else None
+        if expression is None and "channels_last" in given:
+            # Inductor may have chosen another layout than the traced program had.
+            strides = given["taps"].maybe_get_stride()
+            given["channels_last"] = strides is not None and strides[1] == 1
+        return call(*given.values(), **revision) if expression is None else expression
 
     register_lowering(operation, type_promotion_kind=None)(lowered)
 
