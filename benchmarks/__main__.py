@@ -8,7 +8,7 @@ QUESTIONS = {
     "calls": "how fast are the calls of real models, what does each mechanism bring?",
     "models": "how fast are whole networks, on a CPU or a GPU, quantized ones too?",
     "gpu": "is everything right and fast on this GPU?",
-    "overhead": "what does a small call cost?",
+    "overhead": "what does a call to the Triton backend cost on the host?",
     "report": "write docs/benchmarks.md, its picture and the README's table of networks",
 }
 

@@ -40,11 +40,14 @@ MODES = {
     "recorded": "recording the graph",
     "training": "forward + backward",
     "quantized": "quantized",
+    "unpooled": "unpooled",
 }
 """What is timed: the values; those and the indices of maxima; autograd's book-keeping without a
-backward pass; both passes; averages of integers that stand for real numbers."""
-WAYS = {"F": "forward", "T": "training", "I": "indices", "R": "recorded", "Q": "quantized"}
-APART = {"windows", "models", "peers", "prepared", "filters"}  # measured when they are asked for
+backward pass; both passes; averages of integers that stand for real numbers. Maxima that are
+written where they were are only checked on a GPU."""
+WAYS = dict(zip("FIRTQU", MODES, strict=True))
+APART = {"windows", "models", "peers", "prepared", "filters", "kernelbench", "smoke", "smoke_types"}
+"""Groups that are measured when they are asked for."""
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
     "max 64x192x65536 window 8/1 pad 4 dilation 3": (10.7, 2.85),
@@ -189,7 +192,7 @@ def parsed(line: str) -> Iterator[Workload]:
     texts = size, step or size, *entries(r"p[\dx]+", "p0"), *entries(r"d\d+", "d1")
     geometry = (shape, *map(numbers, texts), "ceil" in options, "uncounted" not in options)
     types, masks = entries(r"(u?int|b?float).*", "float32"), entries("sample,element", "")
-    ways = entries("[FTIRQftiq]+", "F")[0]
+    ways = entries("[FTIRQUftiq]+", "F")[0]
     for family, dtype, mask, way in itertools.product(families.split(","), types, masks, ways):
         if way.upper() != "I" or family == "max":
             how = (dtype, way.islower(), WAYS[way.upper()], mask, outputs)

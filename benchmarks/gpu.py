@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import os
 import pickle
@@ -23,22 +22,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks import common, inductor, kernels, smoke
+from benchmarks import common, inductor, kernels, requests
 from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS
-from torch_dmlpool import tensors
+from benchmarks.requests import Request, launches
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.timing import Call
@@ -78,101 +75,6 @@ LOADING = 10  # seconds until a step can begin its first row
 def seconds_of(number: int) -> int:
     """The limit of a run."""
     return BETWEEN + sum(limit + ENDING for limit in RUNS[number].values())
-
-
-@dataclass(frozen=True)
-class Request:
-    """An operator of the backend, for a row's sizes and its window or output sizes."""
-
-    operator: str
-    row: common.Workload
-
-    @property
-    def name(self) -> str:
-        return f"{self.operator}{self.row.pool.removeprefix(self.row.family)} {self.row.layout}"
-
-    @functools.cached_property
-    def by(self) -> Any:
-        return self.row.outputs or self.row.geometry
-
-    def prepared(self, device: str = "meta") -> tuple[tuple[Tensor, ...], Call]:
-        """What is read, and the call of the backend, which returns what is written."""
-        sizes = self.row.output_sizes if "grad" in self.operator else self.row.sizes
-        read = [self.row.random(sizes, device)]
-        if self.operator == "max grad":
-            dtype = tensors.tap_dtype(self.by.taps)
-            taps = torch.randint(self.by.taps, sizes, dtype=dtype, device=device)
-            read.append(common.in_layout(taps, self.row.channels_last))
-        return tuple(read), functools.partial(OPERATORS[self.operator], self, *read)
-
-
-SERVED = backend.BACKEND
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "max": lambda of, x: SERVED.max_pooling(x, of.by),
-    "taps": lambda of, x: SERVED.max_pooling_with_taps(x, of.by),
-    "max grad": lambda of, g, taps: SERVED.max_pooling_grad_from_taps(
-        g, taps, of.row.sizes[2:], of.by, of.row.channels_last
-    ),
-    "avg": lambda of, x: SERVED.average_pooling(x, of.by, of.row.include_padding, None),
-    "avg grad": lambda of, g: SERVED.average_pooling_grad(
-        g, of.row.sizes[2:], of.by, of.row.include_padding, None
-    ),
-    "quantized avg": lambda of, x: SERVED.quantized_linear_average_pooling(
-        x, 0.5, 3, 0.5, 3, of.by, of.row.include_padding, x.dtype
-    ),
-    "adaptive avg": lambda of, x: SERVED.adaptive_average_pooling(x, of.by),
-    "adaptive max": lambda of, x: SERVED.adaptive_max_pooling(x, of.by),
-    "adaptive grad": lambda of, g: SERVED.adaptive_average_pooling_grad(g, of.row.sizes[2:]),
-}
-TRAINING = {"max": ("taps", "max grad"), "avg": ("avg grad",), "adaptive avg": ("adaptive grad",)}
-"""What training asks for."""
-
-
-def request_of(row: common.Workload) -> Request:
-    """The forward operator of a row."""
-    operator = row.family.replace("average", "avg")
-    return Request("quantized avg" if row.mode == "quantized" else operator, row)
-
-
-def requests(row: common.Workload) -> list[Request]:
-    """What a row times, in training beside the forward operator of inference."""
-    forward = request_of(row)
-    if row.mode != "training":
-        return [forward]
-    return [replace(forward, operator=name) for name in TRAINING[forward.operator]]
-
-
-def request(operator: str, text: str) -> Request:
-    """An operator for a row as the table has it, such as ``2x8x32x32 3/2 p1 f float16``."""
-    family = "max" if "max" in operator or operator == "taps" else "average"
-    (row,) = common.parsed(f"prepared {family} {text}")
-    return Request(operator, row)
-
-
-def rows() -> list[Request]:
-    """What is measured: first what no GPU has measured, then the others."""
-    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
-    folds = [each for each in models if each.outputs]
-    planes = [each for each in models if each.rank == 2 and not each.outputs]
-    largest = {
-        (each.family, each.window, each.stride): each
-        for each in sorted(planes, key=lambda row: row.bytes_read)
-    }
-    called = Counter((each.family, each.window, each.stride) for each in planes)
-    usual = [largest[how] for how, _ in called.most_common(10)]
-    large = sorted(folds, key=lambda row: row.bytes_read)[:: max(1, len(folds) // 6)]
-    ways = itertools.product((True, False), ("float16", "bfloat16"), large)
-    found = [replace(each, channels_last=last, dtype=dtype) for last, dtype, each in ways]
-    trained = [replace(each, channels_last=True, dtype="bfloat16") for each in usual]
-    found += [*trained, *(replace(each, mode="training") for each in trained)]
-    found += [replace(each, sizes=(1, *each.sizes[1:])) for each in [*usual, *trained, *large]]
-    found += [replace(each, channels_last=last) for last in (True, False) for each in folds]
-    found += [replace(each, mode="training") for each in models]
-    problems = {f"{problem} contiguous" for problem in common.PUBLISHED}
-    found += [each for each in common.select("peers") if request_of(each).name in problems]
-    found += [*models, *common.select("windows")]
-    listed = list(itertools.chain.from_iterable(map(requests, found)))
-    return list({each.name: each for each in [*listed, *reversed(listed)]}.values())
 
 
 def aten_call(request: Request, input: Tensor) -> Call | None:
@@ -227,19 +129,19 @@ class Clock:
         return self.copies[moved]
 
 
-def by_kernels(call: Callable[[], Any]) -> tuple[Tensor, ...]:
+def by_kernels(call: Callable[[], Any]) -> Any:
     """A call's results, unless plain PyTorch computed them in place of a kernel that failed."""
     fallbacks._warned.clear()
     results = call()
     if fallbacks._warned:
         raise RuntimeError(fallbacks._warned[0])
-    return results if isinstance(results, tuple) else (results,)
+    return results
 
 
 def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
-    moved = sum(each.nbytes for each in (*read, *by_kernels(call)))
+    moved = sum(each.nbytes for each in (*read, *requests.listed(by_kernels(call))))
     found = {OURS: clock.kernels(call), COPY: clock.copy(moved)}
     found[HOST] = clock.host(call, found[OURS])
     theirs = aten_call(request, read[0])
@@ -249,15 +151,13 @@ def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     return {"seconds": found, "groups": request.row.groups}
 
 
-def checked(call: smoke.Call, clock: Clock) -> dict[str, Any]:
+def checked(request: Request, clock: Clock) -> dict[str, Any]:
     """Nothing, if the call's results are those of the reference on the CPU."""
-    served, input = backend.BACKEND, call.input.to(clock.device)
-    if clock.device == "meta":
-        served, input = reference.BACKEND, call.input
-    found = by_kernels(lambda: call.compute(served, input, call.window))
-    differs = smoke.difference(call.compute(reference.BACKEND, call.input, call.window), found)
-    if differs:
-        raise AssertionError(differs)
+    read, served, device = request.whole_numbers(), backend.BACKEND, clock.device
+    if device == "meta":
+        served, device = reference.BACKEND, "cpu"
+    found = by_kernels(lambda: request.call(served, *(each.to(device) for each in read)))
+    requests.compare(request.call(reference.BACKEND, *read), found)
     return {}
 
 
@@ -292,11 +192,11 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
     }
 
 
-STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], Iterable[Any]]]] = {
-    "smoke": (checked, lambda: smoke.calls(True)),
-    "memcheck": (checked, lambda: itertools.islice(smoke.calls(True), 0, None, 5)),
-    "rows": (row_of, rows),
-    "expected": (expected, rows),
+STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], list[Request]]]] = {
+    "smoke": (checked, requests.checked),
+    "memcheck": (checked, lambda: requests.checked()[::5]),
+    "rows": (row_of, requests.rows),
+    "expected": (expected, requests.rows),
 }
 """The steps that are this module's own: what finds a row, and for what."""
 
@@ -307,7 +207,7 @@ def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()
     clock = Clock(dry or name == "expected")
     tasks = [
         (each.name, functools.partial(measure, each, clock))
-        for each in list(asked())[::every]
+        for each in asked()[::every]
         if all(word in each.name for word in words)
     ]
     out = Path(os.environ.get("OUT", "."), f"{name}.json")
@@ -315,39 +215,11 @@ def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()
         return common.measured(tasks, {}, out, end)[1]
 
 
-@contextmanager
-def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
-    """Inside, what the backend would launch on an H200 is listed, with its operands, not run."""
-    found: list[tuple[Any, tuple[Any, ...]]] = []
-    with (
-        mock.patch.object(backend, "runs_ptx", return_value=True),
-        mock.patch.object(backend, "launch", lambda how, *operands: found.append((how, operands))),
-    ):
-        yield found
-
-
-def kernels_of(launched: Iterable[tuple[Any, tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-    """What is compiled for launches, each once, with names of data types: what compiles it has no
-    PyTorch."""
-    found = []
-    for how, arguments in launched:
-        *known, kinds = backend.what_is_compiled(how, arguments, 0)
-        named = [(str(kind[0]), kind[1]) if isinstance(kind, tuple) else kind for kind in kinds]
-        found.append((*known, tuple(named)))
-    return list(dict.fromkeys(found))
-
-
 def wanted() -> list[tuple[Any, ...]]:
     """What rows, peers, smoke, the networks and the large tensors of tests/test_cuda.py launch."""
-    asked = rows()
-    for row in common.select("peers,prepared"):
-        asked += [request_of(row), *requests(row)]
-    with launches() as found:
-        for each in asked:
-            each.prepared()[1]()
-        for call in smoke.calls(True):
-            call.compute(backend.BACKEND, call.input.to("meta"), call.window)
-    return kernels_of(found)
+    others = common.select("peers,prepared")
+    asked = [*others, *(replace(row, mode="forward") for row in others)]
+    return requests.kernels_of([*requests.rows(), *requests.requests(asked), *requests.checked()])
 
 
 def fill(python: str, prunes: bool) -> list[str]:

@@ -1,6 +1,7 @@
 """`make gpu`, as far as it can be proved without a GPU: every step's way, limits, what travels, and
 the model of what kernels should take."""
 
+import itertools
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ import torch
 triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
 
-from benchmarks import common, gpu, kernels, models, report, smoke  # noqa: E402
+from benchmarks import common, gpu, kernels, models, report, requests  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
 
 RESULTS = Path(gpu.ROOT, "benchmarks", "results")
@@ -100,29 +101,32 @@ def test_a_dry_run_takes_the_way_of_every_step(
     assert not found["not begun"]
 
 
+FLOATS = {"float64", "float32", "float16", "bfloat16"}
+INTEGERS = {"int8", "uint8", "int16", "int32", "int64"}
+
+
 def test_the_calls_have_each_data_type_layout_and_operator() -> None:
-    """The forty every data type, rank and layout; with ``every`` each operator has each of its."""
-    listed = list(smoke.calls())
-    assert {call.input.dtype for call in listed} == {*smoke.FLOATS, *smoke.WHOLE_NUMBERS}
-    for name in ("NCHW", "NHWC"):
-        assert sum(name in call.name for call in listed) >= 12
-    assert {call.input.dim() for call in listed} == {3, 4, 5}
-    assert len({call.name for call in listed}) == 40
-    assert sum(bool(call.input.isnan().any()) for call in listed) >= 15
-    every = {(c.compute, c.input.dtype, c.input.is_contiguous()) for c in smoke.calls(True)}
-    named = {each.compute for each in listed if tuple(each.input.shape) == smoke.PLANES}
-    assert len(named) == 7
-    for compute in named:
-        for dtype in smoke.TYPES.get(compute, smoke.FLOATS):
-            assert {(compute, dtype, True), (compute, dtype, False)} <= every
+    """The short list has every data type and rank, and half of it is channels_last; the long one
+    each operator in each data type and layout that it takes."""
+    listed = requests.checked(types=False)
+    assert {each.operator for each in listed} == {*requests.OPERATORS}
+    assert {each.row.dtype for each in listed} == FLOATS | INTEGERS
+    assert {each.row.rank for each in listed} == {1, 2, 3}
+    for last in (False, True):
+        assert sum(each.row.channels_last is last for each in listed) >= 12
+    read = [each.whole_numbers()[0] for each in listed]
+    assert sum(bool(each.isnan().any()) for each in read) >= 10
+    every = {(each.operator, each.row.dtype, each.row.channels_last) for each in requests.checked()}
+    kinds = dict.fromkeys(("max", "indices"), FLOATS | INTEGERS)
+    kinds |= dict.fromkeys(("taps", "max grad", "avg", "avg grad"), FLOATS)
+    for operator, dtypes in {**kinds, "quantized avg": {"int8", "uint8"}}.items():
+        for dtype in dtypes:
+            assert {(operator, dtype, True), (operator, dtype, False)} <= every
 
 
-def test_the_calls_reach_every_kernel_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_reach_every_kernel_of_a_gpu() -> None:
     """By what would be launched; every kernel that a launch names is among them."""
-    launched = set()
-    monkeypatch.setattr(backend, "launch", lambda how, *_: launched.add(how.kernel))
-    for call in smoke.calls():
-        call.compute(backend.BACKEND, call.input, call.window)
+    launched = {kernel for kernel, *_ in requests.kernels_of(requests.checked(types=False))}
     named = set()
     for path in Path(gpu.ROOT, "kernels").glob("*.py"):
         named |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', path.read_text(encoding="utf-8")))
@@ -159,7 +163,7 @@ def test_a_step_writes_each_row_as_it_is_known(
 
 def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result() -> None:
     compared = 0
-    for row in gpu.rows():
+    for row in requests.rows():
         if row.row.sizes[0] == 32 and row.row.sizes[1:] != (64, 112, 112):
             pool = gpu.aten_call(row, torch.empty((1, 1, *row.row.sizes[2:]), device="meta"))
             if pool is not None:
@@ -175,14 +179,8 @@ def test_kernels_that_travel_are_found(
 ) -> None:
     """In another folder, as another user, with another hash seed: nothing is compiled again, also
     by the package itself."""
-    requests = [
-        gpu.request("max", "2x8x32x32 3/2 p1 float16"),
-        gpu.request("avg", "2x64x7x7 7 f"),
-    ]
-    with gpu.launches() as launched:
-        for request in requests:
-            request.prepared()[1]()
-    found = gpu.kernels_of(launched)
+    asked = {"max": "2x8x32x32 3/2 p1 float16", "avg": "2x64x7x7 7 f"}
+    found = requests.kernels_of(itertools.starmap(requests.request, asked.items()))
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     (here / kernels.LIST).write_bytes(pickle.dumps(found))
@@ -243,7 +241,7 @@ the same Triton; of the last, which an H200 measured, 1.1 times what ATen took."
 
 @pytest.mark.parametrize("sizes", GLOBAL)
 def test_global_averages_are_as_fast_as_inductors(sizes: str) -> None:
-    taken = gpu.expected(gpu.request("adaptive avg", sizes))["seconds"]["ours"]
+    taken = gpu.expected(requests.request("adaptive avg", sizes))["seconds"]["ours"]
     assert taken * 1e6 <= GLOBAL[sizes]
 
 
@@ -255,7 +253,7 @@ def test_clocks_of_l1_are_those_of_lines_and_banks() -> None:
 
 def test_a_launch_is_counted_in_its_machine_code() -> None:
     """Averages of planes of 64 elements: lanes lie side by side, and memory takes the longest."""
-    whole = gpu.request("adaptive avg", "32x2048x8x8 to1")
+    whole = requests.request("adaptive avg", "32x2048x8x8 to1")
     found = gpu.expected(whole)
     (count,) = found["counts"]
     assert count.moved == 32 * 2048 * 4 * 65
@@ -311,10 +309,10 @@ def test_what_runs_wrote_becomes_results_and_tables(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", gpu.rows()[7::24], ids=lambda row: row.name)
-def test_nothing_spills(row: gpu.Request) -> None:
+@pytest.mark.parametrize("row", requests.rows()[7::24], ids=lambda row: row.name)
+def test_nothing_spills(row: requests.Request) -> None:
     """But one word, which ptxas stores and loads once."""
-    with gpu.launches() as found:
+    with requests.launches() as found:
         row.prepared()[1]()
     for how, arguments in found:
         code = kernels.machine_code(gpu.compiled(how, arguments).asm["cubin"])

@@ -14,7 +14,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from benchmarks import smoke  # noqa: E402
+from benchmarks import requests  # noqa: E402
 from torch_dmlpool import backends  # noqa: E402
 from torch_dmlpool.backends import fallbacks, reference  # noqa: E402
 from torch_dmlpool.backends import triton as backend  # noqa: E402
@@ -52,21 +52,14 @@ def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried: list[str]) -> None:
-    listed = list(smoke.calls())
+    asked = [(each, each.whole_numbers()) for each in requests.checked(types=False)]
+    expected = [each.call(reference.BACKEND, *read) for each, read in asked]
     with pytest.warns(
         fallbacks.SlowBackendWarning, match=r"cannot compile .*Failed to find C compiler"
     ) as heard:
-        differ = [
-            call.name
-            for call in listed
-            if smoke.difference(
-                *(
-                    call.compute(each, call.input, call.window)
-                    for each in (reference.BACKEND, backend.BACKEND)
-                )
-            )
-        ]
-    assert not differ
+        found = [each.call(backend.BACKEND, *read) for each, read in asked]
+    for wanted, got in zip(expected, found, strict=True):
+        requests.compare(wanted, got)
     assert len(heard) == 1
     assert fallbacks.SWITCH in str(heard[0].message)
     assert len(set(tried)) > 4

@@ -1,0 +1,191 @@
+"""Calls of the Triton backend, by rows of rows.txt: what `make gpu` times, checks and compiles."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from benchmarks import common
+from torch_dmlpool import tensors
+from torch_dmlpool.backends import reference
+from torch_dmlpool.backends import triton as backend
+from torch_dmlpool.timing import Call
+
+
+@dataclass(frozen=True)
+class Request:
+    """An operator of a backend, for a row's sizes and its window or output sizes."""
+
+    operator: str
+    row: common.Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator}{self.row.pool.removeprefix(self.row.family)} {self.row.layout}"
+
+    @functools.cached_property
+    def by(self) -> Any:
+        return self.row.outputs or self.row.geometry
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.row.output_sizes if "grad" in self.operator else self.row.sizes
+
+    def call(self, served: Any, *read: Tensor) -> Any:
+        return OPERATORS[self.operator](served, self, *read)
+
+    def prepared(self, device: str = "meta") -> tuple[tuple[Tensor, ...], Call]:
+        """What is read, and the call of the backend, which returns what is written."""
+        read = [self.row.random(self.sizes, device)]
+        if self.operator == "max grad":
+            dtype = tensors.tap_dtype(self.by.taps)
+            taps = torch.randint(self.by.taps, self.sizes, dtype=dtype, device=device)
+            read.append(common.in_layout(taps, self.row.channels_last))
+        return tuple(read), functools.partial(self.call, backend.BACKEND, *read)
+
+    def whole_numbers(self) -> tuple[Tensor, ...]:
+        """What is read, on the CPU: small whole numbers with many ties, NaN in maxima, and winners
+        of such. Sums of them are exact, so that averages may differ by the last rounding alone."""
+        sizes, dtype = self.sizes, self.row.torch_dtype
+        most, least = (5, 0) if "grad" in self.operator else (90, 45 * (dtype != torch.uint8))
+        input = (torch.randint(most, sizes, generator=torch.Generator().manual_seed(0)) - least).to(
+            dtype
+        )
+        if dtype.is_floating_point and self.row.family.endswith("max") and most > 5:
+            input[0, 0].view(-1)[7::97] = float("nan")
+        read = common.in_layout(input, self.row.channels_last)
+        if self.operator != "max grad":
+            return (read,)
+        taps = replace(self, operator="taps")
+        return read, taps.call(reference.BACKEND, *taps.whole_numbers())[1]
+
+
+def _unpooled(on: Any, of: Request, x: Tensor) -> Any:
+    return on.scatter_positions(*_winners(on, of, x), of.row.sizes[2:], False, False)
+
+
+def _winners(on: Any, of: Request, x: Tensor) -> Any:
+    return on.max_pooling_with_indices(x, of.by, torch.int64, True)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "max": lambda on, of, x: on.max_pooling(x, of.by),
+    "indices": _winners,
+    "unpool": _unpooled,
+    "taps": lambda on, of, x: on.max_pooling_with_taps(x, of.by),
+    "max grad": lambda on, of, g, taps: on.max_pooling_grad_from_taps(
+        g, taps, of.row.sizes[2:], of.by, of.row.channels_last
+    ),
+    "avg": lambda on, of, x: on.average_pooling(x, of.by, of.row.include_padding, None),
+    "avg grad": lambda on, of, g: on.average_pooling_grad(
+        g, of.row.sizes[2:], of.by, of.row.include_padding, None
+    ),
+    "quantized avg": lambda on, of, x: on.quantized_linear_average_pooling(
+        x, 0.5, 3, 0.5, 3, of.by, of.row.include_padding, x.dtype
+    ),
+    "adaptive avg": lambda on, of, x: on.adaptive_average_pooling(x, of.by),
+    "adaptive max": lambda on, of, x: on.adaptive_max_pooling(x, of.by),
+    "adaptive grad": lambda on, of, g: on.adaptive_average_pooling_grad(g, of.row.sizes[2:]),
+}
+ASKED = {
+    ("max", "training"): ("taps", "max grad"),
+    ("max", "indices"): ("indices",),
+    ("max", "unpooled"): ("unpool",),
+    ("average", "training"): ("avg grad",),
+    ("average", "quantized"): ("quantized avg",),
+    ("adaptive average", "training"): ("adaptive grad",),
+}
+"""What rows ask for that are not the forward operator of inference."""
+
+
+def requests(rows: Iterable[common.Workload]) -> list[Request]:
+    """What the rows ask for, each once."""
+    found = [
+        Request(operator, row)
+        for row in rows
+        for operator in ASKED.get((row.family, row.mode), [row.family.replace("average", "avg")])
+    ]
+    # The first of the same name has its place, the last one's groups.
+    return list({each.name: each for each in [*found, *reversed(found)]}.values())
+
+
+def request(operator: str, text: str) -> Request:
+    """An operator for a row as the table has it, such as ``2x8x32x32 3/2 p1 f float16``."""
+    family = "average" if "avg" in operator or operator == "adaptive grad" else "max"
+    (row,) = common.parsed(f"prepared {family} {text}")
+    return Request(operator, row)
+
+
+def rows() -> list[Request]:
+    """What is measured: first what no GPU has measured, then the others."""
+    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
+    folds = [each for each in models if each.outputs]
+    planes = [each for each in models if each.rank == 2 and not each.outputs]
+    largest = {
+        (each.family, each.window, each.stride): each
+        for each in sorted(planes, key=lambda row: row.bytes_read)
+    }
+    called = Counter((each.family, each.window, each.stride) for each in planes)
+    usual = [largest[how] for how, _ in called.most_common(10)]
+    large = sorted(folds, key=lambda row: row.bytes_read)[:: max(1, len(folds) // 6)]
+    ways = itertools.product((True, False), ("float16", "bfloat16"), large)
+    found = [replace(each, channels_last=last, dtype=dtype) for last, dtype, each in ways]
+    trained = [replace(each, channels_last=True, dtype="bfloat16") for each in usual]
+    found += [*trained, *(replace(each, mode="training") for each in trained)]
+    found += [replace(each, sizes=(1, *each.sizes[1:])) for each in [*usual, *trained, *large]]
+    found += [replace(each, channels_last=last) for last in (True, False) for each in folds]
+    found += [replace(each, mode="training") for each in models]
+    found += common.select("kernelbench")
+    return requests([*found, *models, *common.select("windows")])
+
+
+def checked(types: bool = True) -> list[Request]:
+    """What is compared with the reference: a call of each kernel, rank and layout, and with
+    ``types`` each operator in each of its data types too."""
+    return requests(common.select("smoke, smoke_types" if types else "smoke"))
+
+
+@contextmanager
+def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
+    """Inside, what the backend would launch on an H200 is listed, with its operands, not run."""
+    found: list[tuple[Any, tuple[Any, ...]]] = []
+    with (
+        mock.patch.object(backend, "runs_ptx", return_value=True),
+        mock.patch.object(backend, "launch", lambda how, *operands: found.append((how, operands))),
+    ):
+        yield found
+
+
+def kernels_of(asked: Iterable[Request]) -> list[tuple[Any, ...]]:
+    """The kernels that are launched, each once, with names of data types: what compiles it has no
+    PyTorch."""
+    with launches() as launched:
+        for each in asked:
+            each.prepared()[1]()
+    found = []
+    for how, arguments in launched:
+        *known, kinds = backend.what_is_compiled(how, arguments, 0)
+        named = [(str(kind[0]), kind[1]) if isinstance(kind, tuple) else kind for kind in kinds]
+        found.append((*known, tuple(named)))
+    return list(dict.fromkeys(found))
+
+
+def compare(expected: Any, found: Any) -> None:
+    """Raise an AssertionError that says what differs, if anything; averages may differ by two units
+    in the last place."""
+    for wanted, got in zip(listed(expected), listed(found), strict=True):
+        allowed = 2 * torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0.0
+        torch.testing.assert_close(got.cpu(), wanted, rtol=allowed, atol=0.0, equal_nan=True)
+
+
+def listed(results: Any) -> tuple[Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
