@@ -3,20 +3,25 @@
 rows.txt has every second of the different pooling calls that a forward pass of 104 public models
 makes. Each is measured forward and in training, contiguous and channels_last, with the model's own
 batch and with eight times as many samples. PyTorch's function and this package's of the same name
-take turns. Pools of sets (sets.py) take turns with what people write. A call that comes out behind
-is measured a second time, for longer, and listed if it is behind then too.
+take turns with a copy of as many bytes and with our pool of the other family (maxima of the same
+windows beside averages). Pools of sets (sets.py) take turns with what people write. A call that
+comes out behind is measured a second time, for longer, and the second time counts.
 
-With ``--ablate`` the same calls are measured with each mechanism of the compiled kernels switched
-off, and with all, beside the kernels as they are: what a mechanism brings on this processor.
+With ``--wheel FOLDER`` an unpacked wheel measures each call after the checkout, in a process of its
+own. With ``--ablate`` each mechanism of the compiled kernels is switched off in turn, then all:
+what a mechanism brings on this processor.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
+import functools
 import itertools
+import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,113 +29,121 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import common, sets
-from benchmarks.common import SMALL_SECONDS, Disagreement
-from benchmarks.rows import ATEN, OURS, contestants, problem
+from benchmarks.common import ATEN, COPY, OURS, SMALL_SECONDS
+from benchmarks.rows import contestants, problem
 from torch_dmlpool.backends import library
 from torch_dmlpool.timing import Call
 
 BATCHES = (1, 8)
-MODES = ("forward", "training")
+SIBLING, WHEEL = "sibling", "the wheel's library"
 BEHIND, OVER = 0.95, 5e-6
 """Measured again: rows below this ratio, and short ones that take more seconds than this over
 ATen."""
 LONGER = 5
 """How many times as long the second measurement of a row is."""
+LARGE = {"forward": 20e-6, "training": 60e-6}
+"""Seconds of our calls from which on their bytes matter: shorter ones are not compared with a
+copy."""
 MUCH = 1.2
-"""Ratios above this are counted by ``--ablate``."""
-Measured = tuple["AnyRow", float, float]
+"""Ratios of what is beside ours above this are counted."""
+LEAST = 10
+"""How many rows the table of those that are farthest from a copy has."""
 
 
 class Row(NamedTuple):
-    """A call of the table, and how it is made."""
+    """A call, and how it is made: ``name`` ends with mode, layout, batch and threads."""
 
-    workload: common.Workload
-    batch: int
+    name: str
     threads: int
-
-    @property
-    def column(self) -> str:
-        way = f"{self.workload.mode} {self.workload.layout}"
-        return f"{way} batch={self.batch} threads={self.threads}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.workload.pool} {self.column}"
-
-    def calls(self, names: Sequence[str]) -> dict[str, Call]:
-        return contestants(problem(self.workload, "cpu"), names)[0]
+    calls: Callable[[], dict[str, Call]]
 
 
-AnyRow = Row | sets.SetRow
-
-
-def rows(words: str, sample: int, threads: Sequence[int]) -> list[AnyRow]:
+def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
-    found: list[AnyRow] = []
-    calls = common.select("models")
-    for count, batch, mode, last in itertools.product(threads, BATCHES, MODES, (False, True)):
-        column = []
-        for call in calls:
+    found = []
+    for count, batch, mode, last in itertools.product(threads, BATCHES, LARGE, (False, True)):
+        for call in common.select("models"):
             sizes = (call.sizes[0] * batch, *call.sizes[1:])
             workload = replace(call, sizes=sizes, mode=mode, channels_last=last)
-            column.append(Row(workload, batch, count))
-        named = [row for row in column if all(word in row.name for word in words.split())]
-        found += named[::sample]
-    of_sets = [row for row in sets.rows(threads) if all(word in row.name for word in words.split())]
-    return [*found, *of_sets[::sample]]
+            name = f"{workload.pool} {mode} {workload.layout} batch={batch} threads={count}"
+            found.append(Row(name, count, functools.partial(of_models, workload)))
+    for count, mode, pool in itertools.product(threads, LARGE, sets.SIZES):
+        name = f"{pool} {mode} sets batch=1 threads={count}"
+        found.append(Row(name, count, functools.partial(sets.calls, pool, mode)))
+    named = [row for row in found if all(word in row.name for word in words.split())]
+    columns = itertools.groupby(named, lambda row: way(row.name))
+    return [row for _, column in columns for row in list(column)[::sample]]
 
 
-def measure(row: AnyRow, seconds: float) -> Measured:
-    """The medians of ATen's calls and of ours, once their results were compared."""
+def way(name: str) -> list[str]:
+    """Mode, layout, batch and threads of a row."""
+    return name.split()[-4:]
+
+
+def of_models(workload: common.Workload) -> dict[str, Call]:
+    """PyTorch's call and ours, whose results were compared, and what they are measured by."""
+    calls = contestants(problem(workload, "cpu"), (ATEN, OURS, COPY))[0]
+    if max(workload.dilation) == 1:
+        names = ("max", "average") if "max" in workload.family else ("average", "max")
+        sibling = replace(workload, family=workload.family.replace(*names))
+        calls[SIBLING] = contestants(problem(sibling, "cpu"), [OURS])[0][OURS]
+    return calls
+
+
+def without(row: Row) -> dict[str, Call]:
+    """Our call as it is, without a mechanism, and without all."""
+    off, bits = mechanisms()
+    one = row.calls()[OURS]
+    masks = {OURS: 0, "without nothing": 0}
+    masks |= {f"without {name}": bit for name, bit in bits.items()}
+    masks["without all"] = sum(bits.values())
+    return {name: lambda mask=mask: (off(mask), one(), off(0)) for name, mask in masks.items()}
+
+
+def measure(row: Row, seconds: float, wheel: Any = None) -> dict[str, Any]:
+    """The medians of a row's calls."""
     torch.set_num_threads(row.threads)
-    both = row.calls((ATEN, OURS))
-    times = common.in_turn(both, seconds)
-    return row, times[ATEN].median, times[OURS].median
+    calls = row.calls()
+    for taken in (seconds, LONGER * seconds):
+        times = common.in_turn(calls, taken)
+        found = {who: float(f"{each.median:.4g}") for who, each in times.items()}
+        if not is_behind(found):
+            break
+    if wheel is not None:
+        found[WHEEL] = wheel.submit(measure, row, seconds).result()["seconds"][OURS]
+    return {"seconds": found}
 
 
-def is_behind(aten: float, ours: float) -> bool:
+def is_behind(seconds: dict[str, float]) -> bool:
+    ours = seconds[OURS]
+    aten = seconds.get(ATEN, ours)
     return aten / ours < BEHIND if aten >= SMALL_SECONDS else ours - aten > OVER
-
-
-def summary(measured: Sequence[Measured], again: Sequence[Measured]) -> dict[str, Any]:
-    """A column's geometric mean, and the sums and the rows behind ATen of the calls where ATen
-    takes 50 us and more, and how many microseconds ours is over ATen elsewhere.
-
-    Means and sums are of the first measurements; what is behind, or most over ATen, is of the
-    second where ``again`` has one.
-    """
-    last = {id(row): (aten, ours) for row, aten, ours in (*measured, *again)}
-    large = [each for each in measured if each[1] >= SMALL_SECONDS]
-    small = [each for each in measured if each[1] < SMALL_SECONDS]
-    found: dict[str, Any] = {"column": measured[0][0].column, "rows": len(large)}
-    found["small"] = len(small)
-    if large:
-        found["mean"] = common.mean(aten / ours for _, aten, ours in large)
-        found["aten"], found["ours"] = (sum(each[place] for each in large) for place in (1, 2))
-    pairs = [(last[id(row)], row.name) for row, _, _ in large]
-    behind = sorted((aten / ours, name, aten, ours) for (aten, ours), name in pairs)
-    found["behind"] = [each for each in behind if each[0] < BEHIND]
-    if small:
-        found["over"] = statistics.fmean((ours - aten) * 1e6 for _, aten, ours in small)
-        over = [(ours - aten) * 1e6 for aten, ours in (last[id(row)] for row, _, _ in small)]
-        found["most_over"] = max(over)
-    return found
 
 
 def markdown(results: dict[str, Any]) -> str:
     """A table with a line for each way to make the calls."""
     lines = []
-    for each in results["summaries"]:
-        mode, layout, batch, threads = each["column"].replace("batch=", "").split()
-        way = (mode, layout, batch, threads.partition("=")[2], each["rows"])
-        mean, sums, over = "", "", ""
-        if each["rows"]:
-            mean, sums = common.times(each["mean"]), common.times(each["aten"] / each["ours"])
-        if each["small"]:
-            over = f"{each['over']:.1f} / {each['most_over']:.1f} µs"
-        lines.append((*way, mean, sums, len(each["behind"]), each["small"], over))
-    head = ["mode", "layout", "batch", "threads", "rows", "mean", "sums", f"below {BEHIND}"]
-    head += ["rows below 50 µs", "over ATen: mean / most"]
+    for how, column in itertools.groupby(results["rows"], lambda row: way(row["name"])):
+        rows = list(column)
+        both = [(row["seconds"][ATEN], row["seconds"][OURS]) for row in rows]
+        large = [aten / ours for aten, ours in both if aten >= SMALL_SECONDS]
+        small = [1e6 * (ours - aten) for aten, ours in both if aten < SMALL_SECONDS]
+        copies = [ratio for ratio in map(of_copy, rows) if ratio]
+        siblings = [
+            row["seconds"][SIBLING if "average" in row["name"] else OURS]
+            / row["seconds"][OURS if "average" in row["name"] else SIBLING]
+            for row in rows
+            if SIBLING in row["seconds"] and of_copy(row)
+        ]
+        cells = len(large), common.times(common.mean(large)) if large else ""
+        counts = sum(ratio < BEHIND for ratio in large), len(small)
+        over = f"{statistics.fmean(small):.1f} / {max(small):.1f} µs" if small else ""
+        bounds = extremes(copies, min), extremes(siblings, max)
+        ways = [each.rpartition("=")[2] for each in how]
+        lines.append((*ways, *cells, *counts, over, *bounds))
+    head = ["mode", "layout", "batch", "threads", "rows", "mean", f"below {BEHIND}"]
+    head += ["rows below 50 µs", "over ATen: mean / most", "of copy: mean / least"]
+    head.append("maxima over averages: mean / most")
     known = results["conditions"]
     where = common.sentence(known)
     if known["sample"] > 1:
@@ -138,14 +151,53 @@ def markdown(results: dict[str, Any]) -> str:
     return f"{common.table(head, lines, 2)}\n\n*{where}.*"
 
 
+def of_copy(row: dict[str, Any]) -> float:
+    """A copy's time over ours; 0 where the call is short or no copy was measured."""
+    ours, large = row["seconds"][OURS], LARGE[way(row["name"])[0]]
+    return row["seconds"].get(COPY, 0.0) / ours if ours >= large else 0.0
+
+
+def extremes(ratios: Sequence[float], of: Callable[[Iterable[float]], float]) -> str:
+    return f"{common.mean(ratios):.2f} / {of(ratios):.2f}" if ratios else ""
+
+
 def behind(results: dict[str, Any]) -> str:
-    """A table of the rows that are behind."""
-    lines = [
-        (name, f"{aten * 1e6:.0f} µs", f"{ours * 1e6:.0f} µs", f"{ratio:.2f}x")
-        for each in results["summaries"]
-        for ratio, name, aten, ours in each["behind"]
-    ]
-    return common.table([f"rows below {BEHIND}", "ATen", "ours", ""], lines)
+    """The rows that are behind."""
+    rows = [row for row in results["rows"] if row["seconds"][ATEN] >= SMALL_SECONDS]
+    return listed(f"below {BEHIND}", (row for row in rows if is_behind(row["seconds"])))
+
+
+def least(results: dict[str, Any]) -> str:
+    """The rows that are farthest from a copy."""
+    rows = [row for row in results["rows"] if of_copy(row)]
+    return listed("least of copy", sorted(rows, key=of_copy)[:LEAST])
+
+
+def listed(title: str, rows: Iterable[dict[str, Any]]) -> str:
+    """A table of rows, with the times of others over ours."""
+    lines = []
+    for row in rows:
+        seconds, copy = row["seconds"], of_copy(row)
+        ratios = (seconds[who] / seconds[OURS] for who in (ATEN, SIBLING) if who in seconds)
+        cells = f"{seconds[OURS] * 1e6:.0f} µs", *(f"{ratio:.2f}x" for ratio in ratios)
+        lines.append((row["name"], *cells, f"{copy:.3f}" if copy else ""))
+    return common.table([title, "ours", "ATen", SIBLING, "of copy"], lines)
+
+
+def beside(results: dict[str, Any]) -> str:
+    """A table of what others take over what our call takes. "Nothing" is the same call once more:
+    what noise makes of a ratio."""
+    rows, lines = results["rows"], []
+    for name in rows[0]["seconds"].keys() - {ATEN, OURS, COPY, SIBLING}:
+        ratios = [(row["seconds"][name] / row["seconds"][OURS], row) for row in rows]
+        large = [ratio for ratio, row in ratios if row["seconds"][OURS] >= SMALL_SECONDS]
+        every = [ratio for ratio, _ in ratios]
+        means = [f"{common.mean(each):.3f}" if each else "" for each in (every, large)]
+        worst, row = max(ratios, key=lambda each: each[0])
+        which = f"{row['seconds'][OURS] * 1e6:.0f} µs, {row['name']}"
+        lines.append((name, *means, sum(each > MUCH for each in every), f"{worst:.2f}", which))
+    head = ["time over ours", "mean", "of 50 µs and more", f"calls above {MUCH}", "worst", "which"]
+    return common.table(head, sorted(lines))
 
 
 def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
@@ -161,70 +213,29 @@ def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
     return switch, {each.decode(): 1 << bit for bit, each in enumerate(names)}
 
 
-def ablate(asked: Sequence[AnyRow], seconds: float) -> str:
-    """A table of what calls take without a mechanism over what they take as they are. "Nothing" is
-    the same call once more: what noise makes of a ratio."""
-    off, bits = mechanisms()
-    masks = {"nothing": 0, **bits, "all": sum(bits.values())}
-    ratios: dict[str, list[tuple[float, float, AnyRow]]] = {name: [] for name in masks}
-    for row in asked:
-        torch.set_num_threads(row.threads)
-        one = row.calls([OURS])[OURS]
-        calls: dict[str, Call] = {
-            name: lambda mask=mask: (off(mask), one())  # noqa: B023 - called before the next row
-            for name, mask in (("as it is", 0), *masks.items())
-        }
-        try:
-            times = common.in_turn(calls, seconds)
-        finally:
-            off(0)
-        base = times["as it is"].lower  # other programs only ever add to it
-        for name, listed in ratios.items():
-            listed.append((times[name].lower / base, base, row))
-    lines = []
-    for name, listed in ratios.items():
-        every = [ratio for ratio, _, _ in listed]
-        large = [ratio for ratio, base, _ in listed if base >= SMALL_SECONDS]
-        means = [f"{common.mean(each):.3f}" if each else "" for each in (every, large)]
-        worst, base, row = max(listed, key=lambda each: each[0])
-        much = sum(ratio > MUCH for ratio in every)
-        lines.append((name, *means, much, f"{worst:.2f}", f"{base * 1e6:.0f} µs, {row.name}"))
-    head = ["without", "mean", "of 50 µs and more", f"calls above {MUCH}", "worst", "which"]
-    where = common.sentence(common.conditions(threads=asked[0].threads))
-    return f"{common.table(head, lines)}\n\n*{len(asked)} calls; {where}.*\n"
-
-
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks calls", description=__doc__)
-    parser.add_argument("words", nargs="?", default="", help='such as "training batch=8"')
+    parser = common.parser("calls", __doc__, 0.05, 'such as "training batch=8"')
     parser.add_argument("--sample", type=int, default=1, help="every N-th call: 6 is three minutes")
     parser.add_argument("--threads", type=int, action="append", help="default: 1, then 2")
-    parser.add_argument("--row-seconds", type=float, default=0.05)
     parser.add_argument("--ablate", action="store_true", help="switch mechanisms off")
-    parser.add_argument("--out", type=Path, help="written when all are measured")
+    parser.add_argument("--wheel", type=Path, help="the folder of an unpacked wheel")
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])
     asked = rows(options.words, options.sample, threads)
-    if not asked:
-        parser.error(f"no call's name has all of these words: {options.words}")
+    known = common.conditions(sample=options.sample) | {"threads": None}
+    wheel = None
+    if options.wheel:
+        sys.path.insert(0, str(options.wheel))  # where the new process looks first
+        wheel = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        known["compiler"] += f", the wheel's {wheel.submit(common.compiler).result()}"
     if options.ablate:
-        print(ablate(asked, options.row_seconds))
-        return 0
-    wrong, summaries, seconds = 0, [], options.row_seconds
-    for name, column in itertools.groupby(asked, lambda row: row.column):
-        measured: list[Measured] = []
-        for row in column:
-            try:
-                measured.append(measure(row, seconds))
-            except Disagreement as reason:
-                wrong = 1
-                print(f"WRONG RESULT: {reason}", flush=True)
-        again = [measure(row, LONGER * seconds) for row, *both in measured if is_behind(*both)]
-        summaries += [summary(measured, again)] if measured else []
-        print(f"{name} is measured", flush=True)
-    known = common.conditions(sample=options.sample, row_seconds=seconds)
-    results = {"conditions": {**known, "threads": None}, "summaries": summaries}
-    print(f"\n{markdown(results)}\n\n{behind(results)}")
-    if options.out:
-        common.save(options.out, results)
-    return wrong
+        asked = [row._replace(calls=functools.partial(without, row)) for row in asked]
+    how = options.row_seconds, wheel
+    tasks = [(row.name, functools.partial(measure, row, *how)) for row in asked]
+    listed, status = common.run(options, tasks, known)
+    results = {"conditions": known, "rows": listed}
+    tables = [markdown, least, behind] * (not options.ablate)
+    tables += [beside] * bool(options.wheel or options.ablate)
+    for table in tables if listed else ():
+        print(f"\n{table(results)}")
+    return status

@@ -3,6 +3,7 @@ in turn."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import functools
 import itertools
@@ -21,6 +22,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import tensors, timing
+from torch_dmlpool.backends import library
 from torch_dmlpool.bench.conditions import processor, version_of
 from torch_dmlpool.timing import Call, Times
 from torch_dmlpool.window import Window
@@ -28,7 +30,7 @@ from torch_dmlpool.window import Window
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 OURS, ATEN, COPY = "ours", "ATen", "copy"
-HOST, HOST_OF_ATEN = "host", "host of ATen"
+HOST, HOST_OF_ATEN, T_OF_INDUCTOR = "host", "host of ATen", "Inductor"
 """On a GPU, of a call to the operators: what the host takes."""
 SMALL_SECONDS = 50e-6
 """Where ATen takes less, a row is about the cost of a call: it has a difference, not a ratio."""
@@ -46,7 +48,8 @@ MODES = {
 backward pass; both passes; averages of integers that stand for real numbers. Maxima that are
 written where they were are only checked on a GPU."""
 WAYS = dict(zip("FIRTQU", MODES, strict=True))
-APART = {"windows", "models", "peers", "prepared", "filters", "kernelbench", "smoke", "smoke_types"}
+APART = {"models", "filters", "windows", "halves", "peers", "kernelbench", "prepared"}
+APART |= {"smoke", "smoke_types"}
 """Groups that are measured when they are asked for."""
 TABLE = Path(__file__).with_name("rows.txt")
 PUBLISHED = {
@@ -173,30 +176,35 @@ def short(numbers: Sequence[int]) -> str:
     return "x".join(map(str, numbers[:1] if len(set(numbers)) == 1 else numbers))
 
 
+LINE = re.compile(
+    r"""(\S+)\ (\S+)\ (\S+)\ (to)?([\dx]+)(?:/([\dx]+))?  # group, families, sizes, window
+    (?:\ p([\dx]+))?(?:\ d([\dx]+))?(\ ceil)?(\ uncounted)?(?:\ ([FIRTQUfirtqu]+))?  # ways
+    (?:\ ((?:u?int|b?float)[\w,]+))?(?:\ ((?:sample|element)[a-z,]*))?(\ \#.*)?""",
+    re.VERBOSE,
+)
+
+
 def parsed(line: str) -> Iterator[Workload]:
     """The rows of a line of the table."""
-    group, families, sizes, window, *options = line.partition(" # ")[0].split()
-    shape: tuple[int, ...] = tuple(map(int, sizes.split("x")))
-    outputs: tuple[int, ...] = ()
-
-    def entries(pattern: str, usual: str) -> list[str]:
-        return next((one for one in options if re.fullmatch(pattern, one)), usual).split(",")
+    found = LINE.fullmatch(line)
+    if found is None:
+        raise ValueError(f"rows.txt: {line}")
+    group, families, sizes, to, size, step, padding, dilation, *options = found.groups()
+    ceil, uncounted, ways, types, masks, _ = options
+    shape = tuple(map(int, sizes.split("x")))
 
     def numbers(text: str) -> tuple[int, ...]:
-        found = tuple(map(int, text.lstrip("pd").split("x")))
+        found = tuple(map(int, text.split("x")))
         return found * (len(shape) - 2) if len(found) == 1 else found
 
-    size, _, step = window.removeprefix("to").partition("/")
-    if window.startswith("to"):
-        families, outputs = f"adaptive {families}", numbers(size)
-    texts = size, step or size, *entries(r"p[\dx]+", "p0"), *entries(r"d\d+", "d1")
-    geometry = (shape, *map(numbers, texts), "ceil" in options, "uncounted" not in options)
-    types, masks = entries(r"(u?int|b?float).*", "float32"), entries("sample,element", "")
-    ways = entries("[FTIRQUftiq]+", "F")[0]
-    for family, dtype, mask, way in itertools.product(families.split(","), types, masks, ways):
+    geometry = tuple(map(numbers, (size, step or size, padding or "0", dilation or "1")))
+    how = (shape, *geometry, bool(ceil), not uncounted)
+    kinds = families, types or "float32", masks or ""
+    for *kind, way in itertools.product(*(each.split(",") for each in kinds), ways or "F"):
+        family, dtype, mask = kind
         if way.upper() != "I" or family == "max":
-            how = (dtype, way.islower(), WAYS[way.upper()], mask, outputs)
-            yield Workload(family, *geometry, *how, groups=(group,))
+            last = dtype, way.islower(), WAYS[way.upper()], mask, geometry[0] if to else ()
+            yield Workload(f"adaptive {family}" if to else family, *how, *last, groups=(group,))
 
 
 def _table() -> tuple[Workload, ...]:
@@ -215,11 +223,7 @@ GROUPS = list(dict.fromkeys(group for row in WORKLOADS for group in row.groups))
 
 
 def select(wanted: str) -> list[Workload]:
-    """The rows that a comma-separated list names: ``all``, groups, or text of a name.
-
-    Raises:
-        ValueError: An entry names nothing.
-    """
+    """The rows that a comma-separated list names: ``all``, groups, or text of a name."""
     found: set[Workload] = set()
     for text in (entry.strip().casefold() for entry in wanted.split(",")):
         usual = [row for row in WORKLOADS if not APART.issuperset(row.groups)]
@@ -227,9 +231,14 @@ def select(wanted: str) -> list[Workload]:
         grouped = [row for row in WORKLOADS if text in row.groups]
         rows = usual if text == "all" else grouped or (named if text else [])
         if not rows:
-            raise ValueError(f"no row is named {text!r}; groups are all, {', '.join(GROUPS)}")
+            raise SystemExit(f"no row is named {text!r}; groups are all, {', '.join(GROUPS)}")
         found.update(rows)
     return [row for row in WORKLOADS if row in found]
+
+
+Task = tuple[str, Callable[[], dict[str, Any]]]
+"""A row's name, and what finds the rest of it."""
+Measured = tuple[list[dict[str, Any]], int]
 
 
 class Disagreement(Exception):  # noqa: N818 - a finding about a result
@@ -247,10 +256,19 @@ def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -
         "machine": machine,
         "device": device,
         "threads": torch.get_num_threads(),
+        "compiler": compiler(),
+        "load": timing.load(),
         "versions": {"torch_dmlpool": dmlpool.__version__, "torch": str(torch.__version__)}
         | {name: version_of(name) for name in packages},
         **more,
     }
+
+
+def compiler() -> str:
+    """What has compiled the kernels of the CPU, by what it has written into the library."""
+    path = getattr(library.library, "_name", None)
+    found = path and re.search(rb"(GCC|clang)[^\0]*? ([\d.]+)\0", Path(path).read_bytes())
+    return b" ".join(found.groups()).decode() if found else "no compiler"
 
 
 def sentence(known: dict[str, Any]) -> str:
@@ -261,6 +279,8 @@ def sentence(known: dict[str, Any]) -> str:
     names = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime"}
     versions = [f"{names.get(name, name)} {what}" for name, what in known["versions"].items()]
     parts = [place, *([count(threads, "thread")] if threads else []), ", ".join(versions)]
+    parts += [f"kernels by {known['compiler']}"] if "compiler" in known else []
+    parts += filter(None, [known.get("load")])
     days = [date.partition("T")[0] for date in known["date"].split(" and ")]
     return "; ".join([*parts, " and ".join(days)])
 
@@ -275,12 +295,29 @@ def in_turn(
     return timing.in_turn(calls, torch.device(device), seconds, least, clock)
 
 
+def parser(name: str, about: str | None, seconds: float, words: str) -> argparse.ArgumentParser:
+    """What commands that measure rows have in common."""
+    found = argparse.ArgumentParser(prog=f"python -m benchmarks {name}", description=about)
+    found.add_argument("words", nargs="?", default="", help=words)
+    found.add_argument("--row-seconds", type=float, default=seconds)
+    found.add_argument("--list", action="store_true", help="print the rows' names alone")
+    found.add_argument("--out", type=Path, help="written after each row, as a run takes long")
+    return found
+
+
+def run(options: argparse.Namespace, tasks: list[Task], known: dict[str, Any]) -> Measured:
+    """What such a command does then."""
+    if not tasks:
+        raise SystemExit(f"no row's name has all of these words: {options.words}")
+    if options.list:
+        print("\n".join(name for name, _ in tasks))
+        return [], 0
+    return measured(tasks, known | {"row_seconds": options.row_seconds}, options.out)
+
+
 def measured(
-    tasks: Iterable[tuple[str, Callable[[], dict[str, Any]]]],
-    known: dict[str, Any],
-    out: Path | None,
-    end: float = math.inf,
-) -> tuple[list[dict[str, Any]], int]:
+    tasks: Iterable[Task], known: dict[str, Any], out: Path | None, end: float = math.inf
+) -> Measured:
     """The rows that tasks find, each printed and saved at once, and 1 if one has failed or was not
     begun by ``end``, a time of ``time.monotonic``."""
     rows: list[dict[str, Any]] = []

@@ -171,15 +171,13 @@ def counted(
     return kernels.Counts(math.prod(axes), block.num_warps, moved, *warp)
 
 
-def expected(
-    function: Callable[..., Any], inputs: Sequence[torch.Tensor], step: int
-) -> float | None:
+def expected(function: Callable[..., Any], inputs: Sequence[torch.Tensor], step: int) -> float:
     """The seconds T that an H200 should take for what Inductor makes of a function of these
-    tensors; None where that calls ATen."""
+    tensors, if that calls no operator of ATen."""
     with h200(), tempfile.TemporaryDirectory() as folder:
         code = wrapper(function, inputs)
         if re.search(r"= (extern_kernels|torch\.ops|aten)\.", code.partition("def call")[2]):
-            return None
+            raise NotImplementedError("calls ATen")
         best = []
         for name, source, arguments in launched(code, inputs):
             kernel, found = variants(name, source, folder)
@@ -192,42 +190,31 @@ def expected(
 
 def call(operator: str, row: Any) -> tuple[Callable[..., Any], list[torch.Tensor]] | None:
     """What PyTorch's function does in a row, as torch.compile sees it, and what it reads."""
-    rank, aten = row.rank, torch.ops.aten
-    window = [list(each) for each in (row.window, row.stride, row.padding)]
-    dilation, counts = list(row.dilation), (row.ceil_mode, row.include_padding)
-    x = row.random(row.sizes, "meta")
-    y = row.random(row.output_sizes, "meta")
-    offsets = prims._low_memory_max_pool_with_offsets
-    maxima = (*window, dilation, row.ceil_mode)
+    pool = row.pool_of(functional)
+    x, y = (row.random(sizes, "meta") for sizes in (row.sizes, row.output_sizes))
+    how = [list(each) for each in (row.window, row.stride, row.padding, row.dilation)]
+
+    def taps(x: torch.Tensor) -> Any:
+        return prims._low_memory_max_pool_with_offsets(x, *how, row.ceil_mode)
+
+    def backward(pool: str, *arguments: Any) -> Any:
+        name = f"{pool.replace('pool', f'pool{row.rank}d')}_backward"
+        return getattr(torch.ops.aten, name).default(*arguments)
 
     def max_grad(g: torch.Tensor, taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        size, stride, padding, *_ = maxima
+        size, *others = how
         indices = prims._low_memory_max_pool_offsets_to_indices(
-            taps, size, list(x.shape[2:]), stride, padding, dilation
+            taps, size, list(x.shape[2:]), *others
         )
-        return getattr(aten, f"max_pool{rank}d_with_indices_backward").default(
-            g, x, *maxima, indices
-        )
+        return backward("max_pool_with_indices", g, x, *how, row.ceil_mode, indices)
 
-    def mean(x: torch.Tensor) -> torch.Tensor:
-        return x.mean(list(range(2, 2 + rank)), True)
+    def avg_grad(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return backward("avg_pool", g, x, *how[:3], row.ceil_mode, row.include_padding, None)
 
-    def adaptive(x: torch.Tensor) -> torch.Tensor:
-        return getattr(functional, f"adaptive_avg_pool{rank}d")(x, row.outputs)
+    def adaptive_grad(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return backward("_adaptive_avg_pool", g, x)
 
-    calls = {
-        "max": (lambda x: getattr(functional, f"max_pool{rank}d")(x, *maxima), [x]),
-        "taps": (lambda x: offsets(x, *maxima), [x]),
-        "max grad": (max_grad, [y, y.to(torch.int8), x]),
-        "avg": (lambda x: getattr(functional, f"avg_pool{rank}d")(x, *window, *counts), [x]),
-        "avg grad": (
-            lambda g, x: getattr(aten, f"avg_pool{rank}d_backward")(g, x, *window, *counts, None),
-            [y, x],
-        ),
-        "adaptive avg": (mean if set(row.outputs) == {1} else adaptive, [x]),
-        "adaptive grad": (
-            lambda g, x: getattr(aten, f"_adaptive_avg_pool{rank}d_backward")(g, x),
-            [y, x],
-        ),
-    }
+    calls = dict.fromkeys(("max", "avg", "adaptive avg"), (pool, [x]))
+    calls |= {"taps": (taps, [x]), "max grad": (max_grad, [y, y.to(torch.int8), x])}
+    calls |= {"avg grad": (avg_grad, [y, x]), "adaptive grad": (adaptive_grad, [y, x])}
     return calls.get(operator)

@@ -9,7 +9,6 @@ and after ``integer_pooling``.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import importlib
@@ -19,7 +18,6 @@ import types
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,8 +156,8 @@ def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
     model, input = build().train(is_training).to(device), torch.randn(sizes, device=device)
     if channels_last:
         layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
-        model, input = model.to(memory_format=layout), input.contiguous(memory_format=layout)
-    input.requires_grad_(is_training)
+        model = model.to(memory_format=layout)
+    input = common.in_layout(input, channels_last).requires_grad_(is_training)
     # Both are copies: a copy of a network may be slower by 1 % than the network itself.
     original, converted = copy.deepcopy(model), dmlpool.nn.convert(model, inplace=False).model
     # Where weights and statistics lie in memory moves a row by 2 %.
@@ -249,32 +247,24 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks models", description=__doc__)
-    parser.add_argument("name", nargs="?", default="", help='such as "ResNet" or "eager, forward"')
-    parser.add_argument("--row-seconds", type=float, default=1.0)
+    words = 'such as "ResNet" or "eager, forward"'
+    parser = common.parser("models", __doc__, 1.0, words)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--quantized", action="store_true")
-    parser.add_argument("--list", action="store_true", help="print the rows' names alone")
-    parser.add_argument("--out", type=Path, help="written after each row, as a run takes long")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     seconds, device = options.row_seconds, options.device
     tasks = [
         (f"{way[0]} {title(*way[1:3])}", functools.partial(measure, way, seconds, device))
-        for way in ways(options.name)
+        for way in ways(options.words)
     ]
     if options.quantized:
-        named = [name for name in MODELS if options.name.lower() in name.lower()]
+        named = [name for name in MODELS if options.words.lower() in name.lower()]
         tasks = [(name, functools.partial(quantized, name, seconds)) for name in named]
-    if not tasks:
-        parser.error(f"no network and no way to run one is named {options.name!r}")
-    if options.list:
-        print("\n".join(name for name, _ in tasks))
-        return 0
     packages = ["torchao"] if options.quantized else ["torchvision", "timm"]
-    known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
-    rows, status = common.measured(tasks, known, options.out)
-    if not options.quantized:
+    known = common.conditions(device, packages)
+    rows, status = common.run(options, tasks, known)
+    if rows and not options.quantized:
         print(markdown({"conditions": known, "rows": rows}))
     return status

@@ -16,16 +16,27 @@ from string import Template
 from typing import Any
 
 from benchmarks import calls, common, models
-from benchmarks.common import ATEN, COPY, GROUPS, HOST, HOST_OF_ATEN, MODES, OURS, PUBLISHED
+from benchmarks.common import (
+    ATEN,
+    COPY,
+    GROUPS,
+    HOST,
+    HOST_OF_ATEN,
+    MODES,
+    OURS,
+    PUBLISHED,
+    T_OF_INDUCTOR,
+)
 from benchmarks.rows import PEERS, PLAIN, Result
 
-CPU, GPU, GPU_BESIDE, GPU_PEERS, MODELS, CALLS, CALLS_AVX2 = (
+CPU, MODELS, CALLS, CALLS_AVX2, GPU, GPU_BESIDE, GPU_PEERS, GPU_EXPECTED = (
     common.RESULTS / f"{name}.json"
-    for name in ("cpu", "gpu_rows", "gpu_beside", "gpu_peers", "models", "calls", "calls_avx2")
+    for name in (
+        *("cpu", "models", "calls", "calls_avx2"),
+        *("gpu_rows", "gpu_beside", "gpu_peers", "expected"),
+    )
 )
 PICTURE = common.ROOT / "docs/images/amd-epyc-family-25-model-17-2-threads-ratios.png"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
-"""Told apart by those who see few colours, too."""
 SHOWN = {
     "core": "max and average pools, layouts, ranks and gradients",
     "overhead": "tiny tensors: what a call costs",
@@ -59,7 +70,7 @@ def means(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
     for result in results:
         for peer in PEERS:
             ratio = result.ratio(peer)
-            if ratio is not None and not result.is_small and peer not in (OURS, "copy", PLAIN):
+            if ratio is not None and not result.is_small and peer not in (OURS, COPY, PLAIN):
                 ratios[result.row.kind][peer].append(ratio)
     chosen = [kind for kind in (kinds or ratios) if any(len(r) > 1 for r in ratios[kind].values())]
     peers = [peer for peer in PEERS if any(len(ratios[kind][peer]) > 1 for kind in chosen)]
@@ -90,42 +101,26 @@ def behind(results: Sequence[Result]) -> str:
 
 def rows_of(results: Sequence[Result], group: str) -> str:
     """A line for each pool of a group, and a column for each mode, layout and peer."""
-    pools: dict[str, dict[tuple[str, bool, str], Result]] = defaultdict(dict)
+    pools: dict[str, dict[str, Result]] = defaultdict(dict)
     for result in results:
         row = result.row
         if group in row.groups:
-            pools[row.pool][row.mode, row.channels_last, row.mask] = result
-    ways = [
-        way
-        for way in itertools.product(MODES, (False, True), ("", "sample", "element"))
-        if any(way in found for found in pools.values())
-    ]
-    peers = [ATEN, *(peer for peer in PEERS if peer not in (OURS, ATEN, "copy"))]
+            pools[row.pool][row.name.removeprefix(row.pool).strip() or "forward"] = result
     columns = [
         (way, peer)
-        for way, peer in itertools.product(ways, peers)
-        if any(way in found and peer in found[way].seconds for found in pools.values())
+        for way in dict.fromkeys(itertools.chain.from_iterable(pools.values()))
+        for peer in PEERS
+        if peer not in (OURS, COPY)
+        and any(way in found and peer in found[way].seconds for found in pools.values())
     ]
     lines = []
     for pool, found in pools.items():
-        first = next(found[way] for way in ways if way in found)
-        cells = [duration(first.seconds[OURS].median)]
-        cells.append("" if first.of_copy is None else f"{first.of_copy:.0%}")
-        for way, peer in columns:
-            text = found[way].compared(peer) if way in found else ""
-            ratio = found[way].ratio(peer) if way in found else None
-            bold = ratio is not None and ratio < 1 and not found[way].is_small and peer != PLAIN
-            cells.append(f"**{text}**" if bold else text)
-        lines.append((pool, *cells))
-    head = ["pool", "ours", "of copy", *(heading(*column) for column in columns)]
-    return common.table(head, lines)
-
-
-def heading(way: tuple[str, bool, str], peer: str) -> str:
-    mode, channels_last, mask = way
-    words = [MODES[mode] or "forward", *["channels_last"] * channels_last]
-    words += [f"mask of each {mask}"] * bool(mask)
-    return ", ".join(words) + (f": {peer}" if peer != ATEN else "")
+        first = next(iter(found.values()))
+        copy = "" if first.of_copy is None else f"{first.of_copy:.0%}"
+        cells = [found[way].compared(peer) if way in found else "" for way, peer in columns]
+        lines.append((pool, duration(first.seconds[OURS].median), copy, *cells))
+    heads = (way if peer == ATEN else f"{way}: {peer}" for way, peer in columns)
+    return common.table(["pool", "ours", "of copy", *heads], lines)
 
 
 def duration(seconds: float) -> str:
@@ -152,6 +147,7 @@ def pages() -> dict[str, str]:
         beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
         beside_where=common.sentence(beside_known),
         calls=calls.markdown(common.load(CALLS)),
+        calls_least=calls.least(common.load(CALLS)),
         calls_behind=calls.behind(common.load(CALLS)),
         calls_avx2=calls.markdown(common.load(CALLS_AVX2)),
     )
@@ -167,7 +163,11 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     known = results["conditions"]
     rows = {row["name"]: row["seconds"] for row in results["rows"]}
     ends = [f"`{step['name']}` {ending(step)}" for step in results["steps"]]
-    tables = [gpu_problems(rows), gpu_calls(results["rows"]), gpu_networks(results["models"])]
+    tables = [
+        gpu_problems(rows),
+        gpu_calls(results["rows"]),
+        gpu_networks(results["models"]),
+    ]
     _, peers = measured(GPU_PEERS)
     tables += [rows_of(peers, "peers")] * bool(peers)
     versions = known["versions"]
@@ -206,31 +206,33 @@ def gpu_problems(rows: dict[str, Any]) -> str:
     return common.table(head.split("|"), lines)
 
 
-def gpu_calls(rows: Sequence[dict[str, Any]]) -> str:
-    """Means of the calls of public models."""
-    kinds: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for row in rows:
-        if "models" in row["groups"]:
-            kinds[re.split(r" \d", row["name"])[0]].append(row["seconds"])
-    hosts = any(HOST in row["seconds"] for row in rows)
-
-    def ratios(of: str, to: str, least: float = 0.0) -> list[float]:
-        return [each[of] / each[to] for each in listed if of in each and each[to] >= least]
-
-    def mean(found: list[float], times: str = "") -> str:
-        return f"{common.mean(found):.2f}{times}" if found else ""
+def gpu_calls(measured: Sequence[dict[str, Any]]) -> str:
+    """Means of the calls of public models; of those that no GPU has measured T alone."""
+    foreseen = common.load(GPU_EXPECTED)["rows"] if GPU_EXPECTED.exists() else []
+    seconds, expected = (
+        {row["name"]: row["seconds"] for row in rows if "models" in row["groups"]}
+        for rows in (measured, foreseen)
+    )
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name in seconds.keys() | expected.keys():
+        kinds[re.split(r" \d", name)[0]].append(name)
 
     lines = []
-    for kind, listed in sorted(kinds.items()):
-        atens, long = ratios(ATEN, OURS), ratios(COPY, OURS, common.SMALL_SECONDS)
-        slower = sum(each < 1 for each in atens) if atens else ""
-        least = f"{min(long):.2f}" if long else ""
-        cells = mean(ratios(COPY, OURS)), mean(atens, "x"), slower, least
-        host = mean([1 / each for each in ratios(HOST_OF_ATEN, HOST)])
-        lines.append((kind, len(listed), *cells, *[host] * hosts))
-    heads = ["calls of public models, batch 32", "rows", "of copy, mean", "ATen, mean"]
-    heads += ["slower than ATen", "least of copy, from 50 µs on", *["host / ATen's"] * hosts]
-    return common.table(heads, lines)
+    for kind, names in sorted(kinds.items()):
+
+        def ratios(of: str, to: str, rows: Any, names: list[str] = names) -> list[float]:
+            listed = (rows.get(name, {}) for name in names)
+            return [row[of] / row[to] for row in listed if row.keys() >= {of, to}]
+
+        atens, copies = ratios(ATEN, OURS, seconds), ratios(COPY, OURS, seconds)
+        mean = f"{common.mean(atens):.2f}x" if atens else ""
+        slower = sum(each < 1 for each in atens)
+        others = ratios(HOST, HOST_OF_ATEN, seconds), ratios(T_OF_INDUCTOR, OURS, expected)
+        cells = (calls.extremes(each, min) for each in (copies, *others))
+        lines.append((kind, len(copies), mean, slower, *cells))
+    heads = ["calls of public models, batch 32", "rows", "ATen, mean", "slower than ATen"]
+    heads += ["of copy: mean / least", "host over ATen's: mean / least"]
+    return common.table([*heads, "Inductor's T over ours: mean / least"], lines)
 
 
 def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
@@ -267,32 +269,33 @@ def networks() -> str:
 
 def draw(results: Sequence[Result], path: Path) -> None:
     """The picture of each row's ratio to each peer, and of their means."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     large = [result for result in results if not result.is_small]
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    kinds = list(dict.fromkeys(result.row.kind.rpartition(", ")[0] for result in large))
-    peers = [p for p in PEERS if p not in (OURS, COPY) and any(r.ratio(p) for r in large)]
-    for place, peer in enumerate(peers):
-        found = [(one.row.kind, ratio) for one in large if (ratio := one.ratio(peer)) is not None]
-        for number, kind in enumerate(kinds):
-            dots = [ratio for whole, ratio in found if whole.startswith(f"{kind}, ")]
-            height = [place + 0.6 * (number / max(1, len(kinds) - 1) - 0.5)] * len(dots)
-            colour, label = COLOURS[number % len(COLOURS)], kind if place == 0 else None
-            axes.plot(dots, height, ".", color=colour, alpha=0.7, label=label)
-        mean = common.mean(ratio for _, ratio in found)
+    found = {
+        peer: [(one.row.mode, one.ratio(peer)) for one in large if peer in one.seconds]
+        for peer in PEERS
+        if peer not in (OURS, COPY)
+    }
+    found = {peer: ratios for peer, ratios in found.items() if ratios}
+    for place, ratios in enumerate(found.values()):
+        for number, (mode, meaning) in enumerate(MODES.items()):
+            dots = [ratio for way, ratio in ratios if way == mode]
+            label = (meaning or mode) if dots and place == 0 else None
+            axes.plot(dots, [place + number / 9 - 0.2] * len(dots), ".", alpha=0.7, label=label)
+        mean = common.mean(ratio for _, ratio in ratios)
         axes.plot([mean, mean], [place - 0.4, place + 0.4], color="black", linewidth=2)
         axes.annotate(f" {mean:.2f}x", (mean, place + 0.36), fontsize=8)
-    axes.set_yticks(range(len(peers)), peers)
+        axes.set_prop_cycle(None)
+    axes.set_yticks(range(len(found)), found)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}x")
     axes.set_xlabel("the peer's time over ours (right of the line ours is faster)")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     axes.invert_yaxis()
     axes.axvline(1, color="grey", linewidth=1)
-    FigureCanvasAgg(figure)
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 

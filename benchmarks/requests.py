@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -129,23 +127,10 @@ def rows() -> list[Request]:
     """What is measured: first what no GPU has measured, then the others."""
     models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
     folds = [each for each in models if each.outputs]
-    planes = [each for each in models if each.rank == 2 and not each.outputs]
-    largest = {
-        (each.family, each.window, each.stride): each
-        for each in sorted(planes, key=lambda row: row.bytes_read)
-    }
-    called = Counter((each.family, each.window, each.stride) for each in planes)
-    usual = [largest[how] for how, _ in called.most_common(10)]
-    large = sorted(folds, key=lambda row: row.bytes_read)[:: max(1, len(folds) // 6)]
-    ways = itertools.product((True, False), ("float16", "bfloat16"), large)
-    found = [replace(each, channels_last=last, dtype=dtype) for last, dtype, each in ways]
-    trained = [replace(each, channels_last=True, dtype="bfloat16") for each in usual]
-    found += [*trained, *(replace(each, mode="training") for each in trained)]
-    found += [replace(each, sizes=(1, *each.sizes[1:])) for each in [*usual, *trained, *large]]
+    found = common.select("halves")
     found += [replace(each, channels_last=last) for last in (True, False) for each in folds]
     found += [replace(each, mode="training") for each in models]
-    found += common.select("kernelbench")
-    return requests([*found, *models, *common.select("windows")])
+    return requests([*found, *common.select("kernelbench"), *models, *common.select("windows")])
 
 
 def checked(types: bool = True) -> list[Request]:

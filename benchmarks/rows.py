@@ -6,7 +6,6 @@ averages must be equal, other results equal except for rounding. Then their call
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import importlib
@@ -118,9 +117,11 @@ def bound(pool: Pool, problem: Problem) -> list[Call]:
 
 
 def _copies(problem: Problem) -> list[Call]:
-    """A copy to memory that is there already: as fast as bytes move."""
-    destination = torch.empty_like(problem.inputs[0])
-    return [functools.partial(destination.copy_, input) for input in problem.inputs]
+    """Copies that move as many bytes, to memory that is there already."""
+    elements = problem.row.bytes_moved // 8
+    sources = [input.new_ones(elements, dtype=torch.float32) for input in problem.inputs]
+    destination = torch.empty_like(sources[0])
+    return [functools.partial(destination.copy_, source) for source in sources]
 
 
 def _plain(problem: Problem) -> list[Call]:
@@ -200,69 +201,58 @@ def onnx_model(row: Workload) -> bytes:
     return parser.parse_model(text).SerializeToString()
 
 
-class CuDNN:
-    """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
-    it."""
-
-    def __init__(self) -> None:
-        folder = next(iter(importlib.import_module("nvidia.cudnn").__path__))
-        self.library = ctypes.CDLL(str(Path(folder, "lib", "libcudnn.so.9")), ctypes.RTLD_GLOBAL)
-        self.library.cudnnGetErrorString.restype = ctypes.c_char_p
-        self.handle = self.new("cudnnCreate")
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.call("cudnnSetStream", self.handle, stream)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self.library, name)(*arguments)
-        if code:
-            raise RuntimeError(f"{name}: {self.library.cudnnGetErrorString(code).decode()}")
-
-    def new(self, name: str) -> ctypes.c_void_p:
-        pointer = ctypes.c_void_p()
-        self.call(name, ctypes.byref(pointer))
-        return pointer
-
-    def described(self, tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """A tensor as cuDNN is told of it: sizes and strides, and where it lies."""
-        tensor = tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
-        types = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}
-        about, count = self.new("cudnnCreateTensorDescriptor"), tensor.dim()
-        sizes, strides = ((ctypes.c_int * count)(*each) for each in (tensor.shape, tensor.stride()))
-        self.call("cudnnSetTensorNdDescriptor", about, types[tensor.dtype], count, sizes, strides)
-        return about, ctypes.c_void_p(tensor.data_ptr())
-
-    def pool(self, row: Workload, input: Tensor, output: Tensor) -> Call:
-        """A call that pools into ``output`` each time. Modes: maxima 0, averages that count padding
-        1, others 2; NaN is passed on (1). It pools two or three axes."""
-        numbers = [*zip(row.window, row.padding, row.stride, strict=True)]
-        numbers = [(1, 0, 1)] * (row.rank == 1) + numbers
-        window, rank = self.new("cudnnCreatePoolingDescriptor"), len(numbers)
-        arrays = [(ctypes.c_int * rank)(*each) for each in zip(*numbers, strict=True)]
-        mode = 0 if row.family == "max" else 2 - row.include_padding
-        self.call("cudnnSetPoolingNdDescriptor", window, mode, 1, rank, *arrays)
-        one, zero = ctypes.c_float(1), ctypes.c_float(0)
-        source, target = self.described(input), self.described(output)
-        scaled = ctypes.byref(one), *source, ctypes.byref(zero), *target
-
-        def run() -> Tensor:
-            self.call("cudnnPoolingForward", self.handle, window, *scaled)
-            return output
-
-        return run
-
-
 def _cudnn(problem: Problem) -> list[Call]:
+    """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
+    it. Modes: maxima 0, averages that count padding 1, others 2; NaN is passed on (1). It pools two
+    or three axes."""
     row = problem.row
     if row.mode != "forward" or row.mask or row.outputs or max(row.dilation) > 1 or row.ceil_mode:
         raise Absent("values of windows alone, without dilation")
     if not torch.cuda.is_available():
         raise Absent("no GPU")
     try:
-        library = CuDNN()
+        folder = next(iter(importlib.import_module("nvidia.cudnn").__path__))
+        library = ctypes.CDLL(str(Path(folder, "lib", "libcudnn.so.9")), ctypes.RTLD_GLOBAL)
     except (ImportError, OSError) as reason:
         raise Absent(f"not installed: {reason}") from None
+
+    def call(name: str, *arguments: Any) -> None:
+        if code := getattr(library, name)(*arguments):
+            raise RuntimeError(f"{name} returns {code}")
+
+    def new(name: str) -> ctypes.c_void_p:
+        pointer = ctypes.c_void_p()
+        call(name, ctypes.byref(pointer))
+        return pointer
+
+    def array(numbers: Sequence[int]) -> Any:
+        return (ctypes.c_int * len(numbers))(*numbers)
+
+    def described(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        tensor = tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+        about = new("cudnnCreateTensorDescriptor")
+        kind = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}[tensor.dtype]
+        how = tensor.dim(), array(tensor.shape), array(tensor.stride())
+        call("cudnnSetTensorNdDescriptor", about, kind, *how)
+        return about, ctypes.c_void_p(tensor.data_ptr())
+
+    handle, window = new("cudnnCreate"), new("cudnnCreatePoolingDescriptor")
+    numbers = [
+        *[(1, 0, 1)] * (row.rank == 1),
+        *zip(row.window, row.padding, row.stride, strict=True),
+    ]
+    mode = 0 if row.family == "max" else 2 - row.include_padding
+    arrays = map(array, zip(*numbers, strict=True))
+    call("cudnnSetPoolingNdDescriptor", window, mode, 1, len(numbers), *arrays)
+    one, zero = (ctypes.byref(ctypes.c_float(each)) for each in (1, 0))
     output = torch.empty_like(aten(problem)(problem.inputs[0]))
-    return [library.pool(row, input, output) for input in problem.inputs]
+    target = described(output)
+
+    def run(_: Tensor, source: tuple[Any, ...]) -> Tensor:
+        call("cudnnPoolingForward", handle, window, one, *source, zero, *target)
+        return output
+
+    return [functools.partial(run, input, described(input)) for input in problem.inputs]
 
 
 def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
@@ -398,17 +388,17 @@ class Result:
 
     @property
     def of_copy(self) -> float | None:
-        """Our bytes a second over a copy's; of no use where a call costs more than its bytes."""
-        ratio = None if self.is_small else self.ratio(COPY)
-        return None if ratio is None else ratio * self.row.bytes_moved / (2 * self.row.bytes_read)
+        """A copy's time over ours; of no use where a call costs more than its bytes."""
+        return None if self.is_small else self.ratio(COPY)
 
     def compared(self, peer: str) -> str:
         """The ratio; of tiny tensors by how many microseconds ours is longer."""
         ratio = self.ratio(peer)
         if ratio is None:
             return ""
-        longer = (self.seconds[OURS].median - self.seconds[peer].median) * 1e6
-        return f"{longer:+.1f} µs" if self.is_small else common.times(ratio)
+        if self.is_small:
+            return f"{(self.seconds[OURS].median - self.seconds[peer].median) * 1e6:+.1f} µs"
+        return f"**{common.times(ratio)}**" if ratio < 1 and peer != PLAIN else common.times(ratio)
 
 
 def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> dict[str, Any]:
@@ -421,28 +411,17 @@ def measure(row: Workload, names: Sequence[str], device: str, seconds: float) ->
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks rows", description=__doc__)
-    listed = f"text of names, or groups: all, {', '.join(common.GROUPS)}"
-    parser.add_argument("rows", nargs="?", default="all", help=listed)
-    parser.add_argument("--row-seconds", type=float, default=1.5)
+    words = f"text of names, or groups: all, {', '.join(common.GROUPS)}"
+    parser = common.parser("rows", __doc__, 1.5, words)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--compile", action="store_true", help="torch.compile too: seconds a row")
-    parser.add_argument("--list", action="store_true", help="print the rows' names alone")
-    parser.add_argument("--out", type=Path, help="written after each row")
     options = parser.parse_args(arguments)
-    try:
-        chosen = select(options.rows)
-    except ValueError as reason:
-        parser.error(str(reason))
-    if options.list:
-        print("\n".join(row.name for row in chosen))
-        return 0
     torch.set_num_threads(options.threads)
     names = [name for name in PEERS if name != INDUCTOR or options.compile]
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
     packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
-    known = common.conditions(options.device, packages, row_seconds=options.row_seconds)
     how = names, options.device, options.row_seconds
+    chosen = select(options.words or "all")
     tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]
-    return common.measured(tasks, known, options.out)[1]
+    return common.run(options, tasks, common.conditions(options.device, packages))[1]

@@ -186,23 +186,27 @@ def test_quantized_networks_are_measured(
 def test_calls_of_real_models_are_measured_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In every layout and mode, beside ATen: the table names each way and each row behind."""
+    """In every layout and mode, beside ATen, a copy and the sibling: the table names each way."""
     path, words = tmp_path / "calls.json", "max 1x128x8x8x8 batch=1"
     asked = calls.rows(words, 1, [1])
-    assert {row.column for row in asked} == {
+    columns = {" ".join(calls.way(row.name)) for row in asked}
+    assert columns == {
         f"{mode} {layout} batch=1 threads=1"
-        for mode in calls.MODES
+        for mode in calls.LARGE
         for layout in ("contiguous", "channels_last")
     }
     arguments = [words, "--threads", "1", "--row-seconds", "0", "--out", str(path)]
     assert calls.main(arguments) == 0
     printed, results = capsys.readouterr().out, common.load(path)
-    assert calls.markdown(results) in printed
-    for summary in results["summaries"]:
-        assert summary["rows"] + summary["small"] == len(asked) // 4
-        mode, layout, *_ = summary["column"].split()
-        assert f"| {mode} | {layout} | 1 | 1 | {summary['rows']} |" in printed
-        assert all(name in printed for _, name, *_ in summary["behind"])
+    assert [row["name"] for row in results["rows"]] == [row.name for row in asked]
+    for row in results["rows"]:
+        assert row["seconds"].keys() == {rows.ATEN, rows.OURS, rows.COPY, calls.SIBLING}
+    for table in (calls.markdown, calls.least, calls.behind):
+        assert table(results) in printed
+    assert "kernels by " in calls.markdown(results)
+    for column in columns:
+        mode, layout, *_ = column.split()
+        assert f"| {mode} | {layout} | 1 | 1 | " in printed
 
 
 def test_a_call_of_a_real_model_must_give_what_aten_gives(
@@ -213,40 +217,75 @@ def test_a_call_of_a_real_model_must_give_what_aten_gives(
     monkeypatch.setattr(functions, "max_pool2d", lambda *given, **how: pool(*given, **how) + 1)
     asked = ["max contiguous batch=1", "--sample", "70", "--threads", "1"]
     assert calls.main([*asked, "--row-seconds", "0"]) == 1
-    assert "WRONG RESULT: max 1x" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
+    assert "WRONG max 1x" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no row's name has all of these words: max median"):
         calls.main(["max median"])
-    assert "no call's name has all of these words: max median" in capsys.readouterr().err
 
 
-def test_a_call_behind_aten_is_listed_as_measured_again() -> None:
-    """Means keep the first measurement. Calls below 50 us have differences in place of ratios."""
-    first = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
-    measured = [(row, *both) for row, both in zip(calls.rows("", 40, [1]), first, strict=False)]
-    assert [calls.is_behind(*both) for both in first] == [True, True, False, True]
-    second = [(49e-6, 78.4e-6), (100e-6, 100e-6), (10e-6, 16e-6)]
-    again = [(measured[at][0], *both) for at, both in zip((0, 1, 3), second, strict=True)]
-    summary = calls.summary(measured, again)
-    assert summary["mean"] == pytest.approx((0.5 * 0.8 * 2) ** (1 / 3))
-    assert summary["behind"] == [(pytest.approx(0.625), measured[0][0].name, 49e-6, 78.4e-6)]
-    assert (summary["over"], summary["most_over"]) == (pytest.approx(10), pytest.approx(6))
+def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For longer, and the second time counts. Calls below 50 us are behind by a difference."""
+    both = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
+    found = [calls.is_behind({rows.ATEN: aten, rows.OURS: ours}) for aten, ours in both]
+    assert found == [True, True, False, True]
+    taken: list[float] = []
+
+    def in_turn(_: Any, seconds: float) -> dict[str, Any]:
+        taken.append(seconds)
+        ours = 200e-6 if len(taken) == 1 else 100e-6
+        times = {rows.ATEN: 100e-6, rows.OURS: ours}
+        return {who: common.Times(each, each, each) for who, each in times.items()}
+
+    monkeypatch.setattr(common, "in_turn", in_turn)
+    row = calls.Row("max forward contiguous batch=1 threads=1", 1, dict)
+    assert calls.measure(row, 1.0)["seconds"][rows.OURS] == 100e-6
+    assert taken == [1.0, calls.LONGER]
+
+
+def test_tables_of_calls_have_means_and_extremes() -> None:
+    """Of copy where a call is long enough, and maxima over averages whichever the row is."""
+    way = "forward contiguous batch=1 threads=1"
+    seconds = {rows.ATEN: 4e-4, rows.OURS: 1e-4, rows.COPY: 5e-5, calls.SIBLING: 5e-5}
+    listed = [
+        {"name": f"max a {way}", "seconds": seconds},
+        {"name": f"average b {way}", "seconds": seconds | {rows.COPY: 2e-5, rows.ATEN: 9e-5}},
+        {"name": f"max c {way}", "seconds": dict.fromkeys(seconds, 1e-6)},
+    ]
+    known = {**common.conditions(), "sample": 1}
+    table = calls.markdown({"conditions": known, "rows": listed})
+    cells = "2 | 1.90x | 1 | 1 | 0.0 / 0.0 µs | 0.32 / 0.20 | 1.00 / 2.00 |"
+    assert f"| forward | contiguous | 1 | 1 | {cells}" in table
+    least = calls.least({"rows": listed}).splitlines()[2:]
+    assert [line.split()[2] for line in least] == ["b", "a"]
+    assert "| 0.90x | 0.50x | 0.200 |" in calls.behind({"rows": listed})
+
+
+def test_a_wheel_takes_turns_with_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a process that imports the package from another folder: here the same one."""
+    asked = ["average forward contiguous batch=1", "--sample", "70", "--threads", "1"]
+    assert calls.main([*asked, "--row-seconds", "0", "--wheel", str(common.ROOT)]) == 0
+    printed = capsys.readouterr().out
+    assert f"| {calls.WHEEL} | " in printed
+    assert ", the wheel's " in printed
 
 
 @pytest.mark.skipif(calls.library.library is None, reason="no compiled kernels")
-def test_mechanisms_are_switched_off_one_by_one_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mechanisms_are_switched_off_one_by_one_and_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each is a line of the table, beside what noise makes of a ratio, and all are on again after
-    it."""
+    each call."""
     switch, bits = calls.mechanisms()
     masks: list[int] = []
     monkeypatch.setattr(
         calls, "mechanisms", lambda: (lambda mask: (masks.append(mask), switch(mask)), bits)
     )
-    asked = calls.rows("max forward contiguous batch=1", 100, [1])
-    table = calls.ablate(asked, 0.0)
+    asked = ["max forward contiguous batch=1", "--sample", "100", "--ablate"]
+    assert calls.main([*asked, "--row-seconds", "0"]) == 0
+    printed = capsys.readouterr().out
     for name in ("nothing", *bits, "all"):
-        assert f"| {name} | " in table
+        assert f"| without {name} | " in printed
     assert {0, *bits.values(), sum(bits.values())} == set(masks)
-    assert masks[-1] == 0
+    assert masks[1::2] == [0] * (len(masks) // 2)
 
 
 @pytest.mark.slow

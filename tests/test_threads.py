@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
+from torch_dmlpool.backends import cpu
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -220,3 +221,57 @@ def test_the_number_of_threads_changes_no_bit(
         torch.set_num_threads(threads)
         for one, other in zip(pooled(image), expected, strict=True):
             assert (samples.bits(one) == samples.bits(other)).all()
+
+
+SHARED = {
+    "contiguous": [
+        ((1, 6, 56, 56), (3, 2, 1)),
+        ((1, 1, 200_000), (3, 1, 1)),
+        ((1, 1, 100_000), (200, 7, 20)),
+        ((1, 3, 8, 20, 20), (3, 1, 1)),
+        ((1, 2, 90, 90), (20, 1, 9)),
+        ((1, 64, 7, 7), (7, 1, 0)),
+        ((1, 2, 600, 600), (600, 1, 0)),
+    ],
+    "channels last": [
+        ((1, 330, 40, 40), (31, 1, 2)),
+        ((2, 100, 40, 40), (13, 1, 6)),
+        ((2, 33, 30, 30), (3, 1, 1)),
+    ],
+}
+"""Rows, tiles of a long row, boxes, whole planes and parts of one, blocks of channels of which the
+last one is short: sizes, and a window with its stride and its padding."""
+
+
+def shared(image: Tensor, window: tuple[int, int, int]) -> list[Tensor]:
+    """The results of pools and of their gradients. Unpooling adds what arrives at an element."""
+    leaf, rank = image.detach().requires_grad_(), image.dim() - 2
+    max_pool, avg_pool, unpool = (
+        getattr(nn.functional, f"{name}pool{rank}d") for name in ("max_", "avg_", "max_un")
+    )
+    maxima, indices = max_pool(leaf, *window, return_indices=True)
+    found = [maxima, max_pool(leaf, *window), avg_pool(leaf, *window)]
+    found.append(unpool(maxima, indices, *window, output_size=image.shape))
+    for each in tuple(found):
+        found += torch.autograd.grad(each, leaf, each.detach(), retain_graph=True)
+    size, *steps = window
+    known = (image * 255).byte(), torch.tensor(0.5), None, torch.tensor(0.5), None
+    averages = dmlpool.quantized_linear_average_pooling(*known, size, *steps, steps[1])
+    return [indices, averages, *found]
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "window"),
+    [(layout, *call) for layout, calls in SHARED.items() for call in calls],
+)
+def test_every_way_to_share_work_gives_the_same_bits(
+    layout: str, sizes: tuple[int, ...], window: tuple[int, int, int], one_thread: None
+) -> None:
+    """tools/sanitize.py runs it with a library that has threads of its own."""
+    threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)
+    image = torch.rand(sizes, generator=torch.Generator().manual_seed(0))
+    image = samples.LAYOUTS[layout](image)
+    threads(1)
+    expected = shared(image, window)
+    threads(4)
+    assert bits_of([each.detach() for each in shared(image, window)]) == bits_of(expected)

@@ -2,8 +2,8 @@
 
 A copy of the package in build/sanitized gets a library with AddressSanitizer and
 UndefinedBehaviorSanitizer, and every fourth everyday test of what the library computes is run with
-it; operands at odd addresses are among them. Then it gets one with ThreadSanitizer, and
-tools/threads.py is run.
+it; operands at odd addresses are among them. Then it gets one with ThreadSanitizer and threads of
+its own, and those of tests/test_threads.py that share work are run.
 """
 
 import os
@@ -19,8 +19,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "sanitized"
 FLAGS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-march=native"]
+PLAIN = "-m pytest -q -p no:cacheprovider"
 # A sanitizer's own memory is not what the test measures that is left out.
-PYTEST = "-m pytest -q -n 2 -p no:cacheprovider -m 'not slow' --sample 4 -k 'not memory_beside'"
+PYTEST = f"{PLAIN} -n 2 -m 'not slow' --sample 4 -k 'not memory_beside'"
 TESTS = (
     "tests/operators tests/backends/test_cpu.py tests/nn/test_layers.py tests/test_properties.py"
 )
@@ -64,7 +65,8 @@ def main() -> int:
     tests = [*shlex.split(f"{PYTEST} {TESTS} tests/test_quantized.py"), *sys.argv[1:]]
     wrong = run(tests, sources, ["asan", "ubsan"], checks, "-fno-sanitize-recover=all")
     sources.append(FOLDER / "tools" / "threads.cpp")
-    return run(["tools/threads.py"], sources, ["tsan"], "-fsanitize=thread") or wrong
+    shares = shlex.split(f"{PLAIN} tests/test_threads.py -k share_work")
+    return run(shares, sources, ["tsan"], "-fsanitize=thread") or wrong
 
 
 if __name__ == "__main__":

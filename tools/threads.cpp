@@ -1,5 +1,5 @@
 // Threads of its own for a library that ThreadSanitizer checks: PyTorch's are not built with it.
-// tools/sanitize.py adds this file to the library, and calls functions with one thread and four.
+// tools/sanitize.py adds this file to the library, and a test calls it with one thread and four.
 
 #include <thread>
 #include <vector>
