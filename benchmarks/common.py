@@ -43,11 +43,12 @@ MODES = {
     "training": "forward + backward",
     "quantized": "quantized",
     "unpooled": "unpooled",
+    "sets": "sets of rows",
 }
 """What is timed: the values; those and the indices of maxima; autograd's book-keeping without a
 backward pass; both passes; averages of integers that stand for real numbers. Maxima that are
-written where they were are only checked on a GPU."""
-WAYS = dict(zip("FIRTQU", MODES, strict=True))
+written where they were, and sets of rows, are only checked on a GPU."""
+WAYS = dict(zip("FIRTQUS", MODES, strict=True))
 APART = {"models", "filters", "windows", "halves", "peers", "kernelbench", "prepared"}
 APART |= {"smoke", "smoke_types"}
 """Groups that are measured when they are asked for."""
@@ -178,7 +179,7 @@ def short(numbers: Sequence[int]) -> str:
 
 LINE = re.compile(
     r"""(\S+)\ (\S+)\ (\S+)\ (to)?([\dx]+)(?:/([\dx]+))?  # group, families, sizes, window
-    (?:\ p([\dx]+))?(?:\ d([\dx]+))?(\ ceil)?(\ uncounted)?(?:\ ([FIRTQUfirtqu]+))?  # ways
+    (?:\ p([\dx]+))?(?:\ d([\dx]+))?(\ ceil)?(\ uncounted)?(?:\ ([FIRTQUSfirtqu]+))?  # ways
     (?:\ ((?:u?int|b?float)[\w,]+))?(?:\ ((?:sample|element)[a-z,]*))?(\ \#.*)?""",
     re.VERBOSE,
 )

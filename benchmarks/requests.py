@@ -75,10 +75,16 @@ def _winners(on: Any, of: Request, x: Tensor) -> Any:
     return on.max_pooling_with_indices(x, of.by, torch.int64, True)
 
 
+def _sets(on: Any, _: Request, x: Tensor) -> Any:
+    rows, ends = x.flatten(0, 2), torch.tensor([0, 1, 1, 90, 240], device=x.device)
+    return on.segment_sums(rows, ends, None, True), *on.segment_maxima(rows, ends, None, False)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "max": lambda on, of, x: on.max_pooling(x, of.by),
     "indices": _winners,
     "unpool": _unpooled,
+    "sets": _sets,
     "taps": lambda on, of, x: on.max_pooling_with_taps(x, of.by),
     "max grad": lambda on, of, g, taps: on.max_pooling_grad_from_taps(
         g, taps, of.row.sizes[2:], of.by, of.row.channels_last
@@ -100,6 +106,7 @@ ASKED = {
     ("max", "unpooled"): ("unpool",),
     ("average", "training"): ("avg grad",),
     ("average", "quantized"): ("quantized avg",),
+    ("average", "sets"): ("sets",),
     ("adaptive average", "training"): ("adaptive grad",),
 }
 """What rows ask for that are not the forward operator of inference."""

@@ -225,7 +225,10 @@ FIGURES = {
         (r"([\d.]+) times in training", r"forward \+ backward, contiguous, float32 \| ([\d.]+)x"),
     ],
     "docs/limitations.md": [
-        (rf"up to ([\d.]+) µs more in {words}", rf"{mode} \| contiguous \| 1 \| 1 .* / ([\d.]+) µs")
+        (
+            rf"up to ([\d.]+) µs more in {words}",
+            rf"{mode} \| channels_last \| 1 \| 1 .* / ([\d.]+) µs",
+        )
         for words, mode in {"inference": "forward", "training": "training"}.items()
     ],
 }

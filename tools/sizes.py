@@ -17,7 +17,7 @@ MOST = {
     "kernels/cpu/*.[ch]*": 63_250,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 205_100,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 31_800,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 28_980,
 }
 """The most tokens of the files that match: today's, and one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -16,8 +16,8 @@ IMAGES = [(draw.randint(32, 1024), draw.randint(32, 1024)) for _ in range(100)][
 PLANES = [(h, w) for h in range(1, 35) for w in range(1, 35)][::EVERY]
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-OPERATORS = [name for name in requests.OPERATORS if name not in ("indices", "unpool")]
-"""The others convert numbers of taps into positions, too, by a kernel of every window."""
+OPERATORS = [name for name in requests.OPERATORS if name not in ("indices", "unpool", "sets")]
+"""The others convert numbers of taps into positions, by a kernel of every window, or have none."""
 DTYPES = dict.fromkeys(OPERATORS, FLOATS)
 DTYPES |= dict.fromkeys(("max", "taps", "adaptive max"), FLOATS + INTEGERS)
 DTYPES["quantized avg"] = ("int8", "uint8")
