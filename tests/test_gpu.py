@@ -296,13 +296,16 @@ def test_what_runs_wrote_becomes_results_and_tables(
     peer = {"name": name, "seconds": seconds}
     common.save(folders[1] / "peers.json", {"conditions": {}, "rows": [peer]})
     monkeypatch.setattr(report, "GPU_PEERS", tmp_path / "gpu_peers.json")
+    foreseen = {"name": names[1], "groups": ["models"], "seconds": {"ours": 1.0, "Inductor": 2.0}}
+    common.save(tmp_path / "expected.json", {"rows": [foreseen]})
+    monkeypatch.setattr(report, "GPU_EXPECTED", tmp_path / "expected.json")
     assert gpu.main(["--collect", *map(str, folders)]) == 0
     shown = report.of_gpu(common.load(tmp_path / "gpu_rows.json"))
     assert shown["gpu_steps"] == "`rows` ran out of time, `rows` ran out of time"
     assert (shown["gpu_measured"], shown["gpu_rows"]) == ("3", "4")
     text = shown["gpu_tables"]
     assert "| max 32x64x512x512 window 4/1 pad 1 | 0.20 | 0.50 | 1.5x | 54.0x (35.22x) |" in text
-    assert "| avg | 1 | 1.50x | 0 | 0.50 / 0.50 | 0.50 / 0.50 |" in text
+    assert "| avg | 1 | 1.50x | 0 | 0.50 / 0.50 | 0.50 / 0.50 | 2.00 / 2.00 |" in text
     assert "| avg, float32, contiguous | 0.50 |" in shown["windows"]
     assert f"| {name} | 200 µs |  | 1.50x | **0.50x** |" in text
     assert "taps" not in text
