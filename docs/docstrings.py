@@ -21,12 +21,6 @@ class Docstrings(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
 
-    def on_class_members(self, *, cls: griffe.Class, **rest: Any) -> None:  # noqa: ARG002
-        """A constructor for type checkers alone hides the family's, which has the arguments."""
-        constructor = cls.members.get("__init__")
-        if constructor is not None and "__" in [each.name for each in constructor.parameters]:
-            cls.del_member("__init__")
-
 
 def markdown(docstring: str) -> str:
     text = ROLE.sub(lambda role: reference(role.group(1)), docstring)

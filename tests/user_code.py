@@ -3,7 +3,7 @@ two dimensions, from which tools/write_dimensions.py writes the others. tests/te
 and has mypy and pyright read it in their strict modes. Each ``assert_type`` says what they must
 find."""
 
-from typing import assert_type
+from typing import Literal, assert_type
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,8 @@ def layers(image: Tensor) -> None:
     assert_type(dmlpool.nn.StatisticsPool()(image), Tensor)
     assert_type(dmlpool.nn.MaxPool2d(2)(image), Tensor)
     assert_type(dmlpool.nn.MaxPool2d(2, return_indices=True)(image), Pair)
+    is_wanted = bool(image.dim())
+    assert_type(dmlpool.nn.MaxPool2d(2, return_indices=is_wanted)(image), Tensor | Pair)
     assert_type(dmlpool.nn.MinPool2d(2)(image), Tensor)
     assert_type(dmlpool.nn.MinPool2d(2, return_indices=True)(image), Pair)
     assert_type(dmlpool.nn.AdaptiveMaxPool2d(2)(image), Tensor)
@@ -96,7 +98,7 @@ class Model(nn.Module):
     """A layer of maxima without indices needs no type argument, one with indices does."""
 
     pool: dmlpool.nn.MaxPool2d
-    winners: dmlpool.nn.MaxPool2d[Pair]
+    winners: dmlpool.nn.MaxPool2d[Literal[True]]
 
     def __init__(self) -> None:
         super().__init__()

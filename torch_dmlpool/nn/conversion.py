@@ -180,18 +180,8 @@ def convert(
         tensors.check_flag(name, flag)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
-    named, left = _named(model), dict[str, str]()
-    for module, names in _hidden(named).items():
-        found = _counterpart_of(module, subclasses)
-        if found is not None:
-            left.update(dict.fromkeys(names, found if isinstance(found, str) else _IN_A_LIST))
-    chosen: dict[Module, _Counterpart] = {}
-    for module, names in named.items():
-        found = _counterpart_of(module, subclasses)
-        if isinstance(found, str):
-            left.update(dict.fromkeys(names, found))
-        elif found is not None:
-            chosen[module] = found
+    named = _named(model)
+    chosen, left = _chosen(named, subclasses)
     times: dict[Module, LayerTimes] = {}
     busy = unmeasured = None
     if example_inputs is not None:
@@ -214,6 +204,22 @@ def convert(
         if "padding" in counterpart.attributes:
             _BEFORE[module] = report._before[-1][2:]
     return report
+
+
+def _chosen(
+    named: dict[Module, list[str]], subclasses: bool
+) -> tuple[dict[Module, "_Counterpart"], dict[str, str]]:
+    """The layers of a model to replace, and by name why others are left."""
+    chosen: dict[Module, _Counterpart] = {}
+    left: dict[str, str] = {}
+    for modules, is_hidden in ((_hidden(named), True), (named, False)):
+        for module, names in modules.items():
+            found = _counterpart_of(module, subclasses)
+            if isinstance(found, _Counterpart) and not is_hidden:
+                chosen[module] = found
+            elif found is not None:
+                left.update(dict.fromkeys(names, found if isinstance(found, str) else _IN_A_LIST))
+    return chosen, left
 
 
 @contextlib.contextmanager

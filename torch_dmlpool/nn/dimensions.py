@@ -92,7 +92,7 @@ class Family:
         request = self.request_of(rank, batched, *arguments)
         if is_quantized:
             pool: Any = functools.partial(self.pooled, mask=None, request=request)
-            output = self.of_quantized(pool, batched, *request)  # type: ignore[misc]
+            output = self.of_quantized(pool, batched, request)  # type: ignore[misc]
         else:
             output = self.pooled(batched, checked, request)
         return output if batched is input else without_batch(output)

@@ -113,7 +113,7 @@ def integer_pooling(
     for node in list(graph.nodes):
         if _name(node) == _QUANTIZE:
             _undo(node)
-    graph.eliminate_dead_code(lambda node: not _may_be_unused(node))
+    graph.eliminate_dead_code()
     graph.lint()
     module = fx.GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
@@ -135,8 +135,7 @@ def _replace(pool: fx.Node) -> str:
         return f"left: its result has data type {result.dtype} and {rank + 2} dimensions"
     if name != "dmlpool::average_pooling" and len(pool.all_input_nodes) > 1:
         return "left: its window is computed"
-    first = _quantization(dequantize)
-    if first is None:
+    if _quantization(dequantize) is None:
         return f"left: {_UNKNOWN}"
     named, dims, bins_of = _arguments(pool), list(range(2, rank + 2)), None
     arguments = list(named.values())[1:]
@@ -147,12 +146,26 @@ def _replace(pool: fx.Node) -> str:
     elif "adaptive" in name:
         bins_of = arguments[0]
     squeezed = dims if result.dim() < rank + 2 else []
-    if "max" in name:
-        return _replace_maximum(pool, integers, arguments, bins_of, squeezed)
+    replace = _replace_maximum if "max" in name else _replace_average
+    return replace(pool, integers, arguments, bins_of, squeezed)
+
+
+_UNKNOWN = "a scale or zero point is not known, or not one of the integer operators"
+
+
+def _replace_average(
+    pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any, squeezed: list[int]
+) -> str:
+    """Pool integers in place of each ``quantize`` of an average, and say so; else say why not.
+
+    ``bins_of`` has how many bins there are, if it is no pool of windows. ``squeezed`` are the
+    dimensions that the result lacks.
+    """
     # Where the program uses the average itself the pool stays. To pool the integers too would be
     # work done twice.
     if not pool.users or any(_name(user) != _QUANTIZE for user in pool.users):
         return "left: its result is not quantized per tensor"
+    first: Any = _quantization(cast(fx.Node, pool.args[0]))
     outputs = {user: output for user in pool.users if (output := _quantization(user)) is not None}
     if len(outputs) < len(pool.users):
         return f"left: {_UNKNOWN}"
@@ -165,17 +178,10 @@ def _replace(pool: fx.Node) -> str:
     return "replaced by quantized_linear_average_pooling"
 
 
-_UNKNOWN = "a scale or zero point is not known, or not one of the integer operators"
-
-
 def _replace_maximum(
     pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any, squeezed: list[int]
 ) -> str:
-    """Exchange a max pool with the ``dequantize`` before it, and say so; else say why not.
-
-    ``bins_of`` has how many bins there are, if it is no pool of windows. ``squeezed`` are the
-    dimensions that the result lacks.
-    """
+    """Exchange a max pool with the ``dequantize`` before it, and say so; else say why not."""
     dequantize, result = cast(fx.Node, pool.args[0]), pool
     real = dequantize.meta["val"]
     if isinstance(pool.meta["val"], (tuple, list)):
@@ -256,12 +262,6 @@ def _replace_by(node: fx.Node, result: fx.Node) -> None:
 def _dequantized(node: Any) -> Any:
     """The integers that ``node`` dequantizes, if it does that."""
     return node.args[0] if isinstance(node, fx.Node) and _name(node) == _DEQUANTIZE else None
-
-
-def _may_be_unused(node: fx.Node) -> bool:
-    """Whether ``node`` is one that the replacement of others may have left without a use."""
-    is_pool = _POOL.fullmatch(_name(node)) is not None
-    return is_pool or _name(node) == _DEQUANTIZE or node.target is operator.getitem
 
 
 def _window_of_averages(

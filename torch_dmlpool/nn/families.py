@@ -6,7 +6,7 @@ The layers themselves, for one, two and three, are subclasses of these and of to
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
 
-Result = TypeVar("Result", default=Tensor)
-"""What a layer of maxima returns: a tensor, or with ``return_indices`` a pair."""
+Flag = TypeVar("Flag", Literal[False], Literal[True], bool, default=Literal[False])
+"""Whether a layer of maxima returns indices too: type checkers know what it returns."""
 
 
 class Pool(torch.nn.Module):
@@ -29,8 +29,8 @@ class Pool(torch.nn.Module):
     _rank: ClassVar[int]
     _pool: ClassVar[Any]  # what pools.py has for the family
 
-    def __init_subclass__(cls, rank: int = 0, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
+    def __init_subclass__(cls, rank: int = 0) -> None:
+        super().__init_subclass__()
         if rank:
             cls._rank, cls.__module__ = rank, "torch_dmlpool.nn"
 
@@ -51,10 +51,10 @@ class Pool(torch.nn.Module):
         )
 
 
-class Masked(Pool, Generic[Result]):
+class Masked(Pool, Generic[Flag]):
     """Layers that take a mask with the input, and pool by their attributes."""
 
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Result:
+    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Any:
         pool = self._pool
         return pool(self, input, mask, tuple([getattr(self, name) for name in pool.parameters]))
 
@@ -62,10 +62,22 @@ class Masked(Pool, Generic[Result]):
 
     if TYPE_CHECKING:
 
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Result: ...
+        @overload
+        def __call__(
+            self: "Masked[Literal[False]]", input: Tensor, mask: Tensor | None = None
+        ) -> Tensor: ...
+        @overload
+        def __call__(
+            self: "Masked[Literal[True]]", input: Tensor, mask: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self: "Masked[bool]", input: Tensor, mask: Tensor | None = None
+        ) -> Tensor | tuple[Tensor, Tensor]: ...
+        def __call__(self, *_: Any, **__: Any) -> Any: ...
 
 
-class MaxPool(Masked[Result]):
+class MaxPool(Masked[Flag]):
     _pool = pools.max_pool
 
     @layer
@@ -75,7 +87,7 @@ class MaxPool(Masked[Result]):
         stride: Integers | None = None,
         padding: Padding = 0,
         dilation: Integers = 1,
-        return_indices: bool = False,
+        return_indices: Flag = False,  # type: ignore[assignment]
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
@@ -83,7 +95,7 @@ class MaxPool(Masked[Result]):
         tensors.check_flag("return_indices", return_indices)
 
 
-class MinPool(MaxPool[Result]):
+class MinPool(MaxPool[Flag]):
     _pool = pools.min_pool
 
 
@@ -146,17 +158,21 @@ class AdaptiveAvgPool(Masked):
         tensors.checked_output_size(shared(output_size), (1,) * self._rank)
 
 
-class AdaptiveMaxPool(Masked[Result]):
+class AdaptiveMaxPool(Masked[Flag]):
     _pool = pools.adaptive_max_pool
 
     @layer
-    def __init__(self: Any, output_size: OutputSize, return_indices: bool = False) -> None:
+    def __init__(
+        self: Any,
+        output_size: OutputSize,
+        return_indices: Flag = False,  # type: ignore[assignment]
+    ) -> None:
         super().__init__(output_size, return_indices)
         tensors.checked_output_size(shared(output_size), (1,) * self._rank)
         tensors.check_flag("return_indices", return_indices)
 
 
-class AdaptiveMinPool(AdaptiveMaxPool[Result]):
+class AdaptiveMinPool(AdaptiveMaxPool[Flag]):
     _pool = pools.adaptive_min_pool
 
 

@@ -38,12 +38,12 @@ def answer(
     ``pool`` is a function of pools.py, and ``who`` is a layer, or the number of dimensions where a
     function of ``nn.functional`` is called.
     """
-    values = (input, mask, *arguments)
+    named = dict(zip(pool.parameters, arguments, strict=True))
+    values = (input, mask, *named.values())
     tracers = [tracer for tracer in map(observers.tracer_of, values) if tracer is not None]
     is_seen = bool(tracers) or observers.are_seen(values)
     if not (is_seen or _is_recorded(pool, rank, input)):
         return NotImplemented
-    named = dict(zip(pool.parameters, arguments, strict=True))
     if tracers:
         path = _path_of(tracers[0], who)
         if path:
@@ -145,11 +145,19 @@ def _same(
         if rank == 1 and not isinstance(asked, int):
             return None
         return {**named, "output_size": (None,) * rank if asked is None else asked}
-    size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
     if family == "max_unpool":  # of layers: what is in the indices is not known
         # PyTorch gives the gradient to all elements that have one index, as overlaps may have.
-        axes = Window.pytorch(rank, size, stride, padding).axes
+        window = (named[name] for name in ("kernel_size", "stride", "padding"))
+        axes = Window.pytorch(rank, *window).axes
         return None if any(axis.stride < axis.window for axis in axes) else named
+    return _same_window(family, rank, sizes, named)
+
+
+def _same_window(
+    family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The same of a pool of windows."""
+    size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
     if isinstance(padding, str) and stride != 1 and not sizes:
         return None  # the padding follows from the size
     dilation, ceil_mode = named["dilation"], named["ceil_mode"]

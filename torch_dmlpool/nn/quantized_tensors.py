@@ -19,17 +19,16 @@ from torch_dmlpool.window import ArgumentError, OutputSize, Window, shown
 Pool = Callable[[Tensor], Any]
 
 
-def extremes(pool: Pool, input: Tensor, *_: Any) -> Any:
+def extremes(pool: Pool, input: Tensor, _: Any) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
     return quantized.of_integers(input, pool)
 
 
-def averages(
-    _: Pool, input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
-) -> Tensor:
+def averages(_: Pool, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
     """Averages over windows, by the operator of integers."""
+    window, include_padding, divisor_override = request
     if divisor_override is not None:
         raise ArgumentError(
             f"divisor_override must be None for a quantized tensor, got {shown(divisor_override)}"
@@ -38,11 +37,11 @@ def averages(
     return quantized.average(input, types, window, include_padding, None, None, None)
 
 
-def adaptive_averages(pool: Pool, input: Tensor, output_size: OutputSize, rank: int) -> Tensor:
-    """Averages over ``output_size`` windows, by the same operator where they have one size."""
-    _, window = bins(output_size, tuple(input.shape[2:]), rank)
+def adaptive_averages(pool: Pool, input: Tensor, request: tuple[OutputSize, int]) -> Tensor:
+    """Averages over windows that cover the input, by the same operator where they have one size."""
+    _, window = bins(request[0], tuple(input.shape[2:]), request[1])
     if window is not None:
-        return averages(pool, input, window, True, None)
+        return averages(pool, input, (window, True, None))
 
     def exactly(plain: Tensor) -> Tensor:
         """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half

@@ -1,22 +1,17 @@
 """Layers of maxima for one to three dimensions.
 
-Constructors are the families'; type checkers read their two forms here. tools/write_dimensions.py
-writes those for one and three: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, overload
-
 import torch
-from torch import Tensor
 
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, OutputSize, Padding
 
 __all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
 __all__ += ["AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d"]
 
 
-class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
+class MaxPool1d(families.MaxPool[families.Flag], torch.nn.MaxPool1d, rank=1):
     """:class:`torch.nn.MaxPool1d` with any padding.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -38,33 +33,8 @@ class MaxPool1d(families.MaxPool[families.Result], torch.nn.MaxPool1d, rank=1):
     tensor([4., 4., 4., 3.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "MaxPool1d[Tensor]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            return_indices: Literal[False] = False,
-            ceil_mode: bool = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "MaxPool1d[tuple[Tensor, Tensor]]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            *,
-            return_indices: Literal[True],
-            ceil_mode: bool = False,
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
+class MaxPool2d(families.MaxPool[families.Flag], torch.nn.MaxPool2d, rank=2):
     """:class:`torch.nn.MaxPool2d` with any padding.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -86,33 +56,8 @@ class MaxPool2d(families.MaxPool[families.Result], torch.nn.MaxPool2d, rank=2):
     tensor([4., 4., 4., 3.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "MaxPool2d[Tensor]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            return_indices: Literal[False] = False,
-            ceil_mode: bool = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "MaxPool2d[tuple[Tensor, Tensor]]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            *,
-            return_indices: Literal[True],
-            ceil_mode: bool = False,
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
+class MaxPool3d(families.MaxPool[families.Flag], torch.nn.MaxPool3d, rank=3):
     """:class:`torch.nn.MaxPool3d` with any padding.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
@@ -134,34 +79,9 @@ class MaxPool3d(families.MaxPool[families.Result], torch.nn.MaxPool3d, rank=3):
     tensor([4., 4., 4., 3.])
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "MaxPool3d[Tensor]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            return_indices: Literal[False] = False,
-            ceil_mode: bool = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "MaxPool3d[tuple[Tensor, Tensor]]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            *,
-            return_indices: Literal[True],
-            ceil_mode: bool = False,
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
 
 class AdaptiveMaxPool1d(
-    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool1d, rank=1
+    families.AdaptiveMaxPool[families.Flag], torch.nn.AdaptiveMaxPool1d, rank=1
 ):
     """:class:`torch.nn.AdaptiveMaxPool1d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -180,26 +100,9 @@ class AdaptiveMaxPool1d(
     tensor([2., 2.])
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "AdaptiveMaxPool1d[Tensor]",
-            output_size: OutputSize,
-            return_indices: Literal[False] = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "AdaptiveMaxPool1d[tuple[Tensor, Tensor]]",
-            output_size: OutputSize,
-            *,
-            return_indices: Literal[True],
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
 
 class AdaptiveMaxPool2d(
-    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool2d, rank=2
+    families.AdaptiveMaxPool[families.Flag], torch.nn.AdaptiveMaxPool2d, rank=2
 ):
     """:class:`torch.nn.AdaptiveMaxPool2d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -218,26 +121,9 @@ class AdaptiveMaxPool2d(
     tensor([2., 2.])
     """
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "AdaptiveMaxPool2d[Tensor]",
-            output_size: OutputSize,
-            return_indices: Literal[False] = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "AdaptiveMaxPool2d[tuple[Tensor, Tensor]]",
-            output_size: OutputSize,
-            *,
-            return_indices: Literal[True],
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
 
 class AdaptiveMaxPool3d(
-    families.AdaptiveMaxPool[families.Result], torch.nn.AdaptiveMaxPool3d, rank=3
+    families.AdaptiveMaxPool[families.Flag], torch.nn.AdaptiveMaxPool3d, rank=3
 ):
     """:class:`torch.nn.AdaptiveMaxPool3d`: maxima over ``output_size`` windows that cover the input
     evenly.
@@ -255,20 +141,3 @@ class AdaptiveMaxPool3d(
     >>> AdaptiveMaxPool3d((1, 1, 2))(row).flatten()
     tensor([2., 2.])
     """
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "AdaptiveMaxPool3d[Tensor]",
-            output_size: OutputSize,
-            return_indices: Literal[False] = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "AdaptiveMaxPool3d[tuple[Tensor, Tensor]]",
-            output_size: OutputSize,
-            *,
-            return_indices: Literal[True],
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...

@@ -1,22 +1,16 @@
 """Layers of minima, for one to three dimensions.
 
-Constructors are the families'; type checkers read their two forms here. tools/write_dimensions.py
-writes those for one and three: edit those for two.
+tools/write_dimensions.py writes those for one and three: edit those for two.
 """
-
-from typing import TYPE_CHECKING, Any, Literal, overload
-
-from torch import Tensor
 
 from torch_dmlpool._private import _AdaptiveMaxPoolNd, _MaxPoolNd
 from torch_dmlpool.nn import families
-from torch_dmlpool.window import Integers, OutputSize, Padding
 
 __all__ = ["MinPool1d", "MinPool2d", "MinPool3d"]
 __all__ += ["AdaptiveMinPool1d", "AdaptiveMinPool2d", "AdaptiveMinPool3d"]
 
 
-class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
+class MinPool1d(families.MinPool[families.Flag], _MaxPoolNd, rank=1):
     """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -38,33 +32,8 @@ class MinPool1d(families.MinPool[families.Result], _MaxPoolNd, rank=1):
     tensor([1., 1., 2., 2.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "MinPool1d[Tensor]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            return_indices: Literal[False] = False,
-            ceil_mode: bool = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "MinPool1d[tuple[Tensor, Tensor]]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            *,
-            return_indices: Literal[True],
-            ceil_mode: bool = False,
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
+class MinPool2d(families.MinPool[families.Flag], _MaxPoolNd, rank=2):
     """Minima over windows, with the arguments of :class:`MaxPool2d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -86,33 +55,8 @@ class MinPool2d(families.MinPool[families.Result], _MaxPoolNd, rank=2):
     tensor([1., 1., 2., 2.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "MinPool2d[Tensor]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            return_indices: Literal[False] = False,
-            ceil_mode: bool = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "MinPool2d[tuple[Tensor, Tensor]]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            *,
-            return_indices: Literal[True],
-            ceil_mode: bool = False,
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
+class MinPool3d(families.MinPool[families.Flag], _MaxPoolNd, rank=3):
     """Minima over windows, with the arguments of :class:`MaxPool3d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
@@ -134,33 +78,8 @@ class MinPool3d(families.MinPool[families.Result], _MaxPoolNd, rank=3):
     tensor([1., 1., 2., 2.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "MinPool3d[Tensor]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            return_indices: Literal[False] = False,
-            ceil_mode: bool = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "MinPool3d[tuple[Tensor, Tensor]]",
-            kernel_size: Integers,
-            stride: Integers | None = None,
-            padding: Padding = 0,
-            dilation: Integers = 1,
-            *,
-            return_indices: Literal[True],
-            ceil_mode: bool = False,
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=1):
+class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Flag], _AdaptiveMaxPoolNd, rank=1):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -177,25 +96,8 @@ class AdaptiveMinPool1d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     tensor([1., 0.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "AdaptiveMinPool1d[Tensor]",
-            output_size: OutputSize,
-            return_indices: Literal[False] = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "AdaptiveMinPool1d[tuple[Tensor, Tensor]]",
-            output_size: OutputSize,
-            *,
-            return_indices: Literal[True],
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=2):
+class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Flag], _AdaptiveMaxPoolNd, rank=2):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -212,25 +114,8 @@ class AdaptiveMinPool2d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     tensor([1., 0.])
     """
 
-    if TYPE_CHECKING:
 
-        @overload
-        def __init__(
-            self: "AdaptiveMinPool2d[Tensor]",
-            output_size: OutputSize,
-            return_indices: Literal[False] = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "AdaptiveMinPool2d[tuple[Tensor, Tensor]]",
-            output_size: OutputSize,
-            *,
-            return_indices: Literal[True],
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
-class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxPoolNd, rank=3):
+class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Flag], _AdaptiveMaxPoolNd, rank=3):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
@@ -246,20 +131,3 @@ class AdaptiveMinPool3d(families.AdaptiveMinPool[families.Result], _AdaptiveMaxP
     >>> AdaptiveMinPool3d((1, 1, 2))(row).flatten()
     tensor([1., 0.])
     """
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self: "AdaptiveMinPool3d[Tensor]",
-            output_size: OutputSize,
-            return_indices: Literal[False] = False,
-        ) -> None: ...
-        @overload
-        def __init__(
-            self: "AdaptiveMinPool3d[tuple[Tensor, Tensor]]",
-            output_size: OutputSize,
-            *,
-            return_indices: Literal[True],
-        ) -> None: ...
-        def __init__(self, *_: Any, **__: Any) -> None: ...

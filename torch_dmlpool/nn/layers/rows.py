@@ -16,7 +16,19 @@ from torch_dmlpool.operators.statistics_pooling import statistics_pooling
 __all__ = ["SegmentPool", "StatisticsPool", "TokenPool"]
 
 
-class TokenPool(torch.nn.Module):
+class _Reducing(torch.nn.Module):
+    """A layer that combines rows by a reduction."""
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        check_reduction(reduction)
+        self.reduction: Reduction = reduction
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}"
+
+
+class TokenPool(_Reducing):
     """:func:`torch_dmlpool.token_pooling` as a layer: ``(B, T, C)`` tokens and their attention mask
     ``(B, T)`` become ``(B, C)``.
 
@@ -28,11 +40,6 @@ class TokenPool(torch.nn.Module):
     tensor([[2., 3.]])
     """
 
-    def __init__(self, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_reduction(reduction)
-        self.reduction: Reduction = reduction
-
     if TYPE_CHECKING:
 
         def __call__(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
@@ -40,11 +47,8 @@ class TokenPool(torch.nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         return token_pooling(tokens, mask, self.reduction)
 
-    def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}"
 
-
-class SegmentPool(torch.nn.Module):
+class SegmentPool(_Reducing):
     """:func:`torch_dmlpool.segment_pooling` as a layer: ``(L, *features)`` rows and the offsets of
     their S sets become ``(S, *features)``.
 
@@ -57,11 +61,6 @@ class SegmentPool(torch.nn.Module):
             [5., 5.]])
     """
 
-    def __init__(self, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        check_reduction(reduction)
-        self.reduction: Reduction = reduction
-
     if TYPE_CHECKING:
 
         def __call__(
@@ -70,9 +69,6 @@ class SegmentPool(torch.nn.Module):
 
     def forward(self, input: Tensor, offsets: Tensor, mask: Tensor | None = None) -> Tensor:
         return segment_pooling(input, offsets, self.reduction, mask=mask)
-
-    def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}"
 
 
 class StatisticsPool(torch.nn.Module):
