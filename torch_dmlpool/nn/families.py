@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from torch_dmlpool import tensors
 from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import pools
-from torch_dmlpool.window import Integers, OutputSize, Padding, Window, shared
+from torch_dmlpool.window import Integers, OutputSize, Padding, Window
 
 Flag = TypeVar("Flag", Literal[False], Literal[True], bool, default=Literal[False])
 """Whether a layer of maxima returns indices too: type checkers know what it returns."""
@@ -60,6 +60,12 @@ class Masked(Pool, Generic[Flag]):
 
     forward.__qualname__ = "forward"  # errors of Python show it, and users know no Masked
 
+    def _check(self: Any) -> None:
+        """Reject wrong attributes, by an input that has one element."""
+        ones = torch.empty((1,) * (self._rank + 2), dtype=torch.float32, device="meta")
+        arguments = [getattr(self, name) for name in self._pool.parameters]
+        self._pool.request_of(self._rank, ones, *arguments)
+
     if TYPE_CHECKING:
 
         @overload
@@ -91,8 +97,7 @@ class MaxPool(Masked[Flag]):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
-        tensors.check_flag("return_indices", return_indices)
+        self._check()
 
 
 class MinPool(MaxPool[Flag]):
@@ -120,10 +125,8 @@ class AvgPool(Masked):
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
             vars(self)["padding"] = padding
-        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
-        self.dilation = dilation
-        tensors.check_flag("count_include_pad", count_include_pad)
-        self.divisor_override = tensors.checked_divisor(divisor_override)
+        self.dilation, self.divisor_override = dilation, divisor_override
+        self._check()
 
 
 class LPPool(Masked):
@@ -145,8 +148,8 @@ class LPPool(Masked):
         # This comes first because PyTorch 2.14 checks it too, with another message.
         norm_type = tensors.checked_norm("norm_type", norm_type)
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
-        Window.pytorch(self._rank, kernel_size, stride, padding, dilation, ceil_mode)
         self.padding, self.dilation = padding, dilation
+        self._check()
 
 
 class AdaptiveAvgPool(Masked):
@@ -155,7 +158,7 @@ class AdaptiveAvgPool(Masked):
     @layer
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
-        tensors.checked_output_size(shared(output_size), (1,) * self._rank)
+        self._check()
 
 
 class AdaptiveMaxPool(Masked[Flag]):
@@ -168,8 +171,7 @@ class AdaptiveMaxPool(Masked[Flag]):
         return_indices: Flag = False,  # type: ignore[assignment]
     ) -> None:
         super().__init__(output_size, return_indices)
-        tensors.checked_output_size(shared(output_size), (1,) * self._rank)
-        tensors.check_flag("return_indices", return_indices)
+        self._check()
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Flag]):

@@ -72,12 +72,13 @@ def pooling_quantizer(quantizer: Any) -> Any:
 
 def _as_pytorch(node: fx.Node) -> tuple[Any, type[torch.nn.Module]] | None:
     """PyTorch's operator and layer for a pool with one result; None for other nodes."""
-    operators = torch.ops.dmlpool
-    if node.target is operators.max_pooling.default:
-        return _aten.max_pool2d.default, torch.nn.MaxPool2d
-    is_average = node.target is operators.average_pooling.default
-    if node.target is operators.adaptive_average_pooling.default or (
-        is_average and all(type(size) is int and size == 1 for size in node.meta["val"].shape[2:])
-    ):
-        return _aten.adaptive_avg_pool2d.default, torch.nn.AdaptiveAvgPool2d
-    return (_aten.avg_pool2d.default, torch.nn.AvgPool2d) if is_average else None
+    ours, target = torch.ops.dmlpool, node.target
+    average, adaptive = ours.average_pooling.default, ours.adaptive_average_pooling.default
+    if target is average and all(type(n) is int and n == 1 for n in node.meta["val"].shape[2:]):
+        target = adaptive
+    kinds: Any = {
+        ours.max_pooling.default: (_aten.max_pool2d.default, torch.nn.MaxPool2d),
+        average: (_aten.avg_pool2d.default, torch.nn.AvgPool2d),
+        adaptive: (_aten.adaptive_avg_pool2d.default, torch.nn.AdaptiveAvgPool2d),
+    }
+    return kinds.get(target)
