@@ -108,11 +108,12 @@ class Family:
         if like.dtype not in self.types:
             return None
         batched = self.batched(rank, like)
-        request: Any = None
-        if "output_size" in self.parameters or any(type(each) is str for each in arguments):
-            request = self.request_of(rank, batched, *arguments)
-        else:
-            request = _known_request(self, rank, dumps(arguments, 2))
+        depends = "output_size" in self.parameters or any(type(each) is str for each in arguments)
+        request = (
+            self.request_of(rank, batched, *arguments)
+            if depends
+            else _known_request(self, rank, dumps(arguments, 2))
+        )
         if mask is None:
             call: Any = self.prepare(batched, backend, *request)  # type: ignore[misc]
         else:

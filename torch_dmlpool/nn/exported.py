@@ -15,7 +15,7 @@ with the ``dequantize`` before it, whatever comes after; a ``quantize`` that the
 import copy
 import operator
 import re
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -124,8 +124,8 @@ def _replace(pool: fx.Node) -> str:
     """Pool integers in place of the numbers that they are dequantized to, and say so; else say why
     not.
     """
-    dequantize, name = cast(fx.Node, pool.args[0]), _name(pool)
-    integers = _dequantized(dequantize)
+    dequantize: Any = pool.args[0]
+    name, integers = _name(pool), _dequantized(dequantize)
     if integers is None:
         return "left: its input is not dequantized per tensor"
     sizes, result = dequantize.meta["val"].shape[2:], pool.meta["val"]
@@ -165,11 +165,13 @@ def _replace_average(
     # work done twice.
     if not pool.users or any(_name(user) != _QUANTIZE for user in pool.users):
         return "left: its result is not quantized per tensor"
-    first: Any = _quantization(cast(fx.Node, pool.args[0]))
+    dequantize: Any = pool.args[0]
+    first: Any = _quantization(dequantize)
     outputs = {user: output for user in pool.users if (output := _quantization(user)) is not None}
     if len(outputs) < len(pool.users):
         return f"left: {_UNKNOWN}"
-    window = _window_of_averages(pool, integers, arguments, bins_of)
+    sizes = list(dequantize.meta["val"].shape[2:])
+    window = _window_of_averages(pool, integers, sizes, arguments, bins_of)
     if window is None:
         return "left: its windows are not alike, or it has a divisor_override"
     for quantize, output in outputs.items():
@@ -182,8 +184,8 @@ def _replace_maximum(
     pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any, squeezed: list[int]
 ) -> str:
     """Exchange a max pool with the ``dequantize`` before it, and say so; else say why not."""
-    dequantize, result = cast(fx.Node, pool.args[0]), pool
-    real = dequantize.meta["val"]
+    dequantize: Any = pool.args[0]
+    real, result = dequantize.meta["val"], pool
     if isinstance(pool.meta["val"], (tuple, list)):
         used = [user for user in pool.users if user.users]
         if len(used) != 1 or used[0].args[1] != 0:
@@ -207,27 +209,20 @@ def _replace_maximum(
 
 
 def _undo(quantize: fx.Node) -> None:
-    """Take out a ``quantize`` that undoes the ``dequantize`` of pooled integers before it."""
-    dequantize = cast(fx.Node, quantize.args[0])
-    pooled = _dequantized(dequantize)
-    if pooled is None or not _is_pooled(pooled):
+    """Take out a ``quantize`` that undoes the ``dequantize`` before it."""
+    dequantize: Any = quantize.args[0]
+    integers = _dequantized(dequantize)
+    if integers is None:
         return
     first, last = _quantization(dequantize), _quantization(quantize)
     if first is None or last is None or first[:3] != last[:3]:
         return
     if last.is_whole and not any(user.op == "output" for user in quantize.users):
-        quantize.replace_all_uses_with(pooled)
+        quantize.replace_all_uses_with(integers)
         quantize.graph.erase_node(quantize)
         return
     with quantize.graph.inserting_before(quantize):
-        _replace_by(quantize, _insert(quantize, _aten.clamp.default, pooled, *last.limits))
-
-
-def _is_pooled(node: fx.Node) -> bool:
-    """Whether ``node`` has maxima of integers; their spatial dimensions may be gone."""
-    while node.target in (operator.getitem, _aten.squeeze.dims):
-        node = cast(fx.Node, node.args[0])
-    return _name(node) in ("dmlpool::max_pooling", "dmlpool::adaptive_max_pooling")
+        _replace_by(quantize, _insert(quantize, _aten.clamp.default, integers, *last.limits))
 
 
 def _average_of(
@@ -265,12 +260,11 @@ def _dequantized(node: Any) -> Any:
 
 
 def _window_of_averages(
-    pool: fx.Node, integers: fx.Node, arguments: list[Any], bins_of: Any
+    pool: fx.Node, integers: fx.Node, sizes: list[Any], arguments: list[Any], bins_of: Any
 ) -> tuple[Any, ...] | None:
     """The window arguments and ``include_padding`` for an average, or None if the integer operator
     has no such window.
     """
-    sizes = cast(fx.Node, pool.args[0]).meta["val"].shape[2:]
     rank = len(sizes)
     if bins_of is not None:
         if all(type(size) is int for size in (*sizes, *bins_of)):
@@ -326,5 +320,9 @@ def _name(node: fx.Node) -> str:
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of an operator's call by name, defaults included."""
-    normalized = node.normalized_arguments(cast(Any, None), normalize_to_only_use_kwargs=True)
-    return cast(fx.operator_schemas.ArgsKwargsPair, normalized).kwargs
+    normalized: Any = node.normalized_arguments(
+        None,  # type: ignore[arg-type]
+        normalize_to_only_use_kwargs=True,
+    )
+    named: dict[str, Any] = normalized.kwargs
+    return named

@@ -44,13 +44,13 @@ def answer(
     is_seen = bool(tracers) or observers.are_seen(values)
     if not (is_seen or _is_recorded(pool, rank, input)):
         return NotImplemented
+    masked = {} if mask is None else {"mask": mask}
     if tracers:
         path = _path_of(tracers[0], who)
         if path:
-            args = (input, named["indices"]) if "indices" in named else (input,)
-            optional = {"mask": mask, "output_size": named["output_size"] if args[1:] else None}
-            kwargs = {name: value for name, value in optional.items() if value is not None}
-            return tracers[0].create_proxy("call_module", path, args, kwargs)
+            passed = (input, named["indices"]) if "indices" in named else (input,)
+            sizes = {"output_size": named["output_size"]} if passed[1:] else {}
+            return tracers[0].create_proxy("call_module", path, passed, sizes | masked)
     elif mask is None and pool.family != "max_unpool":
         # Whether unpooling means the same lies in the indices: in -1 and in equal ones.
         same = agreed(pool.family, rank, input, named)
@@ -59,9 +59,7 @@ def answer(
     if not is_seen:
         return NotImplemented
     function = PUBLIC[pool.names[rank]]
-    masked = {} if mask is None else {"mask": mask}
-    bound = inspect.signature(function).bind(input, **named, **masked)
-    return observers.shown(function, values, *bound.args, **bound.kwargs)
+    return observers.shown(function, values, input, **named, **masked)
 
 
 def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
