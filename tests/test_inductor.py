@@ -279,7 +279,12 @@ def test_masks_fuse_with_pooling(name: str, device: torch.device) -> None:
     arriving = samples.normal(*values.shape, dtype=values.dtype, seed=7).to(device)
     (gradient,), more = run_and_get_code(lambda: torch.autograd.grad(values, leaf, arriving))
     left = set(re.findall(r"torch\.ops\.dmlpool\.(\w+)", "".join(code + more)))
-    assert left <= {"max_pooling_with_taps", "max_pooling_gather", "average_pooling_grad", "max_pooling_grad_from_taps"}
+    assert left <= {
+        "max_pooling_with_taps",
+        "max_pooling_gather",
+        "average_pooling_grad",
+        "max_pooling_grad_from_taps",
+    }
     torch.testing.assert_close([values.detach(), gradient], expected, equal_nan=True)
     assert torch.isfinite(values).all()
     metrics.reset()
