@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import operators
@@ -417,12 +418,22 @@ def with_ceil_mode(is_read_alike: bool = True) -> list[Form]:
     return [Form(name, layer, *inputs, "close") for name, layer in pools.items()]
 
 
+@functools.cache
+def _known(make: Callable[[], Any]) -> Callable[[], Any]:
+    return functools.cache(make)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter says that it converts to older opsets."""
+    """The exporter says that it converts to older opsets. PyTorch's table of translations is made
+    once, which takes as long as exporting a small model."""
+    from torch.onnx._internal.exporter import _registration
+
+    apis: Any = _registration.onnxscript_apis
     logging.disable(logging.WARNING)
     try:
-        yield
+        with mock.patch.object(apis, "get_torchlib_ops", _known(apis.get_torchlib_ops)):
+            yield
     finally:
         logging.disable(logging.NOTSET)
 

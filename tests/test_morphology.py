@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import samples
@@ -195,7 +196,7 @@ def test_vmap_and_channels_last() -> None:
     assert filtered(each).is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", morphology.__all__)
+@cases.each("name", morphology.__all__, ["closing", "gradient"])
 def test_torch_compile_makes_one_graph(name: str, fresh_compiler: None) -> None:
     """Also of a footprint that is a tensor; another one of its sizes is no wrong number."""
     filtered = getattr(morphology, name)

@@ -44,11 +44,8 @@ NAMES = [f"{rank}-D, {'exact' if exact else 'usual'}" for rank, exact in KINDS]
 @pytest.fixture(autouse=True)
 def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the exporter does alike for every opset is done once, by private names of PyTorch's."""
-    from torch.onnx._internal.exporter import _fx_passes, _registration
+    from torch.onnx._internal.exporter import _fx_passes
 
-    functions: Any = _registration.onnxscript_apis
-    known = functions.get_torchlib_ops()
-    monkeypatch.setattr(functions, "get_torchlib_ops", lambda: known)
     decompose: Any = _fx_passes.decompose_with_registry
     done: dict[int, Any] = {}
 

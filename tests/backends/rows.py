@@ -1,16 +1,21 @@
-"""How much memory an operator takes beside its operands for one long row, in a process of its own.
+"""How much memory an operator takes beside its operands for one long row, and under a mask, in a
+process of its own.
 
 ``python rows.py SIZE`` prints a line for each operator: the most bytes that were in memory during
 the call beyond those before it and those of its results, and its name.
 """
 
+import itertools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import torch_dmlpool as dmlpool
 from torch_dmlpool.backends import cpu
 from torch_dmlpool.window import Window
 
@@ -77,13 +82,39 @@ def memory(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-def bytes_of(results: Tensor | tuple[Tensor, ...]) -> int:
-    each = (results,) if isinstance(results, Tensor) else results
-    return sum(result.numel() * result.element_size() for result in each)
+def measured(call: Callable[..., Any], *arguments: Any) -> tuple[int, list[Tensor]]:
+    """The most bytes in memory during the call beyond those before it and its results'."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before, results = memory("VmRSS"), call(*arguments)
+    results = [results] if isinstance(results, Tensor) else results
+    return memory("VmHWM") - before - sum(each.nbytes for each in results), results
 
 
 def zeros(rows: list[tuple[int, torch.dtype]]) -> list[Tensor]:
     return [torch.zeros(1, 1, length, dtype=dtype) for length, dtype in rows]
+
+
+MASKED: dict[str, Call] = {
+    "averages": lambda x, mask: dmlpool.average_pooling(x, 2, 2, mask=mask),
+    "averages, padding counted": lambda x, mask: dmlpool.average_pooling(
+        x, 3, 1, 1, 1, 1, True, mask=mask
+    ),
+    "averages of bins": lambda x, mask: dmlpool.adaptive_average_pooling(x, 7, mask=mask),
+    "averages of planes": lambda x, mask: dmlpool.adaptive_average_pooling(x, 1, mask=mask),
+    "maxima": lambda x, mask: dmlpool.max_pooling(x, 2, 2, mask=mask),
+    "maxima, indices": lambda x, mask: dmlpool.max_pooling(x, 2, 2, return_indices=True, mask=mask),
+    "maxima of bins": lambda x, mask: dmlpool.adaptive_max_pooling(x, 7, mask=mask),
+}
+
+
+def under_a_mask(name: str, size: int, channels: int, dtype: torch.dtype) -> int:
+    """Forward or backward, whichever takes more. Taps and positions of maxima are results, too."""
+    edge, kept = math.isqrt(size // 16), size * ("maxima" in name)
+    x = torch.ones(1, 16, edge, edge, dtype=dtype).requires_grad_()
+    mask = torch.ones(1, channels, edge, edge, dtype=torch.bool)
+    forward, (values, *_) = measured(MASKED[name], x, mask)
+    backward, _ = measured(torch.autograd.grad, values, x, torch.ones_like(values))
+    return max(forward - kept, backward)
 
 
 def main(size: int) -> None:
@@ -91,12 +122,11 @@ def main(size: int) -> None:
     for name, (rows, call) in calls(size).items():
         few, first = short[name]
         first(*zeros(few))  # what a first call loads and starts is no part of it
-        operands = zeros(rows)
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-        before = memory("VmRSS")
-        results = call(*operands)
-        print(f"{memory('VmHWM') - before - bytes_of(results)}\t{name}")
-        del operands, results
+        print(f"{measured(call, *zeros(rows))[0]}\t{name}")
+    types = torch.float32, torch.float16
+    for name, channels, dtype in itertools.product(MASKED, (1, 16), types):
+        _, taken = (under_a_mask(name, each, channels, dtype) for each in (4096, size))
+        print(f"{taken}\t{name} of {dtype} under a mask of {channels} channels")
 
 
 if __name__ == "__main__":

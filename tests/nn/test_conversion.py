@@ -211,11 +211,12 @@ def test_sizes_of_numpy_convert(kind: str, rank: int, device: torch.device) -> N
         before = vars(layer)[name]
         report = convert(torch.nn.Sequential(layer))
         assert report.replaced == {"0": f"{kind}{rank}d"}
-        torch._dynamo.reset()
-        compiled = torch.compile(report.model, backend="eager", fullgraph=True)
         wanted = getattr(torch.nn, f"{kind}{rank}d")(2)(input)
         torch.testing.assert_close(report.model(input), wanted)
-        torch.testing.assert_close(compiled(input), wanted)
+        if rank == 2:
+            torch._dynamo.reset()
+            compiled = torch.compile(report.model, backend="eager", fullgraph=True)
+            torch.testing.assert_close(compiled(input), wanted)
         report.revert()
         assert vars(layer)[name] is before
 

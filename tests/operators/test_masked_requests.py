@@ -1,11 +1,8 @@
 """Random requests of pools under a mask against the oracle (K1 to K4, E6), and large ones, which
 are pooled in parts, against pools of a masked copy."""
 
-import json
 import math
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,53 +202,6 @@ def test_uneven_bins_of_large_planes(laid_out: Any) -> None:
     expected, places = dmlpool.adaptive_max_pooling(filled, **request)
     assert torch.equal(values, expected)
     assert torch.equal(indices, torch.where(expected == -math.inf, -1, places))
-
-
-CALLS = {
-    "averages": "dmlpool.average_pooling(x, 2, 2, mask=m)",
-    "averages, padding counted": "dmlpool.average_pooling(x, 3, 1, 1, 1, 1, True, mask=m)",
-    "bins": "dmlpool.adaptive_average_pooling(x, 7, mask=m)",
-    "whole averages": "dmlpool.adaptive_average_pooling(x, 1, mask=m)",
-    "max_pooling": "dmlpool.max_pooling(x, 2, 2, mask=m)",
-    "max_pooling, indices": "dmlpool.max_pooling(x, 2, 2, return_indices=True, mask=m)",
-    "bins of max_pooling": "dmlpool.adaptive_max_pooling(x, 7, mask=m)",
-}
-PEAKS = """
-import json, sys, torch, torch_dmlpool as dmlpool
-calls, dtype = json.loads(sys.argv[1]), getattr(torch, sys.argv[2])
-def measured(call):
-    open("/proc/self/clear_refs", "w").write("5")
-    begin = int(open("/proc/self/statm").read().split()[1]) * 4096
-    results = call()
-    lines = open("/proc/self/status").read().splitlines()
-    peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    results = results if isinstance(results, tuple) else (results,)
-    return (peak - begin - sum(each.nbytes for each in results)) >> 20, results[0]
-def both(call, x, m):
-    beside, value = measured(lambda: eval(call, {"dmlpool": dmlpool, "x": x, "m": m}))
-    arriving = torch.ones_like(value)
-    return beside, measured(lambda: torch.autograd.grad(value, x, arriving))[0]
-found = {}
-for name, call in calls.items():
-    for channels in (1, 16):
-        for size in (16, 1024):
-            x = torch.ones(1, 16, size, size, dtype=dtype).requires_grad_()
-            m = torch.ones(1, channels, size, size, dtype=torch.bool)
-            found[f"{name}, {channels}"] = both(call, x, m)
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's account")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_mask_takes_little_memory(dtype: str, python: Callable[..., Any]) -> None:
-    """K4: at most 64 MB beside operands and results, for 2^24 elements and gradients. Taps and
-    positions of winners are results."""
-    found = json.loads(python("-c", PEAKS, json.dumps(CALLS), dtype).stdout)
-    assert len(found) == 2 * len(CALLS)
-    for name, (forward, backward) in found.items():
-        assert forward <= 64 + 16 * ("max_pooling" in name), name
-        assert backward <= 64, name
 
 
 def test_a_sample_is_pooled_alone() -> None:
