@@ -51,22 +51,13 @@ def test_the_program_touches_every_public_name(module: str) -> None:
         assert re.search(rf"\b{module}\.{name}\b", source), name
 
 
-def checked_by_mypy(python: Callable[..., Any], source: Path, fails: bool = False) -> str:
-    arguments = ["--strict", "--no-error-summary", "--follow-imports=silent"]
-    return python("-m", "mypy", *arguments, source, fails=fails).stdout
-
-
-@pytest.mark.slow
-def test_mypy_finds_the_types_of_results(python: Callable[..., Any]) -> None:
-    assert checked_by_mypy(python, SOURCE) == ""
-
-
 @pytest.mark.slow
 def test_mypy_finds_mistakes(tmp_path: Path, python: Callable[..., Any]) -> None:
-    """Those lines are wrong, and they alone."""
+    """Those lines are wrong, and they alone; make lint reads the right program."""
     source = tmp_path / "user.py"
     source.write_text(WRONG, encoding="utf-8")
-    found = checked_by_mypy(python, source, fails=True)
+    arguments = "--strict", "--no-error-summary", "--follow-imports=silent"
+    found = python("-m", "mypy", *arguments, source, fails=True).stdout
     wrong = [int(line.split(":")[1]) for line in found.splitlines() if ": error:" in line]
     assert wrong == list(range(FIRST_WRONG, LAST_WRONG + 1)), found
 

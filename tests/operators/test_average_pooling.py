@@ -186,19 +186,6 @@ def test_gradients_of_frames(
         samples.check_average_gradient(arriving.to(device), sizes, pooling, include_padding)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_large_planes(layout: str, device: torch.device) -> None:
-    """E6: what is summed in parts."""
-    input = samples.normal(2, 3, 600, 600)
-    exact = [
-        samples.to_numpy(each).mean((2, 3), np.longdouble, keepdims=True)
-        for each in (input, input.abs())
-    ]
-    samples.assert_average(
-        dmlpool.average_pooling(samples.LAYOUTS[layout](input.to(device)), 600), *exact, 600**2
-    )
-
-
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.device) -> None:
     """A4: an average of subnormal numbers is their mean, and a maximum keeps the greatest of
