@@ -16,7 +16,7 @@ MOST = {
     "torch_dmlpool/**/*.py": 97_800,
     "kernels/cpu/*.[ch]*": 63_250,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 205_100,
+    "tests/**/*.py": 201_700,
     "benchmarks/*.py tools/*.py tools/*.cpp": 28_980,
 }
 """The most tokens of the files that match: today's, and one in a hundred more."""
