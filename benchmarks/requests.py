@@ -93,8 +93,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "avg grad": lambda on, of, g: on.average_pooling_grad(
         g, of.row.sizes[2:], of.by, of.row.include_padding, None
     ),
-    "quantized avg": lambda on, of, x: on.quantized_linear_average_pooling(
-        x, 0.5, 3, 0.5, 3, of.by, of.row.include_padding, x.dtype
+    "quantized avg": lambda on, of, x: on.quantized_averages(
+        x, (0.5, 3, 0.5, 3), of.by, of.row.include_padding, x.dtype
     ),
     "adaptive avg": lambda on, of, x: on.adaptive_average_pooling(x, of.by),
     "adaptive max": lambda on, of, x: on.adaptive_max_pooling(x, of.by),

@@ -60,15 +60,13 @@ def calls(size: int) -> dict[str, tuple[list[tuple[int, torch.dtype]], Call]]:
         "max_pooling_grad_from_taps, float16": ([half, taps], max_grad),
         "quantized_linear_average_pooling": (
             [(size, torch.int8)],
-            lambda x: cpu.quantized_linear_average_pooling(
-                x, 0.1, 0, 0.1, 0, small, False, torch.int8
-            ),
+            lambda x: cpu.quantized_averages(x, (0.1, 0, 0.1, 0), small, False, torch.int8),
         ),
         "adaptive_average_pooling": (
             [row],
             lambda x: cpu.BACKEND.adaptive_average_pooling(x, [bins]),
         ),
-        "adaptive_max_pooling": ([row], lambda x: cpu.adaptive_max_pooling(x, [bins])),
+        "adaptive_max_pooling": ([row], lambda x: cpu.BACKEND.adaptive_max_pooling(x, [bins])),
         "adaptive_average_pooling_grad": (
             [(bins, torch.float32)],
             lambda x: cpu.BACKEND.adaptive_average_pooling_grad(x, [size]),

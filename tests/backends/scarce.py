@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import cpu, cpu_masks
+from torch_dmlpool.backends import cpu
+from torch_dmlpool.backends import rows as of_rows
 from torch_dmlpool.window import Window
 
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
@@ -47,11 +48,13 @@ def calls() -> dict[str, Call]:
     frames, means = torch.randn(2, 64, 500), torch.randn(2, 64)
     mask = small > 0
     return {
-        "segment_sums": lambda: cpu.segment_sums(rows, offsets, rows_kept, True),
-        "segment_maxima": lambda: cpu.segment_maxima(rows, offsets, rows_kept, False),
-        "segment_shares": lambda: cpu.segment_shares(rows[:3], offsets, rows_kept, 4096, True),
-        "statistics": lambda: cpu.statistics(frames, None, 1),
-        "statistics_grad": lambda: cpu.statistics_grad(means, means, frames, None, means, means, 1),
+        "segment_sums": lambda: of_rows.segment_sums(rows, offsets, rows_kept, True),
+        "segment_maxima": lambda: of_rows.segment_maxima(rows, offsets, rows_kept, False),
+        "segment_shares": lambda: of_rows.segment_shares(rows[:3], offsets, rows_kept, 4096, True),
+        "statistics": lambda: of_rows.statistics(frames, None, 1),
+        "statistics_grad": lambda: of_rows.statistics_grad(
+            means, means, frames, None, means, means, 1
+        ),
         "max_pooling": lambda: cpu.max_pooling(many, large),
         "max_pooling, winners": lambda: cpu.max_pooling_with_taps(many, large),
         "max_pooling_indices": lambda: cpu.max_pooling_indices(
@@ -63,24 +66,22 @@ def calls() -> dict[str, Call]:
         "max_unpooling": lambda: cpu.max_unpooling(shares, positions, sizes, True, True)[:2],
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
-        "masked": lambda: cpu_masks.masked(small, mask, True),
-        "masked_average_pooling": lambda: cpu_masks.masked_average_pooling(
-            small, mask, three, True, None
+        "masked": lambda: cpu.masked(small, mask, True),
+        "masked_average_pooling": lambda: cpu.average_pooling(small, three, True, None, mask),
+        "masked_average_pooling_grad": lambda: cpu.average_pooling_grad(
+            shares, sizes, three, True, None, mask
         ),
-        "masked_average_pooling_grad": lambda: cpu_masks.masked_average_pooling_grad(
-            shares, mask, sizes, three, True, None, False
-        ),
-        "masked_max_pooling": lambda: cpu_masks.masked_max_pooling_with_taps(small, mask, three),
-        "masked_max_pooling_grad": lambda: cpu_masks.masked_max_pooling_grad_from_taps(
-            shares, taps, mask, sizes, three, False
+        "masked_max_pooling": lambda: cpu.max_pooling_with_taps(small, three, mask),
+        "masked_max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
+            shares, taps, sizes, three, False, mask
         ),
         "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
         "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
         "average_pooling_grad": lambda: cpu.average_pooling_grad(
             row_shares, row.shape[2:], row_window, False, None
         ),
-        "quantized_average_pooling": lambda: cpu.quantized_linear_average_pooling(
-            quantized, 0.5, 3, 0.25, 1, large, False, torch.uint8
+        "quantized_average_pooling": lambda: cpu.quantized_averages(
+            quantized, (0.5, 3, 0.25, 1), large, False, torch.uint8
         ),
     }
 
@@ -94,8 +95,7 @@ def bits(results: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def allocate_by(new: Callable[..., Tensor]) -> None:
-    for module in (cpu, cpu_masks):
-        module._new = new  # type: ignore[attr-defined]
+    cpu._new = new  # type: ignore[attr-defined]
 
 
 def prepared(call: Call) -> tuple[Call, list[Tensor]]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool.backends import cpu, library
+from torch_dmlpool.backends import cpu, library, plans
+from torch_dmlpool.backends.interface import Kind
 from torch_dmlpool.window import Window
 
 pytestmark = cases.OF_THE_LIBRARY
@@ -91,7 +92,9 @@ def test_a_tap_that_no_window_has_lies_nowhere(
 
 def problem(**changes: int) -> tuple[Any, int]:
     """A small problem with some numbers changed, and its address."""
-    plan = cpu.planned((1, 1, 8), (8, 8, 1), torch.float32, Window.directml(1, window_size=2))
+    plan = plans.plan_of(
+        Kind((1, 1, 8), (8, 8, 1), torch.float32), Window.directml(1, window_size=2)
+    )
     copy = library.Problem.from_buffer_copy(plan.struct)
     for name, number in changes.items():
         setattr(copy, name, number)

@@ -12,7 +12,7 @@ import torch
 
 import torch_dmlpool as dmlpool
 import torch_dmlpool.backends
-from torch_dmlpool.backends import reference, slices
+from torch_dmlpool.backends import reductions, reference
 from torch_dmlpool.window import Window
 
 operators = torch.ops.dmlpool
@@ -74,7 +74,7 @@ def test_bins(outputs: tuple[int, int], dtype: torch.dtype) -> None:
     sizes = (9, 8)
     bins, input = oracle.Bins(outputs), samples.ties(2, 3, *sizes, dtype=dtype)
     expected = oracle.maximum(samples.to_numpy(input), bins)
-    values, positions = reference.adaptive_max_pooling(input, outputs)
+    values, positions = reference.BACKEND.adaptive_max_pooling(input, outputs)
     samples.assert_same(values, expected.values)
     samples.assert_same(positions, expected.plane_indices)
     unique = reference.unique_positions(positions, sizes)
@@ -102,11 +102,11 @@ def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(
     dtype: torch.dtype,
 ) -> None:
     """E3: what other devices use gives what a CPU gives."""
-    added = samples.normal(3, 2, 50, dtype=dtype)
-    positions = torch.randint(0, 7, added.shape, generator=samples.seeded(7))
-    total = torch.zeros(3, 2, 7, dtype=dtype)
+    added = samples.normal(50, 2, dtype=dtype)
+    places = torch.randint(0, 7, added.shape[:1], generator=samples.seeded(7))
+    total = torch.zeros(7, 2, dtype=dtype)
     assert torch.equal(
-        reference._add_sorted(total, -1, positions, added), total.scatter_add(-1, positions, added)
+        reductions.added_sorted(total, places, added), reductions.added(total, places, added)
     )
 
 
@@ -125,7 +125,7 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
     window = Window.directml(1, divisor, 1, divisor - 1, 0)
     sums, scales, steps = map(torch.tensor, zip(*quotients, strict=True))
     result = reference.requantized(
-        sums.view(1, -1, 1), [1], scales, None, steps, None, window, True, torch.uint8
+        sums.view(1, -1, 1), [1], (scales, None, steps, None), window, True, torch.uint8
     )
     expected = [oracle.requantized(total, divisor, m, n, 0, "uint8") for total, m, n in quotients]
     assert result.flatten().tolist() == expected
@@ -207,8 +207,8 @@ def test_taps_beyond_32_bits_from_the_input() -> None:
 def test_a_huge_padding_costs_no_memory_of_its_size() -> None:
     """Padding is not written out where it is larger than the input."""
     axis = Window.directml(1, 3, 1, 2**30, 2**30).axes[0]
-    assert not slices.is_sliceable(axis, 16)
-    assert slices.is_sliceable(Window.directml(1, 3, 1, 1, 1).axes[0], 16)
+    assert not reductions.is_sliceable(axis, 16)
+    assert reductions.is_sliceable(Window.directml(1, 3, 1, 1, 1).axes[0], 16)
 
 
 def test_programs_that_are_taken_apart_hold_no_operator_in_place() -> None:

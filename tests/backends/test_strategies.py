@@ -103,7 +103,7 @@ def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> list[list[
         taps,
         cpu.max_pooling_with_indices(image, window, torch.int64, True)[1],
         cpu.max_pooling_grad_from_taps(arriving, taps, sizes[2:], window, is_last),
-        cpu.quantized_linear_average_pooling(quantized, 0.5, 1, 0.25, 0, window, False, torch.int8),
+        cpu.quantized_averages(quantized, (0.5, 1, 0.25, 0), window, False, torch.int8),
     ]
     return [equal, sums(reals, arriving, window), sums(reals.abs(), arriving.abs(), window)]
 
@@ -118,10 +118,10 @@ def test_quantized_averages_of_windows_five_wide(
     image = layout(torch.randint(0, 256, (2, 3, 11, 43)).to(dtype))
     for height, stride, dilation in itertools.product((1, 3, 5), (1, 2, 5), (1, 2)):
         window = Window.directml(2, (height, 5), stride, 0, 0, dilation)
-        request = image, 0.5, 1, 0.25, 0, window, False, dtype
+        request = image, (0.5, 1, 0.25, 0), window, False, dtype
         with forced(strategy):
-            found = cpu.quantized_linear_average_pooling(*request)
-        assert torch.equal(found, reference.quantized_linear_average_pooling(*request))
+            found = cpu.quantized_averages(*request)
+        assert torch.equal(found, reference.quantized_averages(*request))
 
 
 @STRATEGIES
@@ -407,7 +407,8 @@ def test_quantized_averages_of_small_planes(dtype: torch.dtype, scale: float) ->
             image = samples.fenced(levels.view(dtype))
             scales = torch.linspace(scale, 2 * scale, planes)
             for output_scale, includes_padding in ((0.5, True), (scales, True), (scale, False)):
-                arguments = image, 0.5, zero, output_scale, 2, made, includes_padding, dtype
-                expected = reference.quantized_linear_average_pooling(*arguments)
-                found = cpu.quantized_linear_average_pooling(*arguments)
+                parameters = 0.5, zero, output_scale, 2
+                arguments = image, parameters, made, includes_padding, dtype
+                expected = reference.quantized_averages(*arguments)
+                found = cpu.quantized_averages(*arguments)
                 assert torch.equal(found, expected)

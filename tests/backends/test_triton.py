@@ -127,8 +127,8 @@ CALLS = {  # the data types of operands of 1x2x9x17, and a call with a window of
     ),
     "quantized": (
         [BYTE, FLOAT, BYTE],
-        lambda w, x, scale, zero: backend.quantized_linear_average_pooling(
-            x, scale[0, :, 0, 0], zero[0, :, 0, 0], *SCALES, w, True, BYTE
+        lambda w, x, scale, zero: backend.quantized_averages(
+            x, (scale[0, :, 0, 0], zero[0, :, 0, 0], *SCALES), w, True, BYTE
         ),
     ),
 }

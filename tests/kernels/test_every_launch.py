@@ -178,14 +178,14 @@ def quantized(input: Tensor, window: Window) -> None:
         zero, other = (
             input.new_empty(channels, dtype=of) if channels else 3 for of in (input.dtype, results)
         )
-        given = (scale, zero, scale, other, window, channels == 1, results)
-        backend.quantized_linear_average_pooling(input, *given)
+        given = ((scale, zero, scale, other), window, channels == 1, results)
+        backend.quantized_averages(input, *given)
 
 
 def bins(input: Tensor, window: Window) -> None:
     """Adaptive pooling and its gradients."""
     outputs = window.output_sizes(input.shape[2:])
-    backend.adaptive_max_pooling(input, outputs)
+    backend.BACKEND.adaptive_max_pooling(input, outputs)
     if input.dtype.is_floating_point:
         backend.BACKEND.adaptive_average_pooling(input, outputs)
         backend.BACKEND.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])

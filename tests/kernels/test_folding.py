@@ -180,8 +180,8 @@ def test_more_taps_than_float64_divides_exactly() -> None:
     input = torch.zeros(1, 1, taps, dtype=torch.uint8)
     for ones in (taps // 2 - 1, taps // 2, taps // 2 + 1):
         input[..., :ones] = 1
-        found = backend.quantized_linear_average_pooling(
-            input, 1.0, 0, 1.0, 0, Window.directml(1, taps), False, torch.uint8
+        found = backend.quantized_averages(
+            input, (1.0, 0, 1.0, 0), Window.directml(1, taps), False, torch.uint8
         )
         assert found.item() == round(Fraction(ones, taps))
 

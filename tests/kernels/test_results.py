@@ -219,7 +219,7 @@ def bins(input: Tensor, request: oracle.Bins) -> None:
     """Maxima and averages of bins, and the gradient of averages."""
     values, sizes, taps = samples.to_numpy(input), input.shape[2:], math.prod(input.shape[2:])
     expected = oracle.maximum(values, request)
-    found, positions = backend.adaptive_max_pooling(input, request.outputs)
+    found, positions = backend.BACKEND.adaptive_max_pooling(input, request.outputs)
     samples.assert_same(found, expected.values)
     samples.assert_same(positions, expected.plane_indices)
     if not input.is_floating_point():
@@ -357,7 +357,7 @@ def test_planes_of_more_elements_than_32_bits_count(
     output, taps = backend.max_pooling_with_taps(input, window)
     backend.max_pooling_grad_from_taps(output, taps, shape[2:], window, last)
     small = torch.empty(shape, dtype=torch.uint8, device="meta", memory_format=form)
-    backend.quantized_linear_average_pooling(small, 0.5, 3, 0.5, 3, window, False, torch.uint8)
+    backend.quantized_averages(small, (0.5, 3, 0.5, 3), window, False, torch.uint8)
     assert [one.kernel for one in launched] == [
         "sum_tile",
         "sum_tile",
@@ -429,8 +429,6 @@ def test_nothing_to_pool(operator: Operator, shape: Shape, launched: list) -> No
     """G5: an empty batch and no channels are legal, and launch nothing."""
     operator(torch.empty(shape), oracle.Bins((3, 4)) if operator is bins else pooling(2, 3, 1, 1))
     window, empty = Window.directml(2, 3, 1, 1, 1), torch.empty(shape, dtype=torch.int8)
-    result = backend.quantized_linear_average_pooling(
-        empty, 0.1, 3, 0.1, 3, window, False, torch.int8
-    )
+    result = backend.quantized_averages(empty, (0.1, 3, 0.1, 3), window, False, torch.int8)
     assert result.shape == shape
     assert not launched

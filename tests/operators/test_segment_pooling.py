@@ -352,20 +352,22 @@ def test_plain_operators_compute_the_same_gradients() -> None:
     """The reference, which serves other devices, beside the kernels."""
     from torch_dmlpool.backends import cpu, reference
 
+    ours, plain = cpu.BACKEND, reference.BACKEND
+
     for seed in range(40):
         rows, offsets, mask = random_request(seed, torch.device("cpu"))
         rows, offsets = rows.float().nan_to_num(), offsets.long()
         for is_mean in (False, True):
             request = offsets, mask, is_mean
-            sums = cpu.segment_sums(rows, *request)
-            torch.testing.assert_close(reference.segment_sums(rows, *request), sums)
+            sums = ours.segment_sums(rows, *request)
+            torch.testing.assert_close(plain.segment_sums(rows, *request), sums)
             request = offsets, mask, len(rows), is_mean
-            shares = cpu.segment_shares(sums, *request)
-            torch.testing.assert_close(reference.segment_shares(sums, *request), shares)
-            found = cpu.segment_maxima(rows, offsets, mask, is_mean)
+            shares = ours.segment_shares(sums, *request)
+            torch.testing.assert_close(plain.segment_shares(sums, *request), shares)
+            found = ours.segment_maxima(rows, offsets, mask, is_mean)
             for mine, theirs in zip(
-                found, reference.segment_maxima(rows, offsets, mask, is_mean), strict=True
+                found, plain.segment_maxima(rows, offsets, mask, is_mean), strict=True
             ):
                 assert torch.equal(mine, theirs)
             scatter = sums, offsets, None, len(rows), False, found[1]
-            assert torch.equal(cpu.segment_shares(*scatter), reference.segment_shares(*scatter))
+            assert torch.equal(ours.segment_shares(*scatter), plain.segment_shares(*scatter))

@@ -39,13 +39,6 @@ def _is_served(input: Tensor, window: Window) -> bool:
     return is_served and all(axis.dilation == 1 for axis in window.axes)
 
 
-def maxima(input: Tensor, window: Window) -> Tensor | None:
-    """ATen's maxima in channels_last, where it is faster than slices; None elsewhere."""
-    is_faster = _is_served(input, window) and tensors.is_channels_last(input)
-    found = max_pooled(input, window) if is_faster else None
-    return None if found is None else found[0]
-
-
 def winners(input: Tensor, window: Window) -> Any:
     """ATen's maxima and their positions in planes, or None where its answer may be another.
 
@@ -60,24 +53,6 @@ def winners(input: Tensor, window: Window) -> Any:
         return None
     is_lost = least == -math.inf and window.rank == 3 and tensors.is_channels_last(input)
     return None if is_lost else found
-
-
-def scattered(input: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor | None:
-    """Zeros of spatial ``sizes`` with each element added at its position, by ATen's gradient of
-    adaptive maxima; None where that does not take these tensors, or a position is negative.
-    """
-    is_served = is_plain_cpu(input) and is_plain_cpu(positions) and input.is_floating_point()
-    if not is_served or positions.numel() == 0 or positions.amin() < 0:
-        return None
-    like = tensors.empty((*input.shape[:2], *sizes), input, tensors.suggested_memory_format(input))
-
-    images = [input, like, positions.to(torch.int64)]
-    if len(sizes) == 1:
-        images = [each.unsqueeze(2) for each in images]
-    elif len(sizes) == 3:  # an image with the volume's rows in a row of it
-        images = [each.movedim(1, -1).flatten(2, 3).movedim(-1, 1) for each in images]
-    result: Tensor = _ATEN.adaptive_max_pool2d_backward(*images)
-    return result if len(sizes) == 2 else result.view_as(like)
 
 
 def max_pooled(input: Tensor, window: Window, sizes: Sequence[Any] = ()) -> Any:

@@ -1,11 +1,14 @@
 """The CPU backend: a call of the compiled kernels for each operator.
 
 What each operator computes is said in ``reference``, and how the library is loaded in ``library``.
+Where a function has a ``mask``, elements are left out where that is False. A mask has as many
+samples as the input, or 1, and so with channels.
 """
 
 import ctypes
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,8 +16,8 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
-from torch_dmlpool.backends import cpu_masks, reference
-from torch_dmlpool.backends.interface import AnyWindow, Backend
+from torch_dmlpool.backends import reference, rows
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameter, Plan, kind_of
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -23,220 +26,233 @@ from torch_dmlpool.backends.library import (
     TAPS,
     error_of,
     library,
+    under_a_mask,
 )
 from torch_dmlpool.backends.library import missing as missing
-from torch_dmlpool.backends.plans import CpuPlan, plan_of, planned, quantization
-from torch_dmlpool.backends.rows import (
-    segment_maxima as segment_maxima,
-)
-from torch_dmlpool.backends.rows import (
-    segment_shares as segment_shares,
-)
-from torch_dmlpool.backends.rows import (
-    segment_sums as segment_sums,
-)
-from torch_dmlpool.backends.rows import (
-    statistics as statistics,
-)
-from torch_dmlpool.backends.rows import (
-    statistics_grad as statistics_grad,
-)
-from torch_dmlpool.tensors import lowest
+from torch_dmlpool.backends.plans import CpuPlan, masking, plan_of, planned, quantization
+from torch_dmlpool.tensors import in_format, lowest
 from torch_dmlpool.window import Window
 
 
+def _results(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
+    """Memory for an element of each window."""
+    return _new(plan.output_sizes, plan.output_strides, dtype)
+
+
+def _read(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
+    """Memory for each element that windows read."""
+    return _new(plan.sizes, plan.strides, dtype)
+
+
+def _run(output: Tensor, function: Any, *addresses: int | None) -> Tensor:
+    """Call a function of the library and return ``output``, which it fills."""
+    code = function(*addresses)
+    if code:
+        raise error_of(function, code)
+    return output
+
+
 def _filled(
-    output: Tensor, function: Any, plan: CpuPlan, source: Tensor, *more: int | None
+    output: Tensor,
+    function: Any,
+    plan: CpuPlan,
+    *operands: Tensor,
+    mask: Tensor | None = None,
+    fill: float = 0,
+    more: tuple[int | None, ...] = (),
 ) -> Tensor:
-    """Call a function of the library and return ``output``, which it fills. It gets the plan's
-    problem, ``source`` and, after the output, ``more`` addresses.
+    """The same with the plan's problem, the ``operands`` as they lie in its memory format and,
+    after the output, ``more`` addresses.
+
+    Under a mask it is the function of that name for masks, which takes the elements that are left
+    out for ``fill``.
     """
     if plan.is_empty:
         return output.zero_()
-    if not plan.is_laid_out:
-        source = tensors.in_format(source, plan.memory_format)
-    code = function(plan.problem, source.data_ptr(), output.data_ptr(), *more)
-    if code:
-        raise error_of(function, code)
-    return output
+    structs = [plan.problem]
+    if mask is not None:
+        function = under_a_mask(function)
+        is_last = plan.memory_format is not torch.contiguous_format
+        struct = masking(plan.sizes, tuple(mask.shape[:2]), is_last, output.dtype, fill)
+        structs.append(ctypes.addressof(struct))
+        operands = *operands, mask.expand(*mask.shape[:2], *plan.sizes[2:])
+    operands = tuple([in_format(each, plan.memory_format) for each in operands])
+    addresses = [each.data_ptr() for each in operands]
+    return _run(output, function, *structs, *addresses, output.data_ptr(), *more)
 
 
-def _filled_from_numbers(
-    output: Tensor, function: Any, plan: CpuPlan, source: Tensor, numbers: Tensor
+def _pooled(
+    output: Tensor,
+    function: Any,
+    plan: CpuPlan,
+    input: Tensor,
+    mask: Tensor | None,
+    *winners: int | None,
 ) -> Tensor:
-    """The ``output`` of a function of the library that gets ``numbers`` (taps or positions) before
-    it. The plan was made for the numbers, so that it is checked that the source fits them.
-    """
-    sizes = plan.sizes if output.shape == plan.output_sizes else plan.output_sizes
-    if source.shape != sizes or not (source.is_cpu and numbers.is_cpu):
-        raise RuntimeError(
-            f"winners' numbers of sizes {tuple(numbers.shape)} on {numbers.device} fit a tensor of "
-            f"sizes {tuple(sizes)}, but that has sizes {tuple(source.shape)} on {source.device}"
-        )
-    if plan.is_empty:
-        return output.zero_()
-    source = tensors.in_format(source, plan.memory_format)
-    if not plan.is_laid_out:
-        numbers = tensors.in_format(numbers, plan.memory_format)
-    code = function(plan.problem, source.data_ptr(), numbers.data_ptr(), output.data_ptr())
-    if code:
-        raise error_of(function, code)
-    return output
-
-
-class Averages:
-    """Averages of tensors of one kind, over a window or bins: ``interface.Plan``."""
-
-    __slots__ = ("back", "dtype", "plan", "request")
-    is_planned = True
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        dtype: torch.dtype,
-        window: AnyWindow,
-        *counted: Any,
-    ) -> None:
-        self.plan, self.dtype = plan_of(shape, strides, dtype, window, counted), dtype
-        self.request = shape[2:], window, counted
-        self.back: CpuPlan | None = None  # that of the gradient, from the first one on
-
-    def run(self, input: Tensor) -> Tensor:
-        plan = self.plan
-        output = _new(plan.output_sizes, plan.output_strides, self.dtype)
-        return _filled(output, library.dmlpool_average_pooling, plan, input)
-
-    def gradient(self, arriving: Tensor) -> Tensor:
-        sizes, window, counted = self.request
-        back = self.back
-        if back is None:
-            output = self.plan.output_sizes, self.plan.output_strides, self.dtype
-            back = self.back = plan_of(*output, window, counted, sizes)
-        if back.is_empty or not _lies_as(arriving, back, self.dtype):
-            return average_pooling_grad(arriving, sizes, window, *counted)
-        gradient = _new(back.sizes, back.strides, self.dtype)
-        function = library.dmlpool_average_pooling_grad
-        code = function(back.problem, arriving.data_ptr(), gradient.data_ptr())
-        if code:
+    """The same for the input that a plan was made for. Maxima say where ``winners`` go."""
+    if plan.is_ready and mask is None:
+        code = function(plan.problem, input.data_ptr(), output.data_ptr(), *winners)
+        if code:  # not by `_run`, as small calls notice it
             raise error_of(function, code)
-        return gradient
-
-
-class Maxima:
-    """Maxima of tensors of one kind, with ``numbering`` their indices too: ``interface.Plan``."""
-
-    __slots__ = ("back", "kind", "numbering", "plan", "recorded", "window")
-    is_planned = True
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        dtype: torch.dtype,
-        window: Window,
-        *numbering: Any,
-    ) -> None:
-        self.kind, self.window, self.numbering = (shape, strides, dtype), window, numbering
-        window.output_sizes(shape[2:])  # rejected before any work
-        # The plan of the results, that with taps, and that of the gradient, from the first call on
-        # that needs them.
-        self.plan: CpuPlan | None = None
-        self.recorded: CpuPlan | None = None
-        self.back: CpuPlan | None = None
-
-    def run(self, input: Tensor) -> Any:
-        plan = self.plan
-        if plan is None:
-            numbered = None
-            if self.numbering:
-                index_dtype, per_plane = self.numbering
-                numbered = index_dtype, POSITIONS if per_plane else INDICES
-            plan = self.plan = plan_of(*self.kind, self.window, None, None, numbered)
-        if self.numbering:
-            return _with_winners(input, plan)
-        values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-        return _filled(values, library.dmlpool_max_pooling, plan, input, None)
-
-    def record(self, input: Tensor) -> tuple[Tensor, ...]:
-        """The results, and then the taps of the winners."""
-        plan = self.recorded
-        if plan is None:
-            plan = self.recorded = self._plan_with_taps()
-        values, taps = _with_winners(input, plan)
-        if not self.numbering:
-            return values, taps
-        sizes = self.kind[0][2:]
-        return values, max_pooling_indices(taps, sizes, self.window, *self.numbering), taps
-
-    def _plan_with_taps(self) -> CpuPlan:
-        return plan_of(*self.kind, self.window, None, None, (None, TAPS))
-
-    def gradient(self, arriving: Tensor, taps: Tensor) -> Tensor:
-        (shape, _, dtype), window, plan, back = self.kind, self.window, self.recorded, self.back
-        if back is None or plan is None:
-            plan = self.recorded = plan or self._plan_with_taps()
-            numbered = tensors.tap_dtype(window.taps), TAPS
-            output = plan.output_sizes, plan.output_strides, dtype
-            back = plan_of(*output, window, None, shape[2:], numbered, plan.memory_format)
-            self.back = back
-        is_fit = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
-        if back.is_empty or not is_fit:
-            last = plan.memory_format is not torch.contiguous_format
-            return max_pooling_grad_from_taps(arriving, taps, shape[2:], window, last)
-        gradient = _new(back.sizes, back.strides, dtype)
-        function, where = library.dmlpool_max_pooling_grad, gradient.data_ptr()
-        code = function(back.problem, arriving.data_ptr(), taps.data_ptr(), where)
-        if code:
-            raise error_of(function, code)
-        return gradient
+        return output
+    fill = lowest(output.dtype) if winners else 0
+    return _filled(output, function, plan, input, mask=mask, fill=fill, more=winners)
 
 
 def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
-    """Whether ``tensor`` has the sizes, strides and data type of the results of a plan."""
+    """Whether ``tensor`` has the sizes, strides and data type of the results of a plan, and these
+    have elements.
+    """
     return (
-        tensor.stride() == plan.output_strides
+        plan.is_ready
+        and tensor.stride() == plan.output_strides
         and tensor.shape == plan.output_sizes
         and tensor.dtype is dtype
         and tensor.is_cpu
     )
 
 
-def max_pooling(input: Tensor, window: Window) -> Tensor:
-    plan = planned(input.shape, input.stride(), input.dtype, window)
-    values = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled(values, library.dmlpool_max_pooling, plan, input, None)
+def _check_fit(tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> None:
+    """Reject what arrives at windows, or numbers of winners, of other sizes or another type:
+    backward operators get here what a hook of saved tensors may have changed.
+    """
+    if tensor.shape != sizes or tensor.dtype is not dtype or not tensor.is_cpu:
+        raise RuntimeError(
+            f"a tensor of sizes {tuple(sizes)} and {dtype} on the CPU was expected, got sizes "
+            f"{tuple(tensor.shape)} and {tensor.dtype} on {tensor.device}"
+        )
 
 
-def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    return _numbered(input, window, None, TAPS)
+def averages(kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None) -> Plan:
+    """The plan of averages of tensors of one kind, over a window or bins."""
+    counted = include_padding, divisor
+    plan = plan_of(kind, windows, counted)
+    back: CpuPlan | None = None  # that of the gradient, from the first one on
+
+    def run(input: Tensor, mask: Tensor | None = None) -> Tensor:
+        output = _new(plan.output_sizes, plan.output_strides, kind.dtype)
+        return _pooled(output, library.dmlpool_average_pooling, plan, input, mask)
+
+    def gradient(arriving: Tensor, mask: Tensor | None = None) -> Tensor:
+        nonlocal back
+        back = back or plan_of(_results_of(plan, kind), windows, counted, plan.sizes[2:])
+        output, spread = _read(back, kind.dtype), library.dmlpool_average_pooling_grad
+        if mask is None and _lies_as(arriving, back, kind.dtype):
+            return _run(output, spread, back.problem, arriving.data_ptr(), output.data_ptr())
+        _check_fit(arriving, back.output_sizes, kind.dtype)
+        return _filled(output, spread, back, arriving, mask=mask)
+
+    return Plan(run, run, gradient)
+
+
+def maxima(
+    kind: Kind, windows: Any, index_dtype: torch.dtype | None = None, per_plane: bool = False
+) -> Plan:
+    """The plan of maxima of tensors of one kind, of a window or bins, with an ``index_dtype`` of
+    their indices too.
+    """
+    dtype = kind.dtype
+    numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
+    # That of the results, that with taps, and that of the gradient, from the first call on that
+    # needs them.
+    plan: CpuPlan | None = None
+    with_taps: CpuPlan | None = None
+    back: CpuPlan | None = None
+
+    def run(input: Tensor, mask: Tensor | None = None) -> Any:
+        nonlocal plan
+        plan = plan or plan_of(kind, windows, None, None, numbered)
+        if numbered is not None:
+            return _with_winners(input, plan, mask)
+        values = _new(plan.output_sizes, plan.output_strides, dtype)
+        return _pooled(values, library.dmlpool_max_pooling, plan, input, mask, None)
+
+    def recorded() -> CpuPlan:
+        nonlocal with_taps
+        with_taps = with_taps or plan_of(kind, windows, None, None, (None, TAPS))
+        return with_taps
+
+    def record(input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        values, taps = _with_winners(input, recorded(), mask)
+        if index_dtype is None:
+            return values, taps
+        return (
+            values,
+            max_pooling_indices(taps, kind.shape[2:], windows, index_dtype, per_plane),
+            taps,
+        )
+
+    def gradient(arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
+        nonlocal back
+        if back is None:
+            found = recorded()
+            numbers = found.number_dtype, TAPS
+            back = plan_of(_results_of(found, kind), windows, None, kind.shape[2:], numbers)
+        output, spread = _read(back, dtype), library.dmlpool_max_pooling_grad
+        are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
+        if are_ready and mask is None:
+            operands = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
+            return _run(output, spread, back.problem, *operands)
+        _check_fit(arriving, back.output_sizes, dtype)
+        _check_fit(taps, back.output_sizes, back.number_dtype)
+        return _filled(output, spread, back, arriving, taps, mask=mask)
+
+    return Plan(run, record, gradient)
+
+
+_averages, _maxima = lru_cache(4096)(averages), lru_cache(4096)(maxima)
+"""The plans of operators' calls; a call that is prepared keeps its own."""
+
+
+def _results_of(plan: CpuPlan, kind: Kind) -> Kind:
+    """The kind of the results of a plan for tensors of ``kind``."""
+    return Kind(plan.output_sizes, plan.output_strides, kind.dtype, plan.memory_format)
+
+
+def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memory_format) -> Kind:
+    """The kind of an input of spatial ``sizes`` at whose results a gradient arrives."""
+    return Kind((*arriving.shape[:2], *sizes), None, arriving.dtype, memory_format)
+
+
+def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
+    plan = planned(kind_of(input), input.shape[2:])
+    output, fill = _read(plan, input.dtype), lowest(input.dtype) if fills_lowest else 0
+    return _filled(output, library.dmlpool_masked, plan, input, mask=mask, fill=fill)
+
+
+def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Any:
+    return _maxima(kind_of(input), window).run(input, mask)
+
+
+def max_pooling_with_taps(input: Tensor, window: Window, mask: Tensor | None = None) -> Any:
+    """Maxima and the taps of their winners. The winner of a window without an element is in the
+    padding or masked.
+    """
+    return _maxima(kind_of(input), window).record(input, mask)
 
 
 def max_pooling_with_indices(
-    input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
+    input: Tensor,
+    windows: AnyWindow,
+    index_dtype: torch.dtype,
+    per_plane: bool,
+    mask: Tensor | None = None,
+) -> Any:
+    return _maxima(kind_of(input), windows, index_dtype, per_plane).run(input, mask)
+
+
+def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, int]:
+    """The data type of numbers of winners, and what they are."""
+    return index_dtype, POSITIONS if per_plane else INDICES
+
+
+def _with_winners(
+    input: Tensor, plan: CpuPlan, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    return _numbered(input, window, index_dtype, POSITIONS if per_plane else INDICES)
-
-
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    dtype = tensors.position_dtype(math.prod(input.shape[2:]))
-    return _numbered(input, tuple(output_sizes), dtype, POSITIONS)
-
-
-def _numbered(
-    input: Tensor, window: AnyWindow, number_dtype: torch.dtype | None, numbering: int
-) -> tuple[Tensor, Tensor]:
-    """Maxima and the numbers of their winners."""
-    kind, numbered = (input.shape, input.stride(), input.dtype), (number_dtype, numbering)
-    return _with_winners(input, planned(*kind, window, None, None, numbered))
-
-
-def _with_winners(input: Tensor, plan: CpuPlan) -> tuple[Tensor, Tensor]:
     """The maxima of a plan and the numbers of their winners."""
     source = input if plan.wider is None else input.to(plan.wider)
-    values = _new(plan.output_sizes, plan.output_strides, source.dtype)
-    winners = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
-    _filled(values, library.dmlpool_max_pooling, plan, source, winners.data_ptr())
+    values, winners = _results(plan, source.dtype), _results(plan, plan.number_dtype)
+    _pooled(values, library.dmlpool_max_pooling, plan, source, mask, winners.data_ptr())
     if plan.wider is not None:
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
@@ -252,11 +268,11 @@ def max_pooling_indices(
     index_dtype: torch.dtype,
     per_plane: bool,
 ) -> Tensor:
-    numbered = index_dtype, POSITIONS if per_plane else INDICES
-    sizes = tuple(spatial_sizes)
-    plan = planned(taps.shape, taps.stride(), taps.dtype, window, None, sizes, numbered)
-    indices = _new(plan.output_sizes, plan.output_strides, index_dtype)
-    return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
+    numbered = _numbered(index_dtype, per_plane)
+    plan = planned(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
+    _check_fit(taps, plan.output_sizes, tensors.tap_dtype(window.taps))
+    indices = _results(plan, index_dtype)
+    return _pooled(indices, library.dmlpool_max_pooling_indices, plan, taps, None)
 
 
 def max_pooling_grad_from_taps(
@@ -265,15 +281,12 @@ def max_pooling_grad_from_taps(
     spatial_sizes: Sequence[int],
     window: Window,
     channels_last: bool,
-) -> Tensor:
+    mask: Tensor | None = None,
+) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    memory_format = tensors.named_memory_format(channels_last, window.rank)
-    dtype, sizes, numbered = input_gradient.dtype, tuple(spatial_sizes), (taps.dtype, TAPS)
-    plan = planned(taps.shape, taps.stride(), dtype, window, None, sizes, numbered, memory_format)
-    gradient = _new(plan.sizes, plan.strides, dtype)
-    return _filled_from_numbers(
-        gradient, library.dmlpool_max_pooling_grad, plan, input_gradient, taps
-    )
+    layout = tensors.named_memory_format(channels_last, window.rank)
+    pool = _maxima(_input_of(input_gradient, spatial_sizes, layout), window)
+    return pool.gradient(input_gradient, taps, mask)
 
 
 def max_unpooling(
@@ -282,22 +295,16 @@ def max_unpooling(
     """Zeros with each element at its index, with ``has_unique`` the positions that the gradient
     reads, and whether an index is outside its plane.
     """
-    sizes, memory_format = tuple(spatial_sizes), tensors.suggested_memory_format(input)
-    shape, strides, dtype = input.shape, input.stride(), input.dtype
-    numbered = indices.dtype, POSITIONS if per_plane else INDICES
-    plan = planned(shape, strides, dtype, shape[2:], None, sizes, numbered, memory_format)
-    output, unique = _new(plan.sizes, plan.strides, dtype), None
+    numbered, sizes = _numbered(indices.dtype, per_plane), tuple(spatial_sizes)
+    plan = planned(kind_of(input), input.shape[2:], None, sizes, numbered)
+    output, unique = _read(plan, input.dtype), None
     if has_unique:
-        position_dtype = tensors.position_dtype(math.prod(sizes))
-        unique = _new(plan.output_sizes, plan.output_strides, position_dtype)
+        unique = _results(plan, tensors.position_dtype(math.prod(spatial_sizes)))
     if plan.is_empty:
         return output.zero_(), unique, False
-    source = tensors.in_format(input, memory_format)
-    indices = tensors.in_format(indices, memory_format)
+    source, numbers = (in_format(each, plan.memory_format) for each in (input, indices))
     unpool = library.dmlpool_max_unpooling
-    addresses = source.data_ptr(), indices.data_ptr(), output.data_ptr()
-    positions = None if unique is None else unique.data_ptr()
-    code = unpool(plan.problem, *addresses, positions)
+    code = unpool(plan.problem, *map(rows.address, (source, numbers, output, unique)))
     if code not in (DONE, OUTSIDE):
         raise error_of(unpool, code)
     return output, unique, code == OUTSIDE
@@ -305,10 +312,10 @@ def max_unpooling(
 
 def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
-    sizes, shape = tuple(spatial_sizes), positions.shape
-    numbered = tensors.position_dtype(math.prod(sizes)), POSITIONS
-    plan = planned(shape, positions.stride(), positions.dtype, shape[2:], None, sizes, numbered)
-    unique = _new(plan.output_sizes, plan.output_strides, plan.number_dtype)
+    numbered = tensors.position_dtype(math.prod(spatial_sizes)), POSITIONS
+    sizes = tuple(spatial_sizes)
+    plan = planned(kind_of(positions), positions.shape[2:], None, sizes, numbered)
+    unique = _results(plan, plan.number_dtype)
     return _filled(unique, library.dmlpool_unique_positions, plan, positions)
 
 
@@ -317,10 +324,12 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
 
     The last argument is unused: the operator has it for its adjoint.
     """
-    shape, strides, numbered = positions.shape, positions.stride(), (positions.dtype, POSITIONS)
-    plan = planned(shape, strides, input.dtype, shape[2:], None, input.shape[2:], numbered)
-    gathered = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled_from_numbers(gathered, library.dmlpool_gather_positions, plan, input, positions)
+    dtype, numbered = input.dtype, (positions.dtype, POSITIONS)
+    kind = Kind(positions.shape, positions.stride(), dtype)
+    plan = planned(kind, positions.shape[2:], None, input.shape[2:], numbered)
+    _check_fit(input, plan.sizes, dtype)
+    gathered, gather = _results(plan, dtype), library.dmlpool_gather_positions
+    return _filled(gathered, gather, plan, input, positions)
 
 
 def scatter_positions(
@@ -329,49 +338,65 @@ def scatter_positions(
     """Zeros with each element added at its position. The operator's flag ``bins``, whether
     positions may be equal, makes no difference here.
     """
-    memory_format = tensors.named_memory_format(channels_last, len(spatial_sizes))
-    shape, strides, sizes = positions.shape, positions.stride(), tuple(spatial_sizes)
-    numbered = positions.dtype, POSITIONS
-    plan = planned(shape, strides, input.dtype, shape[2:], None, sizes, numbered, memory_format)
-    scattered = _new(plan.sizes, plan.strides, input.dtype)
-    return _filled_from_numbers(
-        scattered, library.dmlpool_scatter_positions, plan, input, positions
-    )
+    dtype, numbered, sizes = input.dtype, (positions.dtype, POSITIONS), tuple(spatial_sizes)
+    layout = tensors.named_memory_format(channels_last, len(sizes))
+    kind = Kind(positions.shape, None, dtype, layout)
+    plan = planned(kind, positions.shape[2:], None, sizes, numbered)
+    _check_fit(input, plan.output_sizes, dtype)
+    scattered, scatter = _read(plan, dtype), library.dmlpool_scatter_positions
+    return _filled(scattered, scatter, plan, input, positions)
 
 
-def average_pooling(input: Tensor, window: AnyWindow, *counted: Any) -> Tensor:
-    """Averages of windows. ``counted``: whether padding counts, and the divisor or None."""
-    plan = planned(input.shape, input.stride(), input.dtype, window, counted)
-    output = _new(plan.output_sizes, plan.output_strides, input.dtype)
-    return _filled(output, library.dmlpool_average_pooling, plan, input)
+def average_pooling(
+    input: Tensor,
+    windows: AnyWindow,
+    include_padding: bool,
+    divisor: int | None,
+    mask: Tensor | None = None,
+) -> Any:
+    """Averages of windows or bins."""
+    return _averages(kind_of(input), windows, include_padding, divisor).run(input, mask)
 
 
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], window: AnyWindow, *counted: Any
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    windows: AnyWindow,
+    include_padding: bool,
+    divisor: int | None,
+    mask: Tensor | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    """The gradient of an input of ``spatial_sizes``, in a memory format or as ``input_gradient``
+    suggests.
+    """
+    layout = memory_format or tensors.suggested_memory_format(input_gradient)
+    kind = _input_of(input_gradient, spatial_sizes, layout)
+    pool = _averages(kind, windows, include_padding, divisor)
+    return pool.gradient(input_gradient, mask)
+
+
+def quantized_averages(
+    input: Tensor,
+    parameters: tuple[Parameter, ...],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient of an input of ``spatial_sizes``, in the memory format of ``input_gradient``."""
-    shape, dtype, sizes = input_gradient.shape, input_gradient.dtype, tuple(spatial_sizes)
-    plan = planned(shape, input_gradient.stride(), dtype, window, counted, sizes)
-    gradient = _new(plan.sizes, plan.strides, dtype)
-    return _filled(gradient, library.dmlpool_average_pooling_grad, plan, input_gradient)
-
-
-def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    *parameters, window, include_padding, output_dtype = arguments
     # This raises an error if a window does not fit.
-    plan = planned(input.shape, input.stride(), input.dtype, window, (include_padding, None))
+    plan = planned(kind_of(input), window, (include_padding, None))
     if window.taps >= 1 << 23:  # their sums do not fit 32 bits
-        return reference.quantized_linear_average_pooling(input, *arguments)
-    output = _new(plan.output_sizes, plan.output_strides, output_dtype)
-    struct, _kept = quantization(input.shape[1], output_dtype, *parameters)
-    pool = library.dmlpool_quantized_average_pooling
-    return _filled(output, pool, plan, input, ctypes.addressof(struct))
+        slow = reference.quantized_averages
+        return slow(input, parameters, window, include_padding, output_dtype)
+    output = _results(plan, output_dtype)
+    struct, _kept = quantization(input.shape[1], output_dtype, parameters)
+    pool, more = library.dmlpool_quantized_average_pooling, (ctypes.addressof(struct),)
+    return _filled(output, pool, plan, input, more=more)
 
 
 BACKEND = Backend.of(
     "cpu",
-    vars(cpu_masks) | globals(),
+    vars(rows) | globals(),
+    reads_masks=True,
     takes_bools=True,
-    planned_averages=Averages,
-    planned_maxima=Maxima,
 )

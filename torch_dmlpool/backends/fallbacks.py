@@ -58,14 +58,14 @@ def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Func
 
     def wrapped(function: _Function) -> _Function:
         @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def guarded(*args: Any) -> Any:
             try:
-                return function(*args, **kwargs)
+                return function(*args)
             except NoKernelError:
                 pass
             except KernelError as error:
                 warn(str(error))
-            return alternative(*args, **kwargs)
+            return alternative(*args)
 
         return guarded  # type: ignore[return-value]
 

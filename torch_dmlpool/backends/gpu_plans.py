@@ -34,20 +34,23 @@ class GpuPlan:
 def planned(
     function: str,
     own: tuple[Any, ...],
-    window: Window | None,
+    windows: Any,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     kinds: tuple[Any, ...],
     aligned: bool,
-    target_sizes: tuple[int, ...] | None,
+    target_sizes: Any,
     channels_last: bool | None,
-    *options: Any,
+    adjoint: bool = False,
+    asm: bool = False,
+    include_padding: bool = False,
+    divisor: int | None = None,
 ) -> GpuPlan:
     """The plan of a call: ``function`` in kernels/launches.py makes its launches.
 
     ``function`` takes a ``launch.Request``, made of the other arguments, and then the arguments
-    ``own``. ``target_sizes`` default to the window's output sizes, ``channels_last`` to the
-    source's memory format.
+    ``own``. ``windows`` are a window, or the output sizes of bins. ``target_sizes`` default to the
+    output sizes of these, ``channels_last`` to the source's memory format.
 
     ``kinds`` has the data types of all operands, that of the elements first. With ``aligned`` it
     says which operands are aligned, as new tensors always are. So a plan's launches can keep the
@@ -55,15 +58,18 @@ def planned(
     copy, or with its strides, which decide whether it is copied.
     """
     source = torch.empty_strided(shape, strides, dtype=torch.uint8, device="meta")
-    target_sizes = window.output_sizes(shape[2:]) if target_sizes is None else target_sizes  # type: ignore[union-attr]
+    is_window = isinstance(windows, Window)
+    if target_sizes is None:
+        target_sizes = windows.output_sizes(shape[2:]) if is_window else windows
     channels_last = tensors.is_channels_last(source) if channels_last is None else channels_last
     memory_format = tensors.named_memory_format(channels_last, len(target_sizes))
     results = tensors.empty((*shape[:2], *target_sizes), source, memory_format)
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
-        sides = tuple(shape), strides, target_sizes
+        sides = tuple(shape), strides, target_sizes, kinds[0].itemsize, aligned, channels_last
+        options = adjoint, asm, include_padding, divisor
         request = kernel_named("launch", "Request")(
-            window, *sides, kinds[0].itemsize, aligned, channels_last, *options
+            windows if is_window else None, *sides, *options
         )
         launches = kernel_named("launches", function)(request, *own)
         if launches is None:

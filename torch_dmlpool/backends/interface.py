@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
@@ -14,22 +15,34 @@ AnyWindow = Window | Sequence[int]
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
 
 
-class Plan(Protocol):
-    """What computes a pool of plain tensors of one kind, and its gradient.
+Parameter = float | Tensor | None
+"""A scale or a zero point, of all channels or of each; None for a zero point of 0."""
 
-    A backend makes it of the input's sizes, strides and data type, and the operator's arguments.
+
+class Kind(NamedTuple):
+    """How a tensor lies, its data type, and the memory format of results: None for the one that
+    PyTorch suggests.
     """
 
-    is_planned: bool  # whether it has a gradient
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # None if that does not matter
+    dtype: torch.dtype
+    memory_format: torch.memory_format | None = None
 
-    def run(self, input: Tensor) -> Any:
-        """The results."""
 
-    def record(self, input: Tensor) -> Sequence[Tensor]:
-        """The results of maxima, and the taps of their winners after them."""
+def kind_of(tensor: Tensor) -> Kind:
+    return Kind(tensor.shape, tensor.stride(), tensor.dtype)
 
-    def gradient(self, arriving: Tensor, taps: Tensor | None = None) -> Tensor:
-        """The gradient of the input. The tensors may lie in memory in any way."""
+
+class Plan(NamedTuple):
+    """What computes a pool of plain tensors of one kind, and its gradient.
+
+    A backend makes it of the kind of the input and the operator's arguments.
+    """
+
+    run: Function  # the results of an input
+    record: Function  # the same of maxima, and the taps of their winners after them
+    gradient: Function  # that of the input, of what arrives and of these taps, which lie in any way
 
 
 class Backend(NamedTuple):
@@ -43,16 +56,15 @@ class Backend(NamedTuple):
     name: str
     max_pooling: Function
     max_pooling_with_taps: Function
-    max_pooling_with_indices: Function
+    max_pooling_with_indices: Function  # of windows or bins
     max_pooling_indices: Function
     max_pooling_grad_from_taps: Function
-    adaptive_max_pooling: Function
     unique_positions: Function
     gather_positions: Function
     scatter_positions: Function
-    average_pooling: Function
+    average_pooling: Function  # of windows or bins, as is its gradient
     average_pooling_grad: Function
-    quantized_linear_average_pooling: Function
+    quantized_averages: Function  # scales and zero points are a tuple
     masked: Function  # the input with a fill where the mask is False
     segment_sums: Function
     segment_shares: Function
@@ -62,20 +74,13 @@ class Backend(NamedTuple):
     max_unpooling: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``ops`` composes it of the other operators."""
-    planned_averages: Function | None = None
-    """Makes a ``Plan`` of averages of windows or bins. If it is None, ``ops`` calls the functions
-    above."""
-    planned_maxima: Function | None = None
+    averages: Callable[..., Plan] | None = None
+    """Makes a ``Plan`` of averages of windows or bins; None for one that calls the functions."""
+    maxima: Callable[..., Plan] | None = None
     """Makes a ``Plan`` of maxima, or of these and their indices."""
-    masked_average_pooling: Function | None = None
-    """This and the next six are pools under a mask, whose tensors are plain. If it is None, ``ops``
-    composes them of the other operators."""
-    masked_average_pooling_grad: Function | None = None
-    masked_max_pooling: Function | None = None
-    masked_max_pooling_with_taps: Function | None = None
-    masked_max_pooling_with_indices: Function | None = None
-    masked_adaptive_max_pooling: Function | None = None
-    masked_max_pooling_grad_from_taps: Function | None = None
+    reads_masks: bool = False
+    """Whether maxima, averages and their gradients of plain tensors take a ``mask``. If not,
+    ``ops`` composes pools under a mask of the other operators."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
 
@@ -89,26 +94,89 @@ class Backend(NamedTuple):
         fields = {field: functions[field] for field in cls._fields if field in functions}
         return cls(**(fields | {"name": name} | more))
 
-    def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Tensor:
+    def planned_averages(
+        self, like: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+    ) -> Plan:
+        """The plan of averages of plain tensors that lie as ``like``."""
+        if self.averages is not None:
+            return self.averages(kind_of(like), windows, include_padding, divisor)
+        sizes = like.shape[2:]
+        if isinstance(windows, Window):
+            windows.output_sizes(sizes)  # rejected before any work
+
+        def run(input: Tensor) -> Any:
+            return self.average_pooling(input, windows, include_padding, divisor)
+
+        def gradient(arriving: Tensor) -> Any:
+            return self.average_pooling_grad(arriving, sizes, windows, include_padding, divisor)
+
+        return Plan(run, run, gradient)
+
+    def planned_maxima(
+        self,
+        like: Tensor,
+        window: Window,
+        index_dtype: torch.dtype | None = None,
+        per_plane: bool = False,
+    ) -> Plan:
+        """The same of maxima. With an ``index_dtype`` their indices are results too."""
+        sizes = like.shape[2:]
+        window.output_sizes(sizes)  # rejected before any work
+        if self.maxima is not None:
+            return self.maxima(kind_of(like), window, index_dtype, per_plane)
+        is_last = tensors.is_channels_last(like)
+
+        def run(input: Tensor) -> Any:
+            if index_dtype is None:
+                return self.max_pooling(input, window)
+            return self.max_pooling_with_indices(input, window, index_dtype, per_plane)
+
+        def record(input: Tensor) -> Any:
+            values, taps = self.max_pooling_with_taps(input, window)
+            if index_dtype is None:
+                return values, taps
+            indices = self.max_pooling_indices(taps, sizes, window, index_dtype, per_plane)
+            return values, indices, taps
+
+        def gradient(arriving: Tensor, taps: Tensor) -> Any:
+            dtype = tensors.tap_dtype(window.taps)
+            if taps.shape != arriving.shape or taps.dtype is not dtype:
+                # A hook of saved tensors has changed them.
+                raise RuntimeError(
+                    f"taps must have shape {tuple(arriving.shape)} and data type {dtype}, got "
+                    f"{tuple(taps.shape)} and {taps.dtype}"
+                )
+            return self.max_pooling_grad_from_taps(arriving, taps, sizes, window, is_last)
+
+        return Plan(run, record, gradient)
+
+    def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Any:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""
         sizes = input.shape[2:]
-        numbering = tensors.position_dtype(math.prod(sizes)), True
-        positions = self.max_pooling_indices(taps, sizes, window, *numbering)
-        return cast(Tensor, self.gather_positions(input, positions, False))
+        dtype = tensors.position_dtype(math.prod(sizes))
+        positions = self.max_pooling_indices(taps, sizes, window, dtype, True)
+        return self.gather_positions(input, positions, False)
 
-    def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+    def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Any:
         """The gradient of maxima whose winners are found again."""
         _, taps = self.max_pooling_with_taps(input, window)
-        request = taps, input.shape[2:], window, tensors.is_channels_last(input)
-        return cast(Tensor, self.max_pooling_grad_from_taps(input_gradient, *request))
+        sizes, is_last = input.shape[2:], tensors.is_channels_last(input)
+        return self.max_pooling_grad_from_taps(input_gradient, taps, sizes, window, is_last)
 
-    def adaptive_average_pooling(self, input: Tensor, output_sizes: Sequence[int]) -> Tensor:
+    def adaptive_max_pooling(
+        self, input: Tensor, output_sizes: Sequence[int], **under: Tensor
+    ) -> Any:
+        """Maxima of bins and their positions, ``under`` a mask if there is one."""
+        bins, dtype = tuple(output_sizes), tensors.position_dtype(math.prod(input.shape[2:]))
+        return self.max_pooling_with_indices(input, bins, dtype, True, **under)
+
+    def adaptive_average_pooling(self, input: Tensor, output_sizes: Sequence[int]) -> Any:
         """Averages of bins."""
-        return cast(Tensor, self.average_pooling(input, tuple(output_sizes), False, None))
+        return self.average_pooling(input, tuple(output_sizes), False, None)
 
     def adaptive_average_pooling_grad(
         self, input_gradient: Tensor, spatial_sizes: Sequence[int]
-    ) -> Tensor:
+    ) -> Any:
         """The gradient of averages of bins."""
-        request = spatial_sizes, tuple(input_gradient.shape[2:]), False, None
-        return cast(Tensor, self.average_pooling_grad(input_gradient, *request))
+        bins = tuple(input_gradient.shape[2:])
+        return self.average_pooling_grad(input_gradient, spatial_sizes, bins, False, None)

@@ -194,6 +194,11 @@ def _load() -> tuple[Any, str | None]:
 library, missing = _load()
 
 
+def under_a_mask(function: Any) -> Any:
+    """The function of the library for masks that is named as ``function``."""
+    return getattr(library, function.__name__.replace("_", "_masked_", 1), function)
+
+
 def error_of(function: Any, code: int) -> Exception:
     """The exception for the code of a function that did not return DONE."""
     operator = function.__name__.removeprefix("dmlpool_")

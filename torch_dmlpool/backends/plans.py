@@ -1,5 +1,5 @@
-"""What a call of the CPU kernels is given: its plan with the struct of its problem, and the struct
-of scales and zero points. Plans are made once for each request.
+"""What a call of the CPU kernels is given: its plan with the struct of its problem, and the structs
+of masks and of scales and zero points. Plans are made once for each request.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.backends.interface import AnyWindow
-from torch_dmlpool.backends.library import TAPS, Problem, Quantization
+from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameter
+from torch_dmlpool.backends.library import TAPS, Masking, Problem, Quantization
 from torch_dmlpool.window import Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -36,6 +36,7 @@ class CpuPlan:
     memory_format: torch.memory_format
     is_laid_out: bool  # whether the tensor that the plan was made for is in this format
     is_empty: bool
+    is_ready: bool  # the kernel can be called with that tensor
     number_dtype: torch.dtype  # of taps, positions or indices
     # the type to which the input must be converted first, None if it need not be (``_wider``)
     wider: torch.dtype | None
@@ -52,16 +53,13 @@ that the struct's fields take, and every size that a call has not had before nee
 
 
 def plan_of(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
+    kind: Kind,
     window: AnyWindow,
     counted: tuple[bool, int | None] | None = None,
     spatial_sizes: tuple[int, ...] | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
-    memory_format: torch.memory_format | None = None,
 ) -> CpuPlan:
-    """The plan of a call for a tensor of ``shape`` and ``strides``, with elements of ``dtype``.
+    """The plan of a call for a tensor.
 
     Forward operators give a tensor that windows read. Gradients and functions of taps or positions
     give a tensor with an element for each window, and the ``spatial_sizes`` of what windows read.
@@ -71,16 +69,14 @@ def plan_of(
     - ``counted``: for averages whether padding counts, and the divisor or None.
     - ``numbered``: the data type of taps, positions or indices (None for the one that holds the
       window's taps), and which of these three they are.
-    - ``memory_format``: that of the results; None for the one that PyTorch suggests.
     """
+    shape, strides, dtype, memory_format = kind
     if memory_format is None:
-        channels_last = tensors.suggests_channels_last(shape, strides)
+        channels_last = tensors.suggests_channels_last(shape, strides)  # type: ignore[arg-type]
         memory_format = tensors.named_memory_format(channels_last, len(shape) - 2)
     is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
-    outputs, axes, ends = _axes_of(window, input_sizes, are_averaged=counted is not None)
-    if spatial_sizes is not None and isinstance(window, Window):
-        _check_arriving(shape, dtype, window, outputs, None if counted else numbered)
+    outputs, axes, ends = _axes_of(window, input_sizes)
     samples, channels = shape[:2]
     planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
@@ -105,11 +101,14 @@ def plan_of(
         numbering,
     )
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
+    is_laid_out = strides is not None and _are_strides_of(strides, shape, memory_format)
+    is_empty = 0 in sizes or 0 in output_sizes
     return CpuPlan(
         ctypes.addressof(struct),
         memory_format,
-        _are_strides_of(strides, shape, memory_format),
-        0 in sizes or 0 in output_sizes,
+        is_laid_out,
+        is_empty,
+        is_laid_out and not is_empty,
         number_dtype,
         wider,
         sizes,
@@ -121,29 +120,7 @@ def plan_of(
 
 
 planned = functools.lru_cache(maxsize=4096)(plan_of)
-"""The plan of an operator's call, which a call that is prepared keeps itself."""
-
-
-def _check_arriving(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    window: Window,
-    outputs: Sequence[int],
-    numbered: tuple[torch.dtype | None, int] | None,
-) -> None:
-    """Reject what arrives at windows, or their taps, where it has other sizes or another type than
-    the windows' results. Backward operators get here what a hook of saved tensors may have changed.
-    """
-    if shape[2:] != tuple(outputs):
-        raise RuntimeError(
-            f"the windows have results of sizes {tuple(outputs)}, but their gradient or their taps "
-            f"have shape {shape}"
-        )
-    if numbered is not None:
-        found = numbered[0] if numbered[1] == TAPS else dtype
-        if found is not tensors.tap_dtype(window.taps):
-            wanted = tensors.name_of(tensors.tap_dtype(window.taps))
-            raise RuntimeError(f"taps must have data type {wanted}, got {tensors.name_of(found)}")
+"""The plan of an operator's call on numbers of winners."""
 
 
 _Axis = tuple[int, int, int, int, int, int]
@@ -151,31 +128,23 @@ _Axis = tuple[int, int, int, int, int, int]
 
 
 def _axes_of(
-    window: AnyWindow, sizes: Sequence[int], are_averaged: bool
+    window: AnyWindow, sizes: Sequence[int]
 ) -> tuple[Sequence[int], list[_Axis], list[int]]:
-    """The output sizes of a window or of bins, its axes, and the end padding of each."""
+    """The output sizes of a window or of bins, its axes, and the end padding of each.
+
+    Bins have no stride: the kernels compute where each begins from the two sizes. The step between
+    them, rounded down, only tells ``choose.cpp`` how far apart they lie.
+    """
     if not isinstance(window, Window):
-        axes = [_bins(size, count, are_averaged) for size, count in zip(sizes, window, strict=True)]
+        pairs = zip(sizes, window, strict=True)
+        axes = [(size, count, 0, max(1, size // max(1, count)), 0, 1) for size, count in pairs]
         return window, axes, [0] * len(axes)
     outputs = window.output_sizes(sizes)
     axes = [
         (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
         for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
     ]
-    ends = [axis.end_padding for axis in window.axes]
-    return outputs, axes, ends
-
-
-def _bins(size: int, count: int, are_averaged: bool) -> _Axis:
-    """An axis of bins, whose window is 0. For averages, bins of one size are made a window.
-
-    Bins have no stride: the kernels compute where each begins from the two sizes. The step between
-    bins of maxima, rounded down, only tells ``choose.cpp`` how far apart they lie; averages say 1.
-    """
-    step, remainder = divmod(size, max(1, count))
-    if not are_averaged:
-        return size, count, 0, max(1, step), 0, 1
-    return (size, count, 0, 1, 0, 1) if remainder else (size, count, step, step, 0, 1)
+    return outputs, axes, [axis.end_padding for axis in window.axes]
 
 
 def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
@@ -199,18 +168,13 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     if 0 in sizes:
         like = torch.empty((), dtype=torch.uint8, device="meta")
         return tensors.empty(sizes, like, memory_format).stride()
-    channels = sizes[1]
-    if memory_format is torch.contiguous_format:
-        step, strides = 1, []
-        for size in reversed(sizes):
-            strides.append(step)
-            step *= size
-        return tuple(reversed(strides))
-    step, strides = channels, []
-    for size in reversed(sizes[2:]):
-        strides.append(step)
-        step *= size
-    return step, 1, *reversed(strides)
+    last = len(sizes) - 1
+    is_contiguous = memory_format is torch.contiguous_format
+    step, strides = 1, [0] * len(sizes)
+    for dim in range(last, -1, -1) if is_contiguous else (1, *range(last, 1, -1), 0):
+        strides[dim] = step
+        step *= sizes[dim]
+    return tuple(strides)
 
 
 def _are_strides_of(
@@ -225,39 +189,49 @@ def _are_strides_of(
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def masking(
+    shape: tuple[int, ...], batch: tuple[int, ...], is_last: bool, dtype: torch.dtype, fill: float
+) -> Any:
+    """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``."""
+    if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
+        raise RuntimeError(f"a mask of {batch} samples and channels does not fit shape {shape}")
+    samples, channels = shape[:2]
+    is_of_sample, is_of_channel = batch[0] == samples, batch[1] == channels
+    if is_last or is_of_sample == is_of_channel:
+        groups, is_own, step = 1, is_of_sample, 0
+    else:
+        groups, is_own, step = samples, is_of_channel, int(is_of_sample)
+    planes = (samples if is_last else samples * channels) // groups
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
+    return Masking(groups, planes, is_own, step, batch[1] if is_last else 1, bits)
+
+
 def quantization(
-    channels: int, output_dtype: torch.dtype, *parameters: float | Tensor | None
+    channels: int, output_dtype: torch.dtype, parameters: tuple[Parameter, ...]
 ) -> tuple[Any, Any]:
-    """The struct of scales and zero points, and the objects whose memory it points to.
+    """The struct of scales and zero points, and the tensors whose memory it points to.
 
     ``parameters``: the input's scale and zero point, and then the output's.
     """
-    if not any(isinstance(parameter, Tensor) for parameter in parameters):
-        return _remembered(channels, output_dtype, *parameters)
-    return _quantization(channels, output_dtype, *parameters)
+    are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
+    return (_remembered if are_numbers else _quantization)(channels, output_dtype, parameters)
 
 
-def _quantization(channels: int, output_dtype: torch.dtype, *parameters: Any) -> tuple[Any, Any]:
-    kinds = ((torch.float32, ctypes.c_float), (torch.int32, ctypes.c_int32))
-    vectors = [_vector(parameters[at], *kinds[at % 2]) for at in (0, 2, 1, 3)]
-    pointers, counts, kept = zip(*vectors, strict=True)
+def _quantization(
+    channels: int, output_dtype: torch.dtype, parameters: tuple[Parameter, ...]
+) -> tuple[Any, Any]:
+    scale, zero, output_scale, output_zero = (0 if each is None else each for each in parameters)
+    floats, ints = (scale, output_scale), (zero, output_zero)
+    vectors = [torch.as_tensor(each, dtype=torch.float32, device="cpu") for each in floats]
+    vectors += [torch.as_tensor(each, dtype=torch.int32, device="cpu") for each in ints]
+    vectors = [each.contiguous() for each in vectors]
+    pointers, counts = [each.data_ptr() for each in vectors], [each.numel() for each in vectors]
     limits = torch.iinfo(output_dtype)
-    return Quantization(*pointers, *counts, channels, limits.min, limits.max), kept
+    return Quantization(*pointers, *counts, channels, limits.min, limits.max), vectors
 
 
 _remembered = functools.lru_cache(maxsize=256)(_quantization)
 """Keeps the structs of scales and zero points that are numbers, because a small
 call would spend much of its time on them."""
-
-
-def _vector(
-    parameter: float | Tensor | None, dtype: torch.dtype, number: type[Any]
-) -> tuple[int, int, Any]:
-    """The address of a scale or zero point, how many entries it has (1 or one for each channel),
-    and the object whose memory they are in.
-    """
-    if isinstance(parameter, Tensor):
-        entries = parameter.to(dtype).contiguous()
-        return entries.data_ptr(), entries.numel(), entries
-    entry = number(parameter or 0)
-    return ctypes.addressof(entry), 1, entry

@@ -1,15 +1,24 @@
-"""Reductions over windows and bins in plain PyTorch, one axis at a time, for any device and
-symbolic sizes.
+"""Reductions over windows and bins in plain PyTorch, one axis at a time.
 
-Along an axis a window, a bin, and the windows that read an element are all the same: a number of
-elements at equal steps (:class:`Steps`). They are combined in blocks of 1, 2, 4, ... elements. So
-time and memory grow with the input, the results and the logarithm of the window, whatever padding
-and dilation are, and sums have the depth of trees.
+Where sizes are known and windows small, each tap is a slice of the input. A slice is a view, so
+that a tap costs one pass over the results:
+
+    input along an axis   0 1 2 3 4 5 6     window 3, stride 2
+    tap 0                 0   2   4         input[0::2]
+    tap 1                   1   3   5       input[1::2]
+    tap 2                     2   4   6     input[2::2]
+
+All else is computed for any device and symbolic sizes. Along an axis a window, a bin, and the
+windows that read an element are all the same: a number of elements at equal steps
+(:class:`Steps`). They are combined in blocks of 1, 2, 4, ... elements. So time and memory grow with
+the input, the results and the logarithm of the window, whatever padding and dilation are, and sums
+have the depth of trees.
 
 What is reduced is one dimension, ``dim``, of a tuple of tensors of one shape: values alone, or
 values with their positions.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -34,11 +43,22 @@ class Reduction(NamedTuple):
     whole: Callable[[Tensors, int], Tensors]  # reduces a dimension to the size 1
 
 
-SUM = Reduction(
-    (0,),
-    lambda one, other: (one[0] + other[0],),
-    lambda tensors, dim: (tensors[0].sum(dim, keepdim=True, dtype=tensors[0].dtype),),
-)
+def _sum_of(tensors: Tensors, dim: int) -> Tensors:
+    """The sum, of a known size as a binary tree: within the error of rule E6 and with bits that
+    depend neither on the batch nor on the number of threads.
+    """
+    (tensor,) = tensors
+    if not are_ints(tensor.shape[dim]):
+        return (tensor.sum(dim, keepdim=True, dtype=tensor.dtype),)
+    while (count := tensor.shape[dim]) > 1:
+        half = count // 2
+        added = tensor.narrow(dim, 0, half) + tensor.narrow(dim, half, half)
+        odd = [tensor.narrow(dim, 2 * half, 1)] if count % 2 else []
+        tensor = torch.cat((added, *odd), dim) if odd else added
+    return (tensor,)
+
+
+SUM = Reduction((0,), lambda one, other: (one[0] + other[0],), _sum_of)
 
 
 def maximum(dtype: torch.dtype) -> Reduction:
@@ -93,6 +113,22 @@ def are_ints(*numbers: Any) -> bool:
 def numbers(count: int, like: Tensor) -> Tensor:
     """0, 1, ... on the device of ``like``."""
     return torch.arange(count, dtype=torch.int64, device=like.device)
+
+
+def added(total: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """``total`` with each of ``values`` added at its place along the first dimension, in their
+    order.
+    """
+    if total.is_cpu:
+        return total.index_add(0, places, values)
+    return added_sorted(total, places, values)
+
+
+def added_sorted(total: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """The same on other devices, where ``index_add`` has no fixed order: ``index_put`` sorts before
+    it adds.
+    """
+    return total.index_put((places,), values, accumulate=True)
 
 
 def floored(numerator: Tensor, denominator: int) -> Tensor:
@@ -192,3 +228,142 @@ def is_unpadded(axis: Axis) -> bool:
 def covers(axis: Axis, size: int) -> bool:
     """Whether one window is the whole dimension, without padding."""
     return is_unpadded(axis) and is_known(axis.dilation == 1) and is_known(axis.window == size)
+
+
+LARGEST_WINDOW = 32
+"""For larger windows ``reduced``, whose passes grow with the logarithm of the window, is
+as fast."""
+
+
+def is_sliceable(axis: Axis, size: int) -> bool:
+    """Whether slices are faster than :func:`reduced` for the windows along an axis."""
+    padding = axis.start_padding, axis.end_padding
+    if not are_ints(size, axis.window, axis.stride, axis.dilation, *padding):
+        return False
+    padded = size + axis.start_padding + axis.end_padding
+    # The slices of windows that lie apart are one pass over the input.
+    largest = LARGEST_WINDOW if axis.window > axis.stride else 8 * LARGEST_WINDOW
+    return axis.window <= largest and padded + axis.extent <= 2 * size + 64
+
+
+def sliced(tensors: Tensors, dim: int, axis: Axis, reduction: Reduction) -> Tensors:
+    """Every window along ``dim`` reduced, as a tree over its taps."""
+    outputs = axis.output_size(tensors[0].shape[dim])
+    pairs = zip(tensors, reduction.fills, strict=True)
+    padded = [_padded(tensor, dim, axis, outputs, fill) for tensor, fill in pairs]
+
+    def tree(taps: range) -> Tensors:
+        if len(taps) > 1:
+            half = len(taps) // 2
+            return reduction.combine(tree(taps[:half]), tree(taps[half:]))
+        first = taps[0] * axis.dilation
+        end = first + (outputs - 1) * axis.stride + 1
+        sliced = torch.ops.aten.slice.Tensor
+        return tuple(sliced(each, dim, first, end, axis.stride) for each in padded)
+
+    return tree(range(axis.window))
+
+
+def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> Tensor:
+    """``tensor`` padded with ``fill`` at both ends, as far as windows reach; negative padding cuts
+    off elements.
+    """
+    start, size = axis.start_padding, tensor.shape[dim]
+    after = (outputs - 1) * axis.stride + axis.extent - start - size
+    if start == 0 and after <= 0:
+        return tensor
+    inner = [0, 0] * (tensor.dim() - 1 - dim)
+    return torch.constant_pad_nd(tensor, [*inner, start, after], fill)
+
+
+def pooled(values: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors:
+    """Every window, or every bin, in the way that suits its sizes."""
+    sizes = values[0].shape[2:]
+    return along_axes(values, windows, sizes, functools.partial(_pooled_along, reduction))
+
+
+def along_axes(
+    values: Tensors, windows: AnyWindow, sizes: Sequence[int], change: Callable[..., Tensors]
+) -> Tensors:
+    """What ``change`` makes of ``values`` along one spatial dimension after the other. It gets the
+    number of the dimension, its axis or number of bins, and its size.
+    """
+    for dim, (part, size) in enumerate(zip(parts(windows), sizes, strict=True), 2):
+        values = change(values, dim, part, size)
+    return values
+
+
+def _pooled_along(
+    reduction: Reduction, values: Tensors, dim: int, part: Axis | int, size: int
+) -> Tensors:
+    if isinstance(part, Axis):
+        if covers(part, size):
+            return reduction.whole(values, dim)
+        if is_sliceable(part, size):
+            return sliced(values, dim, part, reduction)
+    return reduced(values, dim, read_by(part, size, values[0]), reduction)
+
+
+def counts(windows: AnyWindow, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
+    """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
+    total = torch.ones((), dtype=like.dtype, device=like.device)
+    for part, size in zip(parts(windows), sizes, strict=True):
+        if isinstance(part, Axis) and include_padding:
+            along = taps_before(size + part.end_padding, firsts(part, size, like), part)
+        else:
+            along = read_by(part, size, like).counts
+        total = total.unsqueeze(-1) * along.to(like.dtype)
+    return total
+
+
+def _counts_all_taps(window: Window, include_padding: bool) -> bool:
+    """Whether every window is known to count all of its taps, whatever it is pooled over."""
+    is_certain = type(window.taps) is int and not window.axes[0].ceil_mode
+    return is_certain and (include_padding or all(map(is_unpadded, window.axes)))
+
+
+def divisor(
+    windows: AnyWindow,
+    sizes: Sequence[int],
+    like: Tensor,
+    include_padding: bool = False,
+    override: int | None = None,
+) -> Any:
+    """What sums of windows are divided by: ``override``, or the taps that count, at least 1 (rules
+    A3 and A5). It is a number or a tensor.
+    """
+    if override is not None:
+        return override
+    if isinstance(windows, Window) and _counts_all_taps(windows, include_padding):
+        taps = windows.taps
+        return taps if taps < 2**63 else float(taps)  # as no tensor takes a longer int
+    return counts(windows, sizes, like, include_padding).clamp(min=1)
+
+
+def spread(gradients: Tensors, dim: int, part: Axis | int, size: int) -> Tensors:
+    """For each of ``size`` elements along ``dim`` the sum of ``gradients`` of the windows that read
+    it.
+
+    The windows that read an element are a window again, over gradients with zeros between them.
+    """
+    (given,) = gradients
+    outputs = given.shape[dim]
+    if not isinstance(part, Axis) or not (covers(part, size) or is_sliceable(part, size)):
+        steps = windows_over(part, outputs, size, given)
+        return reduced(gradients, dim, steps, SUM)
+    shape = list(given.shape)
+    if covers(part, size):
+        shape[dim] = size
+        return (given.expand(shape),)
+    # Where windows lie apart, each gradient stands once for every element of its window.
+    lie_apart = part.window <= part.stride and part.dilation == 1
+    copies, taps = (part.window, 1) if lie_apart else (1, part.window)
+    if part.stride > 1:
+        shape.insert(dim + 1, copies)
+        blocks = given.unsqueeze(dim + 1).expand(shape)
+        shape[dim + 1] = part.stride - copies
+        given = torch.cat((blocks, given.new_zeros(shape)), dim + 1).flatten(dim, dim + 1)
+    before = (taps - 1) * part.dilation - part.start_padding
+    after = size + (taps - 1) * part.dilation - before - given.shape[dim]
+    readers = Axis(taps, 1, before, after, part.dilation, ceil_mode=False)
+    return sliced((given,), dim, readers, SUM)

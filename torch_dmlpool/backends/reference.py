@@ -13,24 +13,9 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.backends import aten, reductions, slices
-from torch_dmlpool.backends.interface import AnyWindow, Backend
+from torch_dmlpool.backends import aten, reductions, reference_rows
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
 from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
-from torch_dmlpool.backends.reference_rows import (
-    segment_maxima as segment_maxima,
-)
-from torch_dmlpool.backends.reference_rows import (
-    segment_shares as segment_shares,
-)
-from torch_dmlpool.backends.reference_rows import (
-    segment_sums as segment_sums,
-)
-from torch_dmlpool.backends.reference_rows import (
-    statistics as statistics,
-)
-from torch_dmlpool.backends.reference_rows import (
-    statistics_grad as statistics_grad,
-)
 from torch_dmlpool.tensors import SIGNED, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Window
 
@@ -44,66 +29,66 @@ def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
         windows.output_sizes(input.shape[2:])
 
 
-def average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Tensor:
-    """Averages of windows or bins. ``counted``: whether padding counts, and the divisor or None."""
+def average_pooling(
+    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+) -> Tensor:
+    """Averages of windows or bins."""
     _reject_sizes(input, windows)
     wide = widened(input)
-    (sums,) = slices.pooled((wide,), windows, reductions.SUM)
-    divisor = slices.divisor(windows, input.shape[2:], wide, *counted)
-    averages = sums if isinstance(divisor, int) and divisor == 1 else sums / divisor
+    (sums,) = reductions.pooled((wide,), windows, reductions.SUM)
+    count = reductions.divisor(windows, input.shape[2:], wide, include_padding, divisor)
+    averages = sums if isinstance(count, int) and count == 1 else sums / count
     return tensors.laid_out_like(averages.to(input.dtype), input)
 
 
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: AnyWindow, *counted: Any
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    windows: AnyWindow,
+    include_padding: bool,
+    divisor: int | None,
 ) -> Tensor:
     """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
     the windows that read it.
     """
     wide = widened(input_gradient)
-    shares = wide / slices.divisor(windows, spatial_sizes, wide, *counted)
-    if slices.covers_all(windows, spatial_sizes):
-        sums = shares.to(input_gradient.dtype).expand(*shares.shape[:2], *spatial_sizes)
-        return tensors.laid_out_like(sums, input_gradient)
-    is_plain = aten.is_plain_cpu(shares)
-    # Passes are over memory in order, as in slices.pooled.
-    moves = is_plain and tensors.is_channels_last(shares)
-    if moves:
-        shares = shares.movedim(1, -1)
-    parts = reductions.parts(windows)
-    for dim, (part, size) in enumerate(zip(parts, spatial_sizes, strict=True), 1 if moves else 2):
-        added = slices.spread(shares, dim, part, size) if is_plain else None
-        if added is None:
-            readers = reductions.windows_over(part, shares.shape[dim], size, shares)
-            (added,) = reductions.reduced((shares,), dim, readers, reductions.SUM)
-        shares = added
-    shares = shares.movedim(-1, 1) if moves else shares
-    return tensors.laid_out_like(shares.to(input_gradient.dtype), input_gradient)
+    shares = wide / reductions.divisor(windows, spatial_sizes, wide, include_padding, divisor)
+    (sums,) = reductions.along_axes((shares,), windows, spatial_sizes, reductions.spread)
+    return tensors.laid_out_like(sums.to(input_gradient.dtype), input_gradient)
 
 
-def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    """Exact sums, requantized once (rules Q1, Q2 and Q6).
-
-    ``arguments``: scale and zero point of the input and of the output, the window,
-    ``include_padding``, the output's data type.
-    """
+def quantized_averages(
+    input: Tensor,
+    parameters: tuple[Parameter, ...],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """Exact sums, requantized once (rules Q1, Q2 and Q6)."""
     if input.device.type == "mps":  # has no float64
-        on_cpu = (each.cpu() if isinstance(each, Tensor) else each for each in arguments)
-        return quantized_linear_average_pooling(input.cpu(), *on_cpu).to(input.device)
-    window, sizes = arguments[4], input.shape[2:]
+        on_cpu = tuple(p.cpu() if isinstance(p, Tensor) else p for p in parameters)
+        result = quantized_averages(input.cpu(), on_cpu, window, include_padding, output_dtype)
+        return result.to(input.device)
     _reject_sizes(input, window)
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
-    (sums,) = slices.pooled((input.to(sum_type),), window, reductions.SUM)
-    return tensors.laid_out_like(requantized(sums, sizes, *arguments), input)
+    (sums,) = reductions.pooled((input.to(sum_type),), window, reductions.SUM)
+    kind = parameters, window, include_padding, output_dtype
+    return tensors.laid_out_like(requantized(sums, input.shape[2:], *kind), input)
 
 
-def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
+def requantized(
+    sums: Tensor,
+    sizes: Sequence[int],
+    parameters: tuple[Parameter, ...],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
     """Quantized averages, as exact arithmetic has them, from the integer ``sums`` of windows over
     ``sizes``.
     """
-    *parameters, window, include_padding, output_dtype = arguments
 
-    def vector(parameter: Any, dtype: torch.dtype) -> Tensor:
+    def vector(parameter: Parameter, dtype: torch.dtype) -> Tensor:
         if not isinstance(parameter, Tensor):
             parameter = torch.full((1,), parameter or 0, dtype=dtype, device=sums.device)
         return parameter.to(dtype).view(1, -1, *(1 for _ in sizes))
@@ -112,10 +97,10 @@ def requantized(sums: Tensor, sizes: Sequence[int], *arguments: Any) -> Tensor:
     scale, zero, step, output_zero = (vector(*pair) for pair in zip(parameters, types, strict=True))
     # Integers, as a float64 would round divisors above 2^53.
     like = torch.empty((), dtype=torch.int64, device=sums.device)
-    divisor = slices.divisor(window, sizes, like, include_padding)
+    divisor = reductions.divisor(window, sizes, like, include_padding)
     if not isinstance(divisor, Tensor):
         divisor = torch.full((1,), divisor, dtype=torch.int64, device=sums.device)
-    sums = sums - slices.counts(window, sizes, sums, include_padding=False) * zero
+    sums = sums - reductions.counts(window, sizes, sums, include_padding=False) * zero
     real = sums.to(torch.float64) * scale / (divisor.to(torch.float64) * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
     if not is_known(window.taps <= 2**20):
@@ -150,17 +135,10 @@ def _on_its_side_of_a_half(
 FLOAT_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def _flipped(tensor: Tensor) -> Tensor:
-    """The sign bit inverted: unsigned integers, viewed as signed, in their order, or back."""
-    return tensor ^ torch.iinfo(tensor.dtype).min
-
-
 def _ordered(source: Tensor) -> Tensor:
     """Signed integers in the order of the values. NaN is the greatest, and zeros are equal."""
-    if source.dtype in SIGNED:
-        return _flipped(signed(source))
     if not source.dtype.is_floating_point:
-        return source
+        return reference_rows.ordered(source)
     wide = widened(source)
     bits = torch.where(wide.isnan(), math.nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
@@ -172,7 +150,9 @@ def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     """
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
-    _, found = slices.pooled((ordered, positions), windows, reductions.first_maximum(ordered.dtype))
+    _, found = reductions.pooled(
+        (ordered, positions), windows, reductions.first_maximum(ordered.dtype)
+    )
     return cast(Tensor, found.where(found != reductions.NOWHERE, -1))
 
 
@@ -195,41 +175,16 @@ def _scattered(
     """Zeros of ``sizes`` with each element added at its position, in the elements' order. Half
     precision is added in float32.
     """
-    wide, plane = widened(signed(source)), math.prod(sizes)
-    found = None if are_unique else aten.scattered(wide, positions, sizes)
-    if found is not None:
-        return found.to(source.dtype)
-    flat, wide = positions.flatten(2).to(torch.int64), wide.flatten(2)
-    # Elements without a position are added to one more element, which is cut off.
-    total = wide.new_zeros((*flat.shape[:2], plane + 1))
-    add = (
-        torch.Tensor.scatter
-        if are_unique
-        else torch.Tensor.scatter_add
-        if source.is_cpu
-        else _add_sorted
-    )
-    total = add(total, -1, flat.where(flat >= 0, plane), wide)[..., :plane].unflatten(
-        -1, tuple(sizes)
-    )
+    wide, batch = widened(signed(source)).flatten(), source.shape[:2]
+    # Elements without a position are added to one more element of each plane, which is cut off.
+    plane = math.prod(sizes) + 1
+    within = positions.flatten(2).to(torch.int64)
+    first = numbers(math.prod(batch), within).view(*batch, 1) * plane
+    places = (first + within.where(within >= 0, plane - 1)).flatten()
+    total = wide.new_zeros(math.prod(batch) * plane)
+    total = total.scatter(0, places, wide) if are_unique else reductions.added(total, places, wide)
+    total = total.view(*batch, plane)[..., :-1].unflatten(-1, tuple(sizes))
     return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
-
-
-def _add_sorted(total: Tensor, dim: int, positions: Tensor, added: Tensor) -> Tensor:  # noqa: ARG001
-    """``scatter_add`` in the elements' order, for devices other than the CPU.
-
-    ``scatter_add`` has no fixed order on these devices, but ``index_put`` sorts before it adds.
-    """
-    rows = (
-        numbers(math.prod(total.shape[:-1]), total)
-        .view(*total.shape[:-1], 1)
-        .expand(positions.shape)
-    )
-    return (
-        total.view(-1, total.shape[-1])
-        .index_put((rows, positions), added, accumulate=True)
-        .view(total.shape)
-    )
 
 
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
@@ -239,71 +194,54 @@ def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[
         yield axis, size, first.view(-1, *[1] * inner)
 
 
-def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """The quotients and the remainders of numbers that are not negative."""
-    if divisor == 1:
-        return left, torch.zeros_like(left)
-    if aten.is_plain_cpu(left):  # floats are divided in vectors, and exactly enough below 2^53
-        quotients = left.to(torch.float64).div(divisor).to(left.dtype)
-    else:
-        quotients = left.div(divisor, rounding_mode="trunc")
-    return quotients, left.sub(quotients, alpha=divisor)
-
-
-def _are_within(numbers: Tensor, count: int) -> bool | Tensor:
-    """Which ``numbers`` are at least 0 and below ``count``; True if it can be seen that all are."""
-    is_seen = aten.is_plain_cpu(numbers) and numbers.numel() > 0
-    if is_seen and numbers.amin() >= 0 and numbers.amax() < count:
-        return True
-    return (numbers >= 0) & (numbers < count)
-
-
-def _number_dtype(sizes: Sequence[int], window: Window) -> torch.dtype:
-    """The data type that holds all taps and positions, and positions in the padding."""
+def _as_numbers(tensor: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
+    """``tensor`` in a data type that holds all taps and positions, and positions in the padding."""
     axes = zip(window.axes, sizes, strict=True)
     reach = [size + axis.start_padding + axis.end_padding + axis.extent for axis, size in axes]
-    return tensors.position_dtype(max(*reach, math.prod(sizes), window.taps))
+    return tensor.to(tensors.position_dtype(math.prod(reach)))
+
+
+def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+    """The quotients and the remainders of numbers that are not negative."""
+    quotients = left.div(divisor, rounding_mode="trunc")
+    return quotients, left.sub(quotients, alpha=divisor)
 
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    left, step = positions.to(_number_dtype(sizes, window)), 1
-    inside: Any = _are_within(left, math.prod(sizes))
-    taps: Any = None
+    taps: Any = 0
+    left, step = _as_numbers(positions, sizes, window), 1
     for axis, size, first in _axes(window, sizes, left):
         left, at = _divided(left, size) if axis is not window.axes[0] else (left, left)
         along = at - first
         if axis.dilation != 1:
             along = along.div(axis.dilation, rounding_mode="trunc")
-        taps, step = along if taps is None else taps.add(along, alpha=step), step * axis.window
-    taps = taps.to(tensors.tap_dtype(window.taps))
-    return taps if inside is True else taps.where(inside, 0)
+        taps, step = along * step + taps, step * axis.window
+    found: Tensor = taps.where(positions >= 0, 0)
+    return found.to(tensors.tap_dtype(window.taps))
 
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    left, step = taps.to(_number_dtype(sizes, window)), 1
-    inside: Any = _are_within(left, window.taps)
-    positions: Any = None
+    positions: Any = 0
+    left, step = _as_numbers(taps, sizes, window), 1
+    inside = left >= 0
     for axis, size, first in _axes(window, sizes, left):
         left, along = _divided(left, axis.window) if axis is not window.axes[0] else (left, left)
         at = along * axis.dilation + first
-        inside = inside & _are_within(at, size)
-        positions, step = at if positions is None else positions.add(at, alpha=step), step * size
-    return positions if inside is True else positions.where(inside, -1)
+        positions, step = at * step + positions, step * size
+        inside = inside & (along < axis.window) & (at >= 0) & (at < size)
+    found: Tensor = positions.where(inside, -1)
+    return found
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
     _reject_sizes(input, window)
-    found = aten.maxima(input, window)
-    if found is not None:
-        return found
-    source = _flipped(signed(input)) if input.dtype in SIGNED else input
-    (values,) = slices.pooled((source,), window, reductions.maximum(source.dtype))
-    return tensors.laid_out_like(
-        _flipped(values).view(input.dtype) if input.dtype in SIGNED else values, input
-    )
+    if input.dtype in SIGNED:
+        return _found(input, window)[0]
+    (values,) = reductions.pooled((input,), window, reductions.maximum(input.dtype))
+    return tensors.laid_out_like(values, input)
 
 
 def _found(input: Tensor, windows: AnyWindow) -> tuple[Tensor, Tensor]:
@@ -324,33 +262,25 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
 
 
 def max_pooling_with_indices(
-    input: Tensor, windows: AnyWindow, *numbering: Any
+    input: Tensor, windows: AnyWindow, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
-    """Maxima and their indices. ``numbering``: the indices' data type, and whether they count in
-    each plane (else in the whole tensor).
-    """
+    """Maxima and their indices, which count in each plane or else in the whole tensor."""
     values, positions = _found(input, windows)
-    indices = numbered(positions, input.shape, *numbering)
+    indices = numbered(positions, input.shape, index_dtype, per_plane)
     return values, tensors.laid_out_like(indices, input)
 
 
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of bins and their positions."""
-    return max_pooling_with_indices(
-        input, output_sizes, tensors.position_dtype(math.prod(input.shape[2:])), True
-    )
-
-
 def max_pooling_indices(
-    taps: Tensor, spatial_sizes: Sequence[int], window: Window, *numbering: Any
+    taps: Tensor,
+    spatial_sizes: Sequence[int],
+    window: Window,
+    index_dtype: torch.dtype,
+    per_plane: bool,
 ) -> Tensor:
-    """The indices of taps. ``numbering``: as in :func:`max_pooling_with_indices`."""
-    return tensors.laid_out_like(
-        numbered(
-            _positions(taps, spatial_sizes, window), (*taps.shape[:2], *spatial_sizes), *numbering
-        ),
-        taps,
-    )
+    """The indices of taps."""
+    positions = _positions(taps, spatial_sizes, window)
+    indices = numbered(positions, (*taps.shape[:2], *spatial_sizes), index_dtype, per_plane)
+    return tensors.laid_out_like(indices, taps)
 
 
 def max_pooling_grad_from_taps(
@@ -378,10 +308,9 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions with -1 for those outside the plane, and for all but the last of equal ones."""
     plane = math.prod(spatial_sizes)
     flat = _inside(positions, plane).flatten(2)
-    order = numbers(flat.shape[-1], flat).expand(flat.shape)
-    nothing = torch.full((*flat.shape[:2], plane), -1, dtype=torch.int64, device=flat.device)
-    last = nothing.scatter_reduce(-1, flat.clamp(min=0), order.where(flat >= 0, -1), "amax")
-    unique = flat.where(last.gather(-1, flat.clamp(min=0)) == order, -1).view(positions.shape)
+    places, order = flat.where(flat >= 0, plane), numbers(flat.shape[-1], flat).expand(flat.shape)
+    last = flat.new_full((*flat.shape[:2], plane + 1), -1).scatter_reduce(-1, places, order, "amax")
+    unique = flat.where(last.gather(-1, places) == order, -1).view(positions.shape)
     return tensors.laid_out_like(unique.to(tensors.position_dtype(plane)), positions)
 
 
@@ -415,20 +344,13 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     )
 
 
-def padding_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
-    """The number of padding's taps that each window counts where padding counts (rules A1 and A2).
-    Nothing is subtracted that was rounded.
-    """
-    padding = inside = torch.ones((), dtype=like.dtype, device=like.device)
-    padding = padding - 1
-    for axis, size in zip(window.axes, sizes, strict=True):
-        first = reductions.firsts(axis, size, like)
-        counted = reductions.taps_before(size + axis.end_padding, first, axis)
-        read = reductions.read_by(axis, size, like).counts
-        missing = (counted - read).to(like.dtype)
-        padding = padding.unsqueeze(-1) * counted.to(like.dtype) + inside.unsqueeze(-1) * missing
-        inside = inside.unsqueeze(-1) * read.to(like.dtype)
-    return padding
+def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
+    """The taps in the padding that each window counts where padding counts (rules A1 and A2)."""
+    # float64 counts whatever lies inside exactly, so that no count is rounded and then subtracted.
+    dtype = torch.int64 if like.device.type == "mps" else torch.float64
+    exact = torch.empty((), dtype=dtype, device=like.device)
+    every, inside = (reductions.counts(window, sizes, exact, padded) for padded in (True, False))
+    return (every - inside).to(like.dtype)
 
 
-BACKEND = Backend.of("reference", globals())
+BACKEND = Backend.of("reference", vars(reference_rows) | globals())

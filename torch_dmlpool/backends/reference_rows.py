@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
-from torch_dmlpool.tensors import SIGNED, widened
+from torch_dmlpool.backends.reductions import added
+from torch_dmlpool.tensors import SIGNED, lowest, widened
 from torch_dmlpool.window import ArgumentError
 
 
@@ -43,13 +44,23 @@ def _set_numbers(offsets: Tensor, mask: Tensor | None, rows: int) -> Tensor:
 
 
 def _counts(numbers: Tensor, sets: int) -> Tensor:
-    """How many rows each set has, with one more set for all that are in none."""
-    return numbers.new_zeros(sets + 1).index_add(0, numbers, torch.ones_like(numbers))
+    """How many rows each set has: ``(sets, 1)``. One more set has all that are in none."""
+    count = numbers.new_zeros(sets + 1).index_add(0, numbers, torch.ones_like(numbers))
+    return count[:sets, None]
 
 
-def _wider(tensor: Tensor) -> torch.dtype:
-    """float64, where the device has it."""
-    return tensor.dtype if tensor.device.type == "mps" else torch.float64
+def _count(like: Tensor, length: int, mask: Tensor | None) -> Tensor:
+    """How many of the rows of each sample, or of the elements of each plane, are kept: ``(N, 1)``,
+    or ``(1, 1)`` without a mask.
+    """
+    if mask is None:
+        return like.new_full((1, 1), length, dtype=torch.int64)
+    return mask.sum(-1, keepdim=True)
+
+
+def _kept(tensor: Tensor, mask: Tensor | None, dim: int, fill: float = 0) -> Tensor:
+    """``tensor`` where the mask, which lacks the dimension ``dim``, is True, else ``fill``."""
+    return tensor if mask is None else torch.where(mask.unsqueeze(dim), tensor, fill)
 
 
 def segment_sums(
@@ -58,26 +69,15 @@ def segment_sums(
     """The sum or the mean of each set."""
     wide = widened(input)
     if offsets is None:
-        if mask is not None:
-            wide = torch.where(mask.unsqueeze(-1), wide, 0)
-        sums, count = wide.sum(-2), input.shape[-2]
-        if not is_mean:
-            return sums.to(input.dtype)
-        if mask is None:
-            return (sums / max(count, 1) if type(count) is int else sums / count).to(input.dtype)
-        return (sums / mask.sum(-1, keepdim=True).clamp(min=1)).to(input.dtype)
-    sets = offsets.shape[0] - 1
-    numbers = _set_numbers(offsets, mask, input.shape[0])
-    # In float64, as PyTorch adds one row after the other.
-    exact = torch.zeros(sets + 1, input.shape[1], dtype=_wider(wide), device=input.device)
-    wide = wide.to(exact.dtype)
-    if input.is_cpu:
-        sums = exact.index_add(0, numbers, wide)[:sets]
-    else:  # ``index_add`` has no fixed order on other devices, ``index_put`` sorts before it adds
-        sums = exact.index_put((numbers,), wide, accumulate=True)[:sets]
-    if is_mean:
-        sums = sums / _counts(numbers, sets)[:sets, None].clamp(min=1)
-    return sums.to(input.dtype)
+        sums, count = _kept(wide, mask, -1).sum(-2), _count(input, input.shape[-2], mask)
+    else:
+        sets = offsets.shape[0] - 1
+        numbers = _set_numbers(offsets, mask, input.shape[0])
+        # In float64 where there is one, as PyTorch adds one row after the other.
+        exact = wide.dtype if input.device.type == "mps" else torch.float64
+        total = torch.zeros(sets + 1, input.shape[1], dtype=exact, device=input.device)
+        sums, count = added(total, numbers, wide.to(exact))[:sets], _counts(numbers, sets)
+    return (sums / count.clamp(min=1) if is_mean else sums).to(input.dtype)
 
 
 def segment_shares(
@@ -91,62 +91,58 @@ def segment_shares(
     """Each row's share of what arrives at its set, or with ``indices`` all at these rows."""
     if indices is not None:
         return scattered(arriving, indices, rows, offsets is None)
-    wide = widened(arriving)
     if offsets is None:
-        if is_mean:
-            count = rows if mask is None else mask.sum(-1, keepdim=True).clamp(min=1)
-            wide = wide / count if mask is not None or rows > 0 else wide
-        shares = wide.unsqueeze(-2).expand(arriving.shape[0], rows, arriving.shape[1])
-        if mask is not None:
-            shares = torch.where(mask.unsqueeze(-1), shares, 0)
-        return shares.to(arriving.dtype).contiguous()
-    sets = offsets.shape[0] - 1
-    numbers = _set_numbers(offsets, mask, rows)
-    if is_mean:
-        wide = wide / _counts(numbers, sets)[:sets, None].clamp(min=1)
-    padded = torch.nn.functional.pad(wide.to(arriving.dtype), (0, 0, 0, 1))
-    return padded.index_select(0, numbers)
+        count = _count(arriving, rows, mask)
+    else:
+        numbers = _set_numbers(offsets, mask, rows)
+        count = _counts(numbers, offsets.shape[0] - 1)
+    wide = widened(arriving)
+    shares = (wide / count.clamp(min=1) if is_mean else wide).to(arriving.dtype)
+    if offsets is not None:
+        return torch.nn.functional.pad(shares, (0, 0, 0, 1)).index_select(0, numbers)
+    spread = shares.unsqueeze(-2).expand(shares.shape[0], rows, shares.shape[1])
+    return _kept(spread, mask, -1).contiguous()
 
 
 def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
 ) -> tuple[Tensor, Tensor]:
     """The greatest or least element of each channel of a set, and its row."""
-    rows, channels = input.shape[-2:]
-    ordered = _ordered(input, are_minima)
-    lowest = _lowest(ordered.dtype)
+    source = _turned(ordered(input), are_minima)
     if offsets is None:
-        return _token_maxima(input, ordered, mask, lowest, are_minima)
-    sets = offsets.shape[0] - 1
+        values, indices = _token_maxima(source, mask)
+    else:
+        values, indices = _set_maxima(source, offsets, mask)
+    return _unordered(values, input.dtype, are_minima), indices
+
+
+def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    (rows, channels), sets = ordered.shape, offsets.shape[0] - 1
     places = _set_numbers(offsets, mask, rows)[:, None].expand(ordered.shape)
-    most = ordered.new_full((sets + 1, channels), lowest)
+    most = ordered.new_full((sets + 1, channels), lowest(ordered.dtype))
     most = most.scatter_reduce(0, places, ordered, "amax")
     winning = most.gather(0, places)
     is_winner = (ordered == winning) | ((ordered != ordered) & (winning != winning))
-    every = torch.arange(rows, dtype=torch.int64, device=input.device)[:, None]
-    first = torch.full((sets + 1, channels), rows, dtype=torch.int64, device=input.device)
-    first = first.scatter_reduce(0, places, torch.where(is_winner, every, rows), "amin")[:sets]
-    indices = torch.where(first == rows, -1, first)
+    every = torch.arange(rows, dtype=torch.int64, device=ordered.device)[:, None]
+    first = every.new_full(most.shape, rows)
+    first = first.scatter_reduce(0, places, torch.where(is_winner, every, rows), "amin")
     # A part of a larger tensor cannot have a tangent.
-    return _unordered(most[:sets].clone(), input.dtype, are_minima), indices
+    return most[:sets].clone(), torch.where(first == rows, -1, first)[:sets]
 
 
-def _token_maxima(
-    input: Tensor, ordered: Tensor, mask: Tensor | None, lowest: float, are_minima: bool
-) -> tuple[Tensor, Tensor]:
+def _token_maxima(ordered: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Maxima of each sample. PyTorch's are the first of equal elements, and the first NaN."""
-    if input.shape[-2] == 0:
-        values = ordered.new_full((input.shape[0], input.shape[2]), lowest)
-        indices = torch.full_like(values, -1, dtype=torch.int64)
-    elif mask is None:
-        values, indices = ordered.max(-2)
-    else:
-        values, indices = torch.where(mask.unsqueeze(-1), ordered, lowest).max(-2)
+    least = lowest(ordered.dtype)
+    if ordered.shape[-2] == 0:
+        values = ordered.new_full((ordered.shape[0], ordered.shape[2]), least)
+        return values, torch.full_like(values, -1, dtype=torch.int64)
+    values, indices = _kept(ordered, mask, -1, least).max(-2)
+    if mask is not None:
         # A row that the mask leaves out may tie with the lowest value itself.
         first = mask.to(torch.uint8).argmax(-1, keepdim=True)
-        indices = torch.where(values == lowest, first, indices)
+        indices = torch.where(values == least, first, indices)
         indices = torch.where(mask.any(-1, keepdim=True), indices, -1)
-    return _unordered(values, input.dtype, are_minima), indices
+    return values, indices
 
 
 def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> Tensor:
@@ -160,52 +156,51 @@ def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> T
     return zeros.scatter(-2, places, arriving).narrow(-2, 0, rows)
 
 
-def _lowest(dtype: torch.dtype) -> float:
-    return -torch.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+_SIGNED = SIGNED | {torch.uint8: torch.int8}
 
 
-def _ordered(input: Tensor, is_turned: bool) -> Tensor:
-    """``input`` in a signed data type of the same order, or with ``is_turned`` of the reverse."""
-    if input.dtype is torch.bool or input.dtype is torch.uint8:
-        input = input.to(torch.int16)
-    elif input.dtype in SIGNED:
-        signed = input.view(SIGNED[input.dtype])
-        input = signed ^ torch.iinfo(signed.dtype).min
-    if not is_turned:
+def ordered(input: Tensor) -> Tensor:
+    """``input`` in a signed data type of the same order."""
+    if input.dtype is torch.bool:
+        input = input.to(torch.uint8)
+    if input.dtype not in _SIGNED:
         return input
-    return -input if input.dtype.is_floating_point else ~input
+    signed = input.view(_SIGNED[input.dtype])
+    return signed ^ torch.iinfo(signed.dtype).min
+
+
+def _turned(ordered: Tensor, is_turned: bool) -> Tensor:
+    """In the reverse order if ``is_turned``."""
+    if not is_turned:
+        return ordered
+    return -ordered if ordered.dtype.is_floating_point else ~ordered
 
 
 def _unordered(ordered: Tensor, dtype: torch.dtype, is_turned: bool) -> Tensor:
-    """The elements of ``dtype`` that ``_ordered`` made these of."""
-    if is_turned:
-        ordered = -ordered if dtype.is_floating_point else ~ordered
-    if dtype in SIGNED:
-        return (ordered ^ torch.iinfo(ordered.dtype).min).view(dtype)
-    if dtype is torch.bool or dtype is torch.uint8:
-        return ordered.clamp(0, 1 if dtype is torch.bool else 255).to(dtype)
+    """The elements of ``dtype`` that ``ordered`` and ``_turned`` made these of."""
+    ordered = _turned(ordered, is_turned)
+    if dtype is torch.bool:
+        return ordered != -128
+    if dtype in _SIGNED:
+        ordered = (ordered ^ torch.iinfo(ordered.dtype).min).view(dtype)
     return ordered
 
 
-def _kept(input: Tensor, mask: Tensor | None) -> Tensor:
-    return input if mask is None else torch.where(mask.unsqueeze(1), input, 0)
-
-
-def _count(input: Tensor, mask: Tensor | None) -> Tensor:
-    """How many elements of each plane are kept: ``(N, 1)``."""
-    if mask is None:
-        return input.new_full((1, 1), input.shape[-1], dtype=torch.int64)
-    return mask.sum(-1, keepdim=True)
-
-
 def _distances(input: Tensor, mask: Tensor | None, mean: Tensor) -> Tensor:
-    return _kept(_kept(input, mask) - mean.unsqueeze(-1), mask)
+    return _kept(_kept(input, mask, 1) - mean.unsqueeze(-1), mask, 1)
+
+
+def _sloped(values: Tensor, deviation: Tensor, count: Tensor, correction: int) -> Tensor:
+    """``values`` divided by what makes slopes of them, 0 where nothing deviates."""
+    is_spread = (deviation != 0) & (count > correction)
+    divisor = torch.where(is_spread, widened(deviation) * (count - correction), 1)
+    return torch.where(is_spread, values, 0) / divisor
 
 
 def statistics(input: Tensor, mask: Tensor | None, correction: int) -> tuple[Tensor, Tensor]:
     """The mean and the standard deviation of each plane."""
-    wide, count = widened(input), _count(input, mask)
-    mean = _kept(wide, mask).sum(-1) / count.clamp(min=1)
+    wide, count = widened(input), _count(input, input.shape[-1], mask)
+    mean = _kept(wide, mask, 1).sum(-1) / count.clamp(min=1)
     squares = _distances(wide, mask, mean).square().sum(-1)
     variance = squares / (count - correction).clamp(min=1)
     deviation = torch.where(count > correction, variance, 0).sqrt()
@@ -224,13 +219,11 @@ def statistics_grad(
     """The gradient of means and deviations. It has every derivative with respect to all of its
     tensors.
     """
-    wide, count = widened(input), _count(input, mask)
+    wide, count = widened(input), _count(input, input.shape[-1], mask)
     share = widened(of_mean) / count.clamp(min=1)
-    is_spread = (deviation != 0) & (count > correction)
-    divisor = torch.where(is_spread, widened(deviation) * (count - correction), 1)
-    slope = torch.where(is_spread, widened(of_deviation), 0) / divisor
+    slope = _sloped(widened(of_deviation), deviation, count, correction)
     gradient = _distances(wide, mask, widened(mean)) * slope.unsqueeze(-1)
-    return _kept(gradient + share.unsqueeze(-1), mask).to(input.dtype)
+    return _kept(gradient + share.unsqueeze(-1), mask, 1).to(input.dtype)
 
 
 def statistics_tangent(
@@ -242,11 +235,9 @@ def statistics_tangent(
     correction: int,
 ) -> tuple[Tensor, Tensor]:
     """The tangents of means and deviations."""
-    wide, count = widened(input), _count(input, mask)
-    moved = _kept(widened(direction), mask)
-    is_spread = (deviation != 0) & (count > correction)
-    divisor = torch.where(is_spread, widened(deviation) * (count - correction), 1)
+    wide, count = widened(input), _count(input, input.shape[-1], mask)
+    moved = _kept(widened(direction), mask, 1)
     across = (_distances(wide, mask, widened(mean)) * moved).sum(-1)
-    of_deviation = torch.where(is_spread, across, 0) / divisor
     of_mean = moved.sum(-1) / count.clamp(min=1)
+    of_deviation = _sloped(across, deviation, count, correction)
     return of_mean.to(input.dtype), of_deviation.to(input.dtype)

@@ -16,7 +16,8 @@ from torch_dmlpool.backends.plans import DATA_TYPES
 from torch_dmlpool.tensors import FLOAT_TYPES
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's elements are; None without a tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -25,48 +26,53 @@ def _in_rows(input: Tensor) -> Tensor:
     return input if input.stride(-1) == 1 or input.shape[-1] == 1 else input.contiguous()
 
 
+def _sets(input: Tensor, offsets: Tensor | None) -> tuple[int, int]:
+    """The sizes of a result for each set and channel."""
+    return input.shape[0] if offsets is None else offsets.shape[0] - 1, input.shape[-1]
+
+
 def _call(
-    function: Any, source: Tensor, offsets: Tensor | None, fields: dict[str, int], *tensors: Any
+    function: Any,
+    rows: Tensor,
+    given: tuple[Tensor | None, ...],
+    results: tuple[Tensor, ...],
+    offsets: Tensor | None = None,
+    **fields: int,
 ) -> None:
-    """Call a function of the library for the rows of ``source``, whose mask comes before the other
-    ``tensors``. Offsets that it refuses are rejected.
+    """Call a function of the library for sets of ``rows``, which reads the tensors ``given``.
+    Offsets that it refuses are rejected.
     """
-    *_, rows, channels = source.shape
-    sets = source.shape[0] if offsets is None else offsets.shape[0] - 1
-    strides = source.stride()
+    *_, length, channels = rows.shape
+    strides = rows.stride()
     struct = Segments(
-        sets,
+        _sets(rows, offsets)[0],
         channels,
-        rows,
+        length,
         strides[0] if offsets is None else 0,
         strides[-2],
-        rows if offsets is None else 0,
-        DATA_TYPES[source.dtype],
+        length if offsets is None else 0,
+        DATA_TYPES[rows.dtype],
         **fields,
     )
-    code = function(ctypes.addressof(struct), *tensors)
+    code = function(ctypes.addressof(struct), *map(address, (*given, *results)))
     if code == OUTSIDE and offsets is not None:
-        reference_rows.check_offsets(offsets, rows)
+        reference_rows.check_offsets(offsets, length)
     if code:
         raise error_of(function, code)
+
+
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def segment_sums(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
 ) -> Tensor:
     """The sum or the mean of each set."""
-    input = _in_rows(input)
-    sets = input.shape[0] if offsets is None else offsets.shape[0] - 1
-    output = input.new_empty((sets, input.shape[-1]))
-    offsets = None if offsets is None else offsets.contiguous()
-    mask = None if mask is None else mask.contiguous()
-    _call(
-        library.dmlpool_segment_sums,
-        input,
-        offsets,
-        {"divisor": 0 if is_mean else 1},
-        *(input.data_ptr(), _address(offsets), _address(mask), output.data_ptr()),
-    )
+    rows = _in_rows(input)
+    output, divisor = rows.new_empty(_sets(rows, offsets)), int(not is_mean)
+    given = rows, _dense(offsets), _dense(mask)
+    _call(library.dmlpool_segment_sums, rows, given, (output,), offsets, divisor=divisor)
     return output
 
 
@@ -76,17 +82,13 @@ def segment_maxima(
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
         return reference_rows.segment_maxima(input, offsets, mask, are_minima)
-    input = _in_rows(input)
-    sets = input.shape[0] if offsets is None else offsets.shape[0] - 1
-    values = input.new_empty((sets, input.shape[-1]))
-    indices = torch.empty(values.shape, dtype=torch.int64, device=input.device)
-    offsets = None if offsets is None else offsets.contiguous()
-    mask = None if mask is None else mask.contiguous()
-    operands = input.data_ptr(), _address(offsets), _address(mask)
-    results = values.data_ptr(), indices.data_ptr()
+    rows = _in_rows(input)
+    values = rows.new_empty(_sets(rows, offsets))
+    results = values, torch.empty(values.shape, dtype=torch.int64, device=input.device)
+    given = rows, _dense(offsets), _dense(mask)
     fields = {"are_minima": int(are_minima)}
-    _call(library.dmlpool_segment_maxima, input, offsets, fields, *operands, *results)
-    return values, indices
+    _call(library.dmlpool_segment_maxima, rows, given, results, offsets, **fields)
+    return results
 
 
 def segment_shares(
@@ -98,14 +100,11 @@ def segment_shares(
     indices: Tensor | None = None,
 ) -> Tensor:
     """Each row's share of what arrives at its set, or with ``indices`` all at these rows."""
-    arriving = arriving.contiguous()
     samples = () if offsets is not None else (arriving.shape[0],)
     gradient = arriving.new_empty((*samples, rows, arriving.shape[-1]))
-    offsets = None if offsets is None else offsets.contiguous()
-    mask = None if mask is None else mask.contiguous()
-    numbers = arriving.data_ptr(), _address(offsets), _address(mask), _address(indices)
-    fields = {"divisor": 0 if is_mean else 1}
-    _call(library.dmlpool_segment_shares, gradient, offsets, fields, *numbers, gradient.data_ptr())
+    given = arriving.contiguous(), _dense(offsets), _dense(mask), indices
+    fields = {"divisor": int(not is_mean)}
+    _call(library.dmlpool_segment_shares, gradient, given, (gradient,), offsets, **fields)
     return gradient
 
 
@@ -123,11 +122,10 @@ def _as_kernels_read(input: Tensor) -> tuple[Tensor, Tensor]:
 def statistics(input: Tensor, mask: Tensor | None, correction: int) -> tuple[Tensor, Tensor]:
     """The mean and the standard deviation of each plane."""
     input, rows = _as_kernels_read(input)
-    mean, deviation = (input.new_empty(input.shape[:2]) for _ in range(2))
-    mask = None if mask is None else mask.contiguous()
-    tensors = input.data_ptr(), _address(mask), mean.data_ptr(), deviation.data_ptr()
-    _call(library.dmlpool_statistics, rows, None, {"correction": correction}, *tensors)
-    return mean, deviation
+    results = input.new_empty(input.shape[:2]), input.new_empty(input.shape[:2])
+    given = input, _dense(mask)
+    _call(library.dmlpool_statistics, rows, given, results, correction=correction)
+    return results
 
 
 def statistics_grad(
@@ -142,8 +140,6 @@ def statistics_grad(
     """The gradient of means and deviations."""
     input, rows = _as_kernels_read(input)
     gradient = torch.empty_like(input)
-    mask = None if mask is None else mask.contiguous()
-    moments = torch.stack((mean, deviation, of_mean, of_deviation))
-    tensors = input.data_ptr(), _address(mask), moments.data_ptr(), gradient.data_ptr()
-    _call(library.dmlpool_statistics_grad, rows, None, {"correction": correction}, *tensors)
+    given = input, _dense(mask), torch.stack((mean, deviation, of_mean, of_deviation))
+    _call(library.dmlpool_statistics_grad, rows, given, (gradient,), correction=correction)
     return gradient

@@ -6,7 +6,6 @@ graphs capture every call. A launch goes to the tensors' own device and that dev
 stream.
 """
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,21 +18,8 @@ from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference, reference_rows
 from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
-from torch_dmlpool.backends.gpu_plans import GpuPlan, new, planned, planned_sets
-from torch_dmlpool.backends.interface import AnyWindow, Backend
-from torch_dmlpool.backends.reference import gather_positions as gather_positions
-from torch_dmlpool.backends.reference import masked as masked
-from torch_dmlpool.backends.reference import scatter_positions as scatter_positions
-from torch_dmlpool.backends.reference import unique_positions as unique_positions
-from torch_dmlpool.backends.reference_rows import (
-    segment_shares as segment_shares,
-)
-from torch_dmlpool.backends.reference_rows import (
-    statistics as statistics,
-)
-from torch_dmlpool.backends.reference_rows import (
-    statistics_grad as statistics_grad,
-)
+from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
 from torch_dmlpool.window import Window
 
 
@@ -51,35 +37,35 @@ MOST_TAPS = 2**20
 float64 though the exact one is not: the reference compares these in integers."""
 
 
-def launch(how: Any, *arguments: Any) -> None:
+def launch(how: Any, *operands: Any) -> None:
     """Launch a kernel with these tensors and numbers, on the first tensor's device. ``how`` is a
     ``kernels.launch.Launch``.
     """
-    device = arguments[0].get_device()
+    device = operands[0].get_device()
     if device < 0 or device == current_gpu():
-        _run(how, arguments, device)
+        _run(how, operands, device)
         return
     with torch.cuda.device(device):
-        _run(how, arguments, device)
+        _run(how, operands, device)
 
 
-def _run(how: Any, arguments: tuple[Any, ...], device: int) -> None:
+def _run(how: Any, operands: tuple[Any, ...], device: int) -> None:
     if device < 0:  # Triton's interpreter
         kernel = kernel_named(*how.kernel.split("."))
-        kernel[(how.programs,)](*arguments, how.sizes, **dict(how.constants))
+        kernel[(how.programs,)](*operands, how.sizes, **dict(how.constants))
         return
     ready = how.ready.get(device)
     if ready is None:
         # A launch belongs to a plan, whose operands have the same kinds in every call.
         ready = how.ready[device] = _ready(
-            how, *_compiled(*what_is_compiled(how, arguments, device))
+            how, *_compiled(*what_is_compiled(how, operands, device))
         )
     runner, hooks, stream_of, run, function, metadata, numbers = ready
     stream = stream_of(device)
     if _is_hooked(hooks.launch_enter_hook) or _is_hooked(hooks.launch_exit_hook):
-        runner(*arguments, *numbers, stream=stream)
+        runner(*operands, *numbers, stream=stream)
     else:  # what ``runner`` does without them, in half the time
-        run(how.programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *numbers)
+        run(how.programs, 1, 1, stream, function, metadata, None, None, None, *operands, *numbers)
 
 
 def _ready(how: Any, compiled: Any, constants: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -97,16 +83,21 @@ def _is_hooked(hook: Any) -> bool:
     return bool(getattr(hook, "calls", hook))
 
 
-def what_is_compiled(how: Any, arguments: tuple[Any, ...], device: int) -> tuple[Any, ...]:
+def what_is_compiled(how: Any, operands: tuple[Any, ...], device: int) -> tuple[Any, ...]:
     """The arguments of ``_compiled`` for a launch."""
-    return how.kernel, how.constants, how.size_types, device, tuple(map(kind_of, arguments))
+    return how.kernel, how.constants, how.size_types, device, tuple(map(kind_of, operands))
 
 
-def kind_of(argument: Any) -> Any:
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether it starts at a multiple of 16 bytes."""
+    return tensor.data_ptr() % 16 == 0
+
+
+def kind_of(operand: Any) -> Any:
     """What Triton compiles for: a tensor's data type and whether it is aligned, a number's type."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    return type(argument)
+    if isinstance(operand, Tensor):
+        return operand.dtype, is_aligned(operand)
+    return type(operand)
 
 
 def _warps(device: int) -> int:
@@ -162,52 +153,31 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
 @or_reference(reference.max_pooling_with_taps)
 def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
     """Values, and the number of each winning tap inside its window (rule M6)."""
-    return _maxima(input, window, _tap_dtype(window))[:2]
-
-
-_tap_dtype = lru_cache(lambda window: tensors.tap_dtype(window.taps))
+    return _maxima(input, window, tensors.tap_dtype(window.taps))
 
 
 @or_reference(reference.max_pooling_with_indices)
 def max_pooling_with_indices(
-    input: Tensor, window: Window, *numbering: Any
+    input: Tensor, windows: AnyWindow, index_dtype: torch.dtype, per_plane: bool
 ) -> tuple[Tensor, Tensor]:
     """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
-    values, taps = max_pooling_with_taps(input, window)
-    return values, max_pooling_indices(taps, input.shape[2:], window, *numbering)
-
-
-@or_reference(reference.adaptive_max_pooling)
-def adaptive_max_pooling(input: Tensor, output_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Maxima of bins and their positions."""
-    dtype = tensors.position_dtype(math.prod(input.shape[2:]))
-    return _maxima(input, None, dtype, tuple(output_sizes))[:2]
+    if not isinstance(windows, Window):  # the kernels make positions of bins, and taps of windows
+        return _maxima(input, windows, index_dtype)
+    values, taps = max_pooling_with_taps(input, windows)
+    return values, max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
 
 
 def _maxima(
-    input: Tensor,
-    window: Window | None,
-    code_dtype: torch.dtype | None,
-    sizes: tuple[int, ...] | None = None,
-) -> tuple[Tensor, Tensor, GpuPlan]:
-    """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``; their
-    plan. Without ``code_dtype`` no numbers are computed: the values stand in for them, as kernels
-    take a pointer in any case.
+    input: Tensor, windows: AnyWindow, code_dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``. Without
+    one no numbers are computed: the values stand in for them, as kernels take a pointer in any
+    case.
     """
     dtype = input.dtype
-    plan = planned(
-        "max_launches",
-        (code_dtype is not None,),
-        window,
-        input.shape,
-        input.stride(),
-        (dtype, code_dtype),
-        input.data_ptr() % 16 == 0,
-        sizes,
-        None,
-        False,
-        dtype in _WITH_ASM and runs_ptx(input),
-    )
+    has_codes, uses_asm = code_dtype is not None, dtype in _WITH_ASM and runs_ptx(input)
+    kind = input.shape, input.stride(), (dtype, code_dtype), is_aligned(input)
+    plan = planned("max_launches", (has_codes,), windows, *kind, None, None, False, uses_asm)
     values = new(input, plan, dtype)
     codes = values if code_dtype is None else new(input, plan, code_dtype)
     if plan.kernel == "max_pooling.max_tile":
@@ -220,7 +190,7 @@ def _maxima(
             # Numbers in between are signed: -1 marks a window that has been empty so far.
             between += (torch.int64 if code_dtype is torch.int64 else torch.int32,)
         _in_turn(plan.launches, (input, input), (values, codes), between, (0, 0, 0, 0))
-    return values, codes, plan
+    return values, codes
 
 
 _WITH_ASM = {torch.float16, torch.bfloat16, torch.float32}
@@ -240,17 +210,8 @@ def max_pooling_indices(
     taps = tensors.in_format(taps, tensors.named_memory_format(channels_last, window.rank))
     # Only the input's shape is used.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
-    plan = planned(
-        "indices",
-        (per_plane,),
-        window,
-        input.shape,
-        input.stride(),
-        (index_dtype, kind_of(taps)),
-        False,
-        tuple(taps.shape[2:]),
-        channels_last,
-    )
+    kind = input.shape, input.stride(), (index_dtype, kind_of(taps)), False
+    plan = planned("indices", (per_plane,), window, *kind, tuple(taps.shape[2:]), channels_last)
     result = new(taps, plan, index_dtype)
     if plan.launches:
         launch(plan.launches[0], taps, result)
@@ -276,98 +237,75 @@ def max_pooling_grad_from_taps(
     memory_format = tensors.named_memory_format(channels_last, window.rank)
     source = tensors.in_format(input_gradient, memory_format)
     taps = tensors.in_format(taps, memory_format)
-    plan = planned(
-        "grad_launches",
-        (),
-        window,
-        source.shape,
-        source.stride(),
-        (source.dtype, kind_of(source), kind_of(taps)),
-        source.data_ptr() % 16 == taps.data_ptr() % 16 == 0,
-        tuple(spatial_sizes),
-        channels_last,
-        True,
-    )
+    operands, sizes = (source.dtype, kind_of(source), kind_of(taps)), tuple(spatial_sizes)
+    kind = source.shape, source.stride(), operands, is_aligned(source) and is_aligned(taps)
+    plan = planned("grad_launches", (), window, *kind, sizes, channels_last, True)
     gradient = new(source, plan, source.dtype)
-    _launch_max_gradient(plan, source, taps, gradient)
-    return gradient
-
-
-def _launch_max_gradient(plan: GpuPlan, source: Tensor, taps: Tensor, gradient: Tensor) -> None:
     if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
         launch(plan.launches[0], source, taps, gradient)
     elif plan.launches:
         left = taps.new_empty(0)  # the last pass leaves no taps
         between = _sum_type(source.dtype), taps.dtype
         _in_turn(plan.launches, (source, taps), (gradient, left), between)
+    return gradient
 
 
 @or_reference(reference.average_pooling)
-def average_pooling(input: Tensor, windows: AnyWindow, *counted: Any) -> Tensor:
-    """Averages (rules A1 to A5). ``counted``: whether padding counts, and the divisor or None."""
-    return _averages(input, None, windows, *counted)[0]
+def average_pooling(
+    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+) -> Tensor:
+    """Averages (rules A1 to A5)."""
+    return _averages(input, None, windows, include_padding, divisor)
 
 
 @or_reference(reference.average_pooling_grad)
 def average_pooling_grad(
-    input_gradient: Tensor, spatial_sizes: Sequence[int], windows: AnyWindow, *counted: Any
+    input_gradient: Tensor,
+    spatial_sizes: Sequence[int],
+    windows: AnyWindow,
+    include_padding: bool,
+    divisor: int | None,
 ) -> Tensor:
     """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
-    return _averages(input_gradient, tuple(spatial_sizes), windows, *counted)[0]
+    return _averages(input_gradient, tuple(spatial_sizes), windows, include_padding, divisor)
 
 
-@or_reference(reference.quantized_linear_average_pooling)
-def quantized_linear_average_pooling(input: Tensor, *arguments: Any) -> Tensor:
-    """Quantized averages (rules Q1, Q2 and Q6). The arguments are the reference's."""
-    *quantized, window, include_padding, output_dtype = arguments
+@or_reference(reference.quantized_averages)
+def quantized_averages(
+    input: Tensor,
+    parameters: tuple[Parameter, ...],
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> Tensor:
+    """Quantized averages (rules Q1, Q2 and Q6)."""
     if window.taps > MOST_TAPS:
-        return reference.quantized_linear_average_pooling(input, *arguments)
-    parameters = tuple(
-        each.contiguous() if isinstance(each, Tensor) else each or 0 for each in quantized
-    )
-    request = None, window, include_padding
-    return _averages(input, *request, dtype=output_dtype, parameters=parameters)[0]
+        raise NoKernelError
+    given = tuple(p.contiguous() if isinstance(p, Tensor) else p or 0 for p in parameters)
+    return _averages(input, None, window, include_padding, None, output_dtype, given)
 
 
 def _averages(
     source: Tensor,
     input_sizes: tuple[int, ...] | None,
     windows: AnyWindow,
-    *counted: Any,
+    include_padding: bool,
+    divisor: int | None,
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
-) -> tuple[Tensor, GpuPlan]:
+) -> Tensor:
     """Run one averaging plan, of a window or bins: forward if ``input_sizes`` is None, else the
     gradient of an input of these sizes; quantized by ``parameters`` if a ``dtype`` is given.
     """
-    window, outputs = (windows, None) if isinstance(windows, Window) else (None, tuple(windows))
     entries: tuple[Any, ...] = parameters
     kinds: tuple[Any, ...] = (source.dtype,)
     if dtype is not None:
         entries = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
         kinds = source.dtype, dtype, *map(kind_of, parameters)
-    plan = planned(
-        "average_launches",
-        (entries,),
-        window,
-        source.shape,
-        source.stride(),
-        kinds,
-        source.data_ptr() % 16 == 0,
-        outputs if input_sizes is None else input_sizes,
-        None,
-        input_sizes is not None,
-        False,
-        *counted,
-    )
+    kind = source.shape, source.stride(), kinds, is_aligned(source), input_sizes, None
+    options = input_sizes is not None, False, include_padding, divisor
+    plan = planned("average_launches", (entries,), windows, *kind, *options)
     target = new(source, plan, dtype or source.dtype)
-    _launch_averages(plan, source, target, parameters)
-    return target, plan
-
-
-def _launch_averages(
-    plan: GpuPlan, source: Tensor, target: Tensor, parameters: tuple[Any, ...]
-) -> None:
     if plan.kernel == "average_pooling.sum_tile":
         launch(plan.launches[0], source, target, *parameters)
     elif plan.launches:
@@ -379,6 +317,7 @@ def _launch_averages(
             is_quantized = not source.is_floating_point()
             between = (torch.int32 if is_quantized else _sum_type(source.dtype),)
             _in_turn(plan.launches, (source, source), (target, target), between, parameters)
+    return target
 
 
 @or_reference(reference_rows.segment_sums)
@@ -428,52 +367,4 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-class Averages:
-    """Averages of tensors of one kind, over a window or bins: ``interface.Plan``."""
-
-    __slots__ = ("counted", "sizes", "windows")
-    is_planned = True
-
-    def __init__(self, shape: Any, _: Any, __: Any, windows: AnyWindow, *counted: Any) -> None:
-        self.sizes, self.windows, self.counted = shape[2:], windows, counted
-        if isinstance(windows, Window):
-            windows.output_sizes(self.sizes)  # rejected before any work
-
-    def run(self, input: Tensor) -> Tensor:
-        return average_pooling(input, self.windows, *self.counted)
-
-    def gradient(self, arriving: Tensor) -> Tensor:
-        return average_pooling_grad(arriving, self.sizes, self.windows, *self.counted)
-
-
-class Maxima:
-    """Maxima of tensors of one kind, with ``numbering`` their indices too: ``interface.Plan``."""
-
-    __slots__ = ("channels_last", "numbering", "sizes", "window")
-    is_planned = True
-
-    def __init__(
-        self, shape: Any, strides: Any, dtype: torch.dtype, window: Window, *numbering: Any
-    ) -> None:
-        like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-        self.channels_last = tensors.is_channels_last(like)
-        self.sizes, self.window, self.numbering = shape[2:], window, numbering
-        window.output_sizes(self.sizes)  # rejected before any work
-
-    def run(self, input: Tensor) -> Any:
-        if self.numbering:
-            return max_pooling_with_indices(input, self.window, *self.numbering)
-        return max_pooling(input, self.window)
-
-    def record(self, input: Tensor) -> tuple[Tensor, ...]:
-        values, taps = max_pooling_with_taps(input, self.window)
-        if not self.numbering:
-            return values, taps
-        return values, max_pooling_indices(taps, self.sizes, self.window, *self.numbering), taps
-
-    def gradient(self, arriving: Tensor, taps: Tensor) -> Tensor:
-        request = self.sizes, self.window, self.channels_last
-        return max_pooling_grad_from_taps(arriving, taps, *request)
-
-
-BACKEND = Backend.of("triton", globals(), planned_averages=Averages, planned_maxima=Maxima)
+BACKEND = Backend.of("triton", reference.BACKEND._asdict() | globals())

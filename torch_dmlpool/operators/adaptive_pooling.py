@@ -18,7 +18,7 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
-from torch_dmlpool.operators.calls import Call, Plan, Pool
+from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -199,10 +199,7 @@ def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: in
         return prepared_average_pooling(like, backend, window, False, None)
     if like.dtype not in tensors.FLOAT_TYPES or 0 in sizes:
         return None
-    if backend.planned_averages is None:
-        plan: Any = Plan(backend.adaptive_average_pooling, None, sizes)
-    else:
-        plan = backend.planned_averages(like.shape, like.stride(), like.dtype, sizes, False, None)
+    plan = backend.planned_averages(like, sizes, False, None)
     return Call(adaptive_average_pooling_op.apply, plan, like, sizes)
 
 
@@ -266,11 +263,11 @@ def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tu
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)
-    pool = kernel_of(lambda backend: backend.masked_adaptive_max_pooling, input, mask)
+    pool = kernel_of(lambda backend: backend.adaptive_max_pooling, input, mask)
     if pool is None:
         winners = winners_of(input, mask, lambda each: adaptive_max_pooling_op(each, sizes))
     else:
-        values, positions = pool(input, mask, sizes)
+        values, positions = pool(input, sizes, mask=mask)
         winners = Winners(values, positions, positions >= 0)
     gather = lambda each, places: gather_positions_op(each, places, True)  # noqa: E731
     values = gathered(input, winners, gather)
@@ -287,7 +284,7 @@ def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> A
     """
     if 0 not in [size for size in sizes if type(size) is int]:
         return pool(sizes)
-    results = pool([1 if type(size) is int and size == 0 else size for size in sizes])
+    results = pool(tuple([1 if type(size) is int and size == 0 else size for size in sizes]))
     asked: Any = (..., *map(slice, sizes))
     if isinstance(results, Tensor):
         return results[asked]

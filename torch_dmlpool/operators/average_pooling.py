@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Plan, Pool
+from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
@@ -154,11 +154,7 @@ def prepared_average_pooling(
     if like.dtype not in tensors.FLOAT_TYPES:
         return None
     request = window, include_padding, divisor
-    if backend.planned_averages is None:
-        window.output_sizes(like.shape[2:])  # rejected before any work
-        plan: Any = Plan(backend.average_pooling, None, *request)
-    else:
-        plan = backend.planned_averages(like.shape, like.stride(), like.dtype, *request)
+    plan = backend.planned_averages(like, window, include_padding, divisor)
     return Call(average_pooling_op.apply, plan, like, *request)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool import backends, tensors, window
 from torch_dmlpool._private import profiler
-from torch_dmlpool.backends.interface import Backend, Function
+from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
@@ -26,39 +26,19 @@ a public function. It raises what a wrong argument raises, and returns None for 
 prepare."""
 
 
-class Plan:
-    """What a backend needs to compute a call, and its gradient.
-
-    This one serves a backend that plans nothing: ``function`` computes the results, ``recorded``
-    the results and the winners' taps. ``record`` and ``gradient`` are as in the CPU's plans.
-    """
-
-    __slots__ = ("arguments", "function", "recorded")
-    is_planned = False
-
-    def __init__(self, function: Function, recorded: Function | None, *arguments: Any) -> None:
-        self.function, self.recorded, self.arguments = function, recorded, arguments
-
-    def run(self, input: Tensor) -> Any:
-        return self.function(input, *self.arguments)
-
-    def record(self, input: Tensor) -> Any:
-        return (self.recorded or self.function)(input, *self.arguments)
-
-
 class Call:
     """A call for all plain tensors that lie as ``like``. ``apply`` applies its autograd function.
 
-    ``arguments`` are the operator's, ``is_planned`` tells whether ``plan`` computes the gradient of
-    plain tensors.
+    ``arguments`` are the operator's.
     """
 
-    __slots__ = ("apply", "arguments", "is_planned", "like", "plan", "run")
+    __slots__ = ("apply", "arguments", "like", "plan", "run")
+    is_planned = True  # ``plan`` computes the gradient of plain tensors
     returns_winners = False
 
-    def __init__(self, apply: Any, plan: Any, like: Tensor, *arguments: Any) -> None:
+    def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
         self.apply, self.like, self.arguments = apply, like, arguments
-        self.plan, self.run, self.is_planned = plan, plan.run, plan.is_planned
+        self.plan, self.run = plan, plan.run
 
     def __call__(self, input: Tensor) -> Any:
         if input.requires_grad and is_grad_enabled():

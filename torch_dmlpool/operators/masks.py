@@ -71,7 +71,8 @@ def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -
     """
     if not may_skip_dispatcher(input, mask):
         return None
-    return computes(backends.serving(input.device.type))
+    backend = backends.serving(input.device.type)
+    return computes(backend) if backend.reads_masks else None
 
 
 Sums: TypeAlias = Callable[[Tensor, Any, int], Tensor]
@@ -90,12 +91,12 @@ def averages_under(
     request = windows, include_padding, divisor
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    pool = kernel_of(lambda backend: backend.masked_average_pooling, input, mask)
+    pool = kernel_of(lambda backend: backend.average_pooling, input, mask)
     if pool is None:
         return _composed_averages(sums, input, mask, *request)
     if records_gradient(input):
         return _averages(input, mask, sums, request)
-    return pool(input, mask, *request)
+    return pool(input, *request, mask=mask)
 
 
 class MaskedAveragePooling(torch.autograd.Function):
@@ -106,8 +107,8 @@ class MaskedAveragePooling(torch.autograd.Function):
         ctx: Any, input: Tensor, mask: Tensor, sums: Sums, request: tuple[Any, ...]
     ) -> Tensor:
         save(ctx, (sums, request, input.shape[2:], tensors.is_channels_last(input)), mask)
-        pool: Any = backends.serving(input.device.type).masked_average_pooling
-        output: Tensor = pool(input, mask, *request)
+        pool = backends.serving(input.device.type).average_pooling
+        output: Tensor = pool(input, *request, mask=mask)
         return output
 
     @staticmethod
@@ -115,17 +116,18 @@ class MaskedAveragePooling(torch.autograd.Function):
         if arriving is None:
             return None, None, None, None
         (mask,), (sums, request, sizes, channels_last) = saved(ctx), ctx.call
+        layout = tensors.named_memory_format(channels_last, len(sizes))
         if not is_unobserved(arriving, mask):
             # Averages are linear: their gradient is the same wherever it is taken.
-            layout = tensors.named_memory_format(channels_last, len(sizes))
             with torch.enable_grad():
                 leaf = tensors.empty([*arriving.shape[:2], *sizes], arriving, layout)
                 leaf = leaf.zero_().requires_grad_()
                 averages = _composed_averages(sums, leaf, mask, *request)
             how = {"create_graph": is_grad_enabled()}
             return *torch.autograd.grad(averages, leaf, arriving, **how), None, None, None
-        spread: Any = backends.serving(arriving.device.type).masked_average_pooling_grad
-        return spread(arriving, mask, sizes, *request, channels_last), None, None, None
+        spread = backends.serving(arriving.device.type).average_pooling_grad
+        gradient = spread(arriving, sizes, *request, mask=mask, memory_format=layout)
+        return gradient, None, None, None
 
 
 def _composed_averages(
@@ -162,7 +164,7 @@ def _counts(
     if not isinstance(windows, Window):
         return torch.where(counts == 0, 1, counts)
     if include_padding and not all(map(is_unpadded, windows.axes)):
-        padding = reference.padding_counts(windows, sizes, numbers)
+        padding = reference.window_counts(windows, sizes, numbers)
         counts = counts + tensors.beside(padding, like)
     return counts.clamp(min=1)
 

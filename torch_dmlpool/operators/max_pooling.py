@@ -13,7 +13,7 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Plan, Pool
+from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.derivatives import (
     OperatorFunction,
     from_call,
@@ -196,16 +196,9 @@ def prepared_max_pooling(
     """The call of maxima for plain tensors that lie as ``like``. With an ``index_dtype`` indices
     are returned too, which count in each plane or in the whole tensor.
     """
-    numbering = () if index_dtype is None else (index_dtype, per_plane)
     if like.dtype is torch.bool and not backend.takes_bools:
         return None
-    if backend.planned_maxima is not None:
-        plan = backend.planned_maxima(like.shape, like.stride(), like.dtype, window, *numbering)
-    elif numbering:
-        return None
-    else:
-        window.output_sizes(like.shape[2:])  # rejected before any work
-        plan = Plan(backend.max_pooling, backend.max_pooling_with_taps, window)
+    plan = backend.planned_maxima(like, window, index_dtype, per_plane)
     return Call(max_pooling_with_taps_op.apply, plan, like, window)
 
 
@@ -355,11 +348,11 @@ class MaskedMaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        pool = kernel_of(lambda backend: backend.masked_max_pooling_with_taps, input, mask)
+        pool = kernel_of(lambda backend: backend.max_pooling_with_taps, input, mask)
         if pool is None:
             values, taps, _ = _winners(input, mask, window)
         else:
-            values, taps = pool(input, mask, window)
+            values, taps = pool(input, window, mask=mask)
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.mark_non_differentiable(taps)
         return values, taps
@@ -369,11 +362,9 @@ class MaskedMaxPooling(torch.autograd.Function):
         taps, mask = saved(ctx)
         if arriving is None:
             return None, None, None
-        spread = kernel_of(
-            lambda backend: backend.masked_max_pooling_grad_from_taps, arriving, mask
-        )
+        spread = kernel_of(lambda backend: backend.max_pooling_grad_from_taps, arriving, mask)
         if spread is not None and is_unobserved(arriving, taps):
-            return spread(arriving, taps, mask, *ctx.call), None, None
+            return spread(arriving, taps, *ctx.call, mask=mask), None, None
         gradient = max_pooling_grad_from_taps_op(arriving, taps, *ctx.call)
         return kept(gradient, mask), None, None
 
@@ -407,13 +398,13 @@ def _masked(
         indices = max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
         return values, tensors.where(are_there, indices, -1)
     if index_dtype is None:
-        pool = kernel_of(lambda backend: backend.masked_max_pooling, input, mask)
+        pool = kernel_of(lambda backend: backend.max_pooling, input, mask)
         if pool is not None:
-            return pool(input, mask, window)
+            return pool(input, window, mask=mask)
         return max_pooling_op(kept(input, mask, True), window)
-    pool = kernel_of(lambda backend: backend.masked_max_pooling_with_indices, input, mask)
+    pool = kernel_of(lambda backend: backend.max_pooling_with_indices, input, mask)
     if pool is not None:
-        return pool(input, mask, window, index_dtype, per_plane)
+        return pool(input, window, index_dtype, per_plane, mask=mask)
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling_with_indices_op
     winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))

@@ -125,8 +125,8 @@ def _prepared(like: Tensor, backend: Backend, *numbers: Any) -> Callable[[Tensor
     """The call for plain tensors, whose scales and zero points are numbers."""
     parameters, window, include_padding, output_dtype = _quantized_windows(like, *numbers)
     check_counted(window, include_padding)
-    pool = backend.quantized_linear_average_pooling
-    return lambda input: pool(input, *parameters, window, include_padding, output_dtype)
+    pool = backend.quantized_averages
+    return lambda input: pool(input, parameters, window, include_padding, output_dtype)
 
 
 def pooled_integers(
@@ -163,6 +163,11 @@ def pooled_integers(
         _check_tensors(parameters)
     pool = quantized_linear_average_pooling_op.backend_function(input)
     return pool(input, *parameters, window, include_padding, output_dtype)
+
+
+def _averages_of(backend: Backend) -> Callable[..., Tensor]:
+    """The backend's function, for scales and zero points as the schema has them."""
+    return lambda input, *given: backend.quantized_averages(input, given[:4], *given[4:])
 
 
 def _output_sizes(input: Tensor, *arguments: Any) -> list[int]:
@@ -203,7 +208,7 @@ quantized_linear_average_pooling_op = Operator(
     "output_dtype) -> Tensor",
     [tensors.QUANTIZED_TYPES],
     _output_sizes,
-    lambda backend: backend.quantized_linear_average_pooling,
+    _averages_of,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
     vmap=one_by_one,
@@ -217,7 +222,7 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     "bool include_padding, ScalarType output_dtype) -> Tensor",
     [tensors.QUANTIZED_TYPES],
     _output_sizes,
-    lambda backend: backend.quantized_linear_average_pooling,
+    _averages_of,
     complete=_complete,
     dtypes=lambda input, *arguments: (arguments[-1],),
 )
