@@ -214,11 +214,10 @@ struct WindowPooling {
         const E *__restrict from = reinterpret_cast<const E *>(results);
         for (const Run &run : runs) {
             E *__restrict out = reinterpret_cast<E *>(to) + run.first;
-            if (run.each == 2 && run.apart == 2) {
-                VECTORIZE
+            if (run.each == 2 && run.apart == 2)
                 for (int64_t g = 0; g < run.groups; ++g)
                     out[2 * g] = out[2 * g + 1] = from[g];
-            } else {
+            else {
                 const int64_t written = parts_of(run.each, n) * n;
                 int64_t g = 0;
                 for (int64_t room = outputs - run.first;
