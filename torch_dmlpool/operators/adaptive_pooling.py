@@ -19,7 +19,8 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
+from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
     Winners,
     averages_under,
@@ -342,25 +343,51 @@ def _output_sizes(input: Tensor, sizes: Sequence[int]) -> list[int]:
     return [*input.shape[:2], *sizes]
 
 
-class AdaptiveAveragePooling(OperatorFunction):
+class AdaptiveAveragePooling(torch.autograd.Function):
     """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor) -> Tensor:
-        return adaptive_average_pooling_grad_op(arriving, call.shape[2:])
+    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return call.run(input)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        if call.is_planned and is_unobserved(arriving):
+            return call.plan.gradient(arriving), None
+        return adaptive_average_pooling_grad_op(call.sharded(arriving), call.shape[2:]), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
+        return adaptive_average_pooling_op(direction, *ctx.call.arguments)
 
 
-class AdaptiveAveragePoolingGrad(OperatorFunction):
+class AdaptiveAveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages of bins. It is linear: its own gradient is the average."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor) -> Tensor:
-        return adaptive_average_pooling_op(arriving, call.shape[2:])
+    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Any:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return call.run(input_gradient)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        return adaptive_average_pooling_op(call.sharded(arriving), call.shape[2:]), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
+        return adaptive_average_pooling_grad_op(direction, *ctx.call.arguments)
 
 
-class AdaptiveMaxPooling(OperatorFunction):
+class AdaptiveMaxPooling(torch.autograd.Function):
     """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
 
     @staticmethod
@@ -371,9 +398,14 @@ class AdaptiveMaxPooling(OperatorFunction):
         return values, positions
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, positions: Tensor) -> Tensor:
-        return scatter_positions_op(arriving, positions, call.shape[2:], True, call.channels_last)
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call, (positions,) = ctx.call, ctx.saved_tensors
+        if call.is_planned and is_unobserved(arriving, positions):
+            return call.plan.gradient(arriving, positions), None
+        request = *saved(ctx), call.shape[2:], True, call.channels_last
+        return scatter_positions_op(call.sharded(arriving), *request), None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> tuple[Tensor, None]:

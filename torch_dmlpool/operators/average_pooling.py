@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
@@ -11,7 +12,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
+from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.window import (
@@ -174,22 +175,50 @@ def _sums(input: Tensor, window: Any, divisor: int) -> Tensor:
     return average_pooling_op(input, window, False, divisor)
 
 
-class AveragePooling(OperatorFunction):
+class AveragePooling(torch.autograd.Function):
     """Averages of windows. Their gradient is ``average_pooling_grad``."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor) -> Tensor:
-        return average_pooling_grad_op(arriving, call.shape[2:], *call.arguments)
+    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return call.run(input)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        if call.is_planned and is_unobserved(arriving):
+            return call.plan.gradient(arriving), None
+        return average_pooling_grad_op(
+            call.sharded(arriving), call.shape[2:], *call.arguments
+        ), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
+        return average_pooling_op(direction, *ctx.call.arguments)
 
 
-class AveragePoolingGrad(OperatorFunction):
+class AveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages. It is linear: its own gradient is the average."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor) -> Tensor:
-        return average_pooling_op(arriving, *call.arguments[1:])
+    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Any:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return call.run(input_gradient)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call = ctx.call
+        return average_pooling_op(call.sharded(arriving), *call.arguments[1:]), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
+        return average_pooling_grad_op(direction, *ctx.call.arguments)
 
 
 def _output_sizes(

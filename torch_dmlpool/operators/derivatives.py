@@ -1,13 +1,11 @@
 """Which derivatives a tensor may be asked for, and what autograd functions save for them."""
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool._private import _VF, _are_functorch_transforms_active, forward_ad
-from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 
 
 def records_gradient(*tensors: Tensor) -> bool:
@@ -74,39 +72,3 @@ def saved(ctx: Any) -> tuple[Tensor, ...]:
 
 def _kind(tensor: Tensor | None) -> Any:
     return tensor is not None and (tuple(tensor.shape), tensor.dtype, tensor.device)
-
-
-def from_call(gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """``backward`` of an autograd function. ``gradient`` computes it from the call, what arrives
-    and the tensors that were kept, where the call has not planned it.
-    """
-
-    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Any, ...]:
-        if arriving is None:
-            return None, None, None, None  # PyTorch ignores what is too many
-        call = ctx.call
-        if call.is_planned:
-            kept = ctx.saved_tensors
-            if is_unobserved(arriving, *kept):
-                return call.plan.gradient(arriving, *kept), None, None, None
-        return gradient(call, call.sharded(arriving), *saved(ctx)), None, None, None
-
-    return backward
-
-
-class OperatorFunction(torch.autograd.Function):
-    """The autograd function of an operator that is linear in its first tensor. It takes the tensors
-    and a call.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, *operands: Any) -> Any:
-        *kept, ctx.call = operands
-        ctx.set_materialize_grads(False)
-        if kept:
-            save(ctx, ctx.call, *kept)
-        return ctx.call.run(input, *kept)
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return ctx.call.operator(direction, *ctx.saved_tensors, *ctx.call.arguments)

@@ -14,13 +14,7 @@ from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import (
-    OperatorFunction,
-    from_call,
-    records_gradient,
-    save,
-    saved,
-)
+from torch_dmlpool.operators.derivatives import records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -36,7 +30,6 @@ from torch_dmlpool.operators.masks import (
 )
 from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.operators.winners import (
-    grad_from_taps,
     max_pooling_gather_op,
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
@@ -241,7 +234,7 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
 _POOL = Pool(numbered_windows, maxima_of, prepared_max_pooling, of_bools)
 
 
-class MaxPooling(OperatorFunction):
+class MaxPooling(torch.autograd.Function):
     """Maxima of windows. Their gradient is ``max_pooling_grad_from_taps``."""
 
     @staticmethod
@@ -256,9 +249,14 @@ class MaxPooling(OperatorFunction):
         return tuple(results)
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
-        return grad_from_taps(call, arriving, taps)
+    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+        if arriving is None:
+            return None, None
+        call, (taps,) = ctx.call, ctx.saved_tensors
+        if call.is_planned and is_unobserved(arriving, taps):
+            return call.plan.gradient(arriving, taps), None
+        request = *saved(ctx), call.shape[2:], call.arguments[0], call.channels_last
+        return max_pooling_grad_from_taps_op(call.sharded(arriving), *request), None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> tuple[Tensor, None]:

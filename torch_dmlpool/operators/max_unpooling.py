@@ -18,13 +18,7 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.derivatives import (
-    OperatorFunction,
-    from_call,
-    records_gradient,
-    save,
-    saved,
-)
+from torch_dmlpool.operators.derivatives import records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.tensors import first_indices
@@ -117,23 +111,46 @@ class MaxUnpooling(torch.autograd.Function):
         return gradient, None, None, None, None
 
 
-class GatherPositions(OperatorFunction):
+class GatherPositions(torch.autograd.Function):
     """The element at each position. It is linear, and its gradient is ``scatter_positions``."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, positions: Tensor) -> Tensor:
-        request = call.shape[2:], *call.arguments, call.channels_last
-        return scatter_positions_op(arriving, positions, *request)
+    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Any:
+        save(ctx, call, positions)
+        return call.run(input, positions)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call, (positions,) = ctx.call, saved(ctx)
+        request = positions, call.shape[2:], *call.arguments, call.channels_last
+        return scatter_positions_op(call.sharded(arriving), *request), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return gather_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
-class ScatterPositions(OperatorFunction):
+class ScatterPositions(torch.autograd.Function):
     """Each element at its position. It is linear, and its gradient is ``gather_positions``."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, positions: Tensor) -> Tensor:
-        return gather_positions_op(arriving, positions, call.arguments[1])
+    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Any:
+        save(ctx, call, positions)
+        return call.run(input, positions)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call, (positions,) = ctx.call, saved(ctx)
+        bins = call.arguments[1]
+        return gather_positions_op(call.sharded(arriving), positions, bins), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return scatter_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
-from torch_dmlpool.operators.derivatives import OperatorFunction, from_call, save
+from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import (
     Operator,
@@ -25,24 +25,46 @@ from torch_dmlpool.window import ArgumentError
 Reduction = Literal["mean", "sum", "max", "min"]
 
 
-class SegmentSums(OperatorFunction):
+class SegmentSums(torch.autograd.Function):
     """Sums or means of sets. Their gradient is ``segment_shares``."""
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, offsets: Any, mask: Any) -> Tensor:
-        return segment_shares(arriving, offsets, mask, call.shape[-2], *call.arguments)
+    def forward(ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Any) -> Any:
+        save(ctx, call, offsets, mask)
+        return call.run(input, offsets, mask)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        if arriving is None:
+            return None, None, None, None
+        rows, is_mean = ctx.call.shape[-2], ctx.call.arguments[0]
+        return segment_shares(arriving, *saved(ctx), rows, is_mean), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return segment_sums(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
-class SegmentShares(OperatorFunction):
+class SegmentShares(torch.autograd.Function):
     """Each row's share of what arrives at its set. It is linear, and its gradient is
     ``segment_sums``.
     """
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, offsets: Any, mask: Any) -> Tensor:
-        return segment_sums(arriving, offsets, mask, call.arguments[1])
+    def forward(ctx: Any, input_gradient: Tensor, offsets: Any, mask: Any, call: Any) -> Any:
+        save(ctx, call, offsets, mask)
+        return call.run(input_gradient, offsets, mask)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        if arriving is None:
+            return None, None, None, None
+        is_mean = ctx.call.arguments[1]
+        return segment_sums(arriving, *saved(ctx), is_mean), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return segment_shares(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 class SegmentMaxima(torch.autograd.Function):
@@ -58,13 +80,18 @@ class SegmentMaxima(torch.autograd.Function):
         return values, indices
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, indices: Tensor, offsets: Any) -> Tensor:
-        rows = call.shape[-2]
+    def backward(
+        ctx: Any, arriving: Tensor | None, _: None
+    ) -> tuple[Tensor | None, None, None, None]:
+        if arriving is None:
+            return None, None, None, None
+        (indices, offsets), rows = saved(ctx), ctx.call.shape[-2]
         if is_unobserved(arriving, indices):
             scatter = backends.serving(arriving.device.type).segment_shares
-            return scatter(arriving, offsets, None, rows, False, indices)
-        return reference_rows.scattered(arriving, indices, rows, offsets is None)
+            gradient = scatter(arriving, offsets, None, rows, False, indices)
+        else:
+            gradient = reference_rows.scattered(arriving, indices, rows, offsets is None)
+        return gradient, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: Any) -> tuple[Tensor, None]:

@@ -12,38 +12,55 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.operators.derivatives import OperatorFunction, from_call
+from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.window import Window
 
 
-class MaxPoolingGradFromTaps(OperatorFunction):
+class MaxPoolingGradFromTaps(torch.autograd.Function):
     """What arrives at each window, at its winner. It is linear, and its gradient is
     ``max_pooling_gather``.
     """
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
-        return max_pooling_gather_op(arriving, taps, call.arguments[1])
+    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Any) -> Any:
+        save(ctx, call, taps)
+        return call.run(input_gradient, taps)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call, (taps,) = ctx.call, saved(ctx)
+        window = call.arguments[1]
+        return max_pooling_gather_op(call.sharded(arriving), taps, window), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return max_pooling_grad_from_taps_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
-class MaxPoolingGather(OperatorFunction):
+class MaxPoolingGather(torch.autograd.Function):
     """The element at each window's winner. It is linear, and its gradient is
     ``max_pooling_grad_from_taps``.
     """
 
     @staticmethod
-    @from_call
-    def backward(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
-        return grad_from_taps(call, arriving, taps)
+    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Any) -> Any:
+        save(ctx, call, taps)
+        return call.run(input, taps)
 
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if arriving is None:
+            return None, None, None
+        call, (taps,) = ctx.call, saved(ctx)
+        request = call.shape[2:], *call.arguments, call.channels_last
+        return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None, None
 
-def grad_from_taps(call: Any, arriving: Tensor, taps: Tensor) -> Tensor:
-    """The gradient of what ``call`` has collected at the winners of its window."""
-    request = call.shape[2:], call.arguments[0], call.channels_last
-    gradient: Tensor = max_pooling_grad_from_taps_op(arriving, taps, *request)
-    return gradient
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
