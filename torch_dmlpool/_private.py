@@ -5,7 +5,7 @@ are in ``inductor``, those of distributed tensors in ``distributed``, the export
 tests/test_versions.py holds that, and says of each name when it is gone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -139,11 +139,11 @@ def constant_in_graphs(function: _Function) -> _Function:
     return function
 
 
-def empty_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
+def empty_affine_quantized(sizes: Sequence[int], **how: Any) -> Tensor:
     """A quantized tensor of one scale and zero point, with uninitialised integers."""
-    return torch._empty_affine_quantized(*arguments, **how)
+    return torch._empty_affine_quantized(sizes, **how)
 
 
-def empty_per_channel_affine_quantized(*arguments: Any, **how: Any) -> Tensor:
+def empty_per_channel_affine_quantized(sizes: Sequence[int], **how: Any) -> Tensor:
     """The same with a scale and a zero point for each channel."""
-    return torch._empty_per_channel_affine_quantized(*arguments, **how)
+    return torch._empty_per_channel_affine_quantized(sizes, **how)

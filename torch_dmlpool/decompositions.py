@@ -80,7 +80,7 @@ def _decomposed(
     # negation.
     arguments = [each.resolve_neg() if isinstance(each, Tensor) else each for each in given]
     if operator.is_composite:
-        return operator.decomposed(*arguments)
+        return operator.decomposed(tuple(arguments))
     input, before, computes = arguments[0], operator.window_at, []
     lists: list[Any] = [each.shape[2:] if isinstance(each, Tensor) else each for each in arguments]
     is_known = all(are_ints(*each) for each in lists if isinstance(each, (list, tuple)))

@@ -109,9 +109,12 @@ class Axis(NamedTuple):
         if reaching > 0 or after < outputs or size >= self.dilation:
             return reaching > 0 or after < outputs
         # The windows in ``empty_windows`` whose remainder is at least the size, counted.
-        request = inside - reaching, self.dilation, self.stride
-        first = self.first_position(reaching)
-        return _quotients(*request, first + self.dilation - size) > _quotients(*request, first)
+        first, past = self.first_position(reaching), self.dilation - size
+        least, most = (
+            _quotients(inside - reaching, self.dilation, self.stride, at)
+            for at in (first, first + past)
+        )
+        return most > least
 
 
 def _quotients(number: int, divisor: int, step: int, first: int) -> int:
@@ -231,12 +234,12 @@ class Window:
         return tuple(outputs)
 
 
-def _window(ceil_mode: bool, *arguments: Sequence[int]) -> Window:
+def _window(ceil_mode: bool, *fields: Sequence[int]) -> Window:
     """The Window of ints that are checked already, one sequence per field of :class:`Axis`. Only
     ``ceil_mode`` is checked here.
     """
     check_flag("ceil_mode", ceil_mode)
-    return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*arguments, strict=True)))  # type: ignore[call-arg]
+    return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*fields, strict=True)))  # type: ignore[call-arg]
 
 
 def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:

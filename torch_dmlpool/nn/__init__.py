@@ -12,8 +12,11 @@ from torch_dmlpool import keywords as _keywords
 from torch_dmlpool.nn import functional, layers
 from torch_dmlpool.nn.conversion import Conversion, convert, reverted
 from torch_dmlpool.nn.exported import integer_pooling
-from torch_dmlpool.nn.layers import *  # noqa: F403
+from torch_dmlpool.nn.layers.averages import *  # noqa: F403
+from torch_dmlpool.nn.layers.maxima import *  # noqa: F403
+from torch_dmlpool.nn.layers.minima import *  # noqa: F403
 from torch_dmlpool.nn.layers.rows import SegmentPool, StatisticsPool, TokenPool
+from torch_dmlpool.nn.layers.unpooling import *  # noqa: F403
 from torch_dmlpool.nn.quantizers import pooling_quantizer
 from torch_dmlpool.nn.rerouting import rerouted
 

@@ -141,11 +141,16 @@ def average_pooling_grad(
     """
     tensors.check_pooled("input_gradient", input_gradient, tensors.AVERAGED_TYPES)
     numbers = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    request = _counted_windows(input_gradient, include_padding, divisor_override, *numbers)
+    window, include_padding, divisor = _counted_windows(
+        input_gradient, include_padding, divisor_override, *numbers
+    )
     sizes = tensors.checked_full_size("input_size", input_size, input_gradient)
-    windows = request[0].output_sizes(sizes[2:])
+    windows = window.output_sizes(sizes[2:])
     tensors.check_sizes("input_gradient", input_gradient, [*sizes[:2], *windows])
-    return by_parts(lambda each: average_pooling_grad_op(each, sizes[2:], *request), input_gradient)
+    return by_parts(
+        lambda each: average_pooling_grad_op(each, sizes[2:], window, include_padding, divisor),
+        input_gradient,
+    )
 
 
 def prepared_average_pooling(
@@ -154,9 +159,8 @@ def prepared_average_pooling(
     """The call of averages for plain tensors that lie as ``like``."""
     if like.dtype not in tensors.FLOAT_TYPES:
         return None
-    request = window, include_padding, divisor
     plan = backend.planned_averages(like, window, include_padding, divisor)
-    return Call(average_pooling_op.apply, plan, like, *request)
+    return Call(average_pooling_op.apply, plan, like, window, include_padding, divisor)
 
 
 def averages(

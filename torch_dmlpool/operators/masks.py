@@ -88,15 +88,14 @@ def averages_under(
     divisor: int | None,
 ) -> Tensor:
     """Averages of windows or bins, by ``sums`` of these."""
-    request = windows, include_padding, divisor
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
     pool = kernel_of(lambda backend: backend.average_pooling, input, mask)
     if pool is None:
-        return _composed_averages(sums, input, mask, *request)
+        return _composed_averages(sums, input, mask, windows, include_padding, divisor)
     if records_gradient(input):
-        return _averages(input, mask, sums, request)
-    return pool(input, *request, mask=mask)
+        return _averages(input, mask, sums, windows, include_padding, divisor)
+    return pool(input, windows, include_padding, divisor, mask=mask)
 
 
 class MaskedAveragePooling(torch.autograd.Function):
@@ -104,30 +103,42 @@ class MaskedAveragePooling(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, mask: Tensor, sums: Sums, request: tuple[Any, ...]
-    ) -> Tensor:
-        save(ctx, (sums, request, input.shape[2:], tensors.is_channels_last(input)), mask)
+        ctx: Any,
+        input: Tensor,
+        mask: Tensor,
+        sums: Sums,
+        windows: Any,
+        include_padding: bool,
+        divisor: int | None,
+    ) -> Any:
+        save(ctx, sums, mask)
+        ctx.windows, ctx.include_padding, ctx.divisor = windows, include_padding, divisor
+        ctx.sizes, ctx.channels_last = input.shape[2:], tensors.is_channels_last(input)
         pool = backends.serving(input.device.type).average_pooling
-        output: Tensor = pool(input, *request, mask=mask)
-        return output
+        return pool(input, windows, include_padding, divisor, mask=mask)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
         if arriving is None:
-            return None, None, None, None
-        (mask,), (sums, request, sizes, channels_last) = saved(ctx), ctx.call
-        layout = tensors.named_memory_format(channels_last, len(sizes))
+            return (None,) * 6
+        (mask,), sizes = saved(ctx), ctx.sizes
+        windows, include_padding, divisor = ctx.windows, ctx.include_padding, ctx.divisor
+        layout = tensors.named_memory_format(ctx.channels_last, len(sizes))
         if not is_unobserved(arriving, mask):
             # Averages are linear: their gradient is the same wherever it is taken.
             with torch.enable_grad():
                 leaf = tensors.empty([*arriving.shape[:2], *sizes], arriving, layout)
                 leaf = leaf.zero_().requires_grad_()
-                averages = _composed_averages(sums, leaf, mask, *request)
-            how = {"create_graph": is_grad_enabled()}
-            return *torch.autograd.grad(averages, leaf, arriving, **how), None, None, None
-        spread = backends.serving(arriving.device.type).average_pooling_grad
-        gradient = spread(arriving, sizes, *request, mask=mask, memory_format=layout)
-        return gradient, None, None, None
+                averages = _composed_averages(
+                    ctx.call, leaf, mask, windows, include_padding, divisor
+                )
+            create = is_grad_enabled()
+            (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
+        else:
+            spread = backends.serving(arriving.device.type).average_pooling_grad
+            how: dict[str, Any] = {"mask": mask, "memory_format": layout}
+            gradient = spread(arriving, sizes, windows, include_padding, divisor, **how)
+        return gradient, None, None, None, None, None
 
 
 def _composed_averages(
@@ -214,9 +225,10 @@ def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
     )
 
 
-def with_checked_mask(input: Tensor, mask: Tensor, *request: Any) -> tuple[Any, ...]:
+def with_checked_mask(input: Tensor, mask: Tensor, *others: Any) -> tuple[Any, ...]:
+    """The arguments of an operator; a public function checks its mask so itself."""
     tensors.check_dense("mask", mask, (torch.bool,))  # which is None where nobody gave one
-    return input, tensors.checked_mask(mask, input), *request
+    return input, tensors.checked_mask(mask, input), *others
 
 
 _kept = applied_at_a_single_level(Masked)

@@ -67,8 +67,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
         )
     check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
-    request = indices, sizes[2:], False
-    return by_parts(lambda each: unpooled(each, *request), input)
+    return by_parts(lambda each: unpooled(each, indices, sizes[2:], False), input)
 
 
 def unpooled(

@@ -102,8 +102,10 @@ def quantized_linear_average_pooling(
     call = prepared(_prepared, input, parameters, include_padding, *window, dtypes=(output_dtype,))
     if call is not None:
         return call(input)
-    request = _quantized_windows(input, output_dtype, parameters, include_padding, *window)
-    return pooled_integers(input, *request)
+    parameters, made, include_padding, dtype = _quantized_windows(
+        input, output_dtype, parameters, include_padding, *window
+    )
+    return pooled_integers(input, parameters, made, include_padding, dtype)
 
 
 def _quantized_windows(
@@ -146,9 +148,8 @@ def pooled_integers(
             parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
         )
         if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
-            request = *window.arguments, include_padding, output_dtype
             return quantized_linear_average_pooling_of_numbers_op.dispatch(
-                input, *numbers, *request
+                (input, *numbers, *window.arguments, include_padding, output_dtype)
             )
         # This operator takes tensors only. ``full`` makes them on the device, without a copy that
         # would wait for it.
@@ -157,7 +158,7 @@ def pooled_integers(
             if vectors[at] is not None and not isinstance(vectors[at], Tensor):
                 vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
         return quantized_linear_average_pooling_op.dispatch(
-            input, *vectors, *window.arguments, include_padding, output_dtype
+            (input, *vectors, *window.arguments, include_padding, output_dtype)
         )
     if tensors:
         _check_tensors(parameters)
@@ -170,8 +171,16 @@ def _averages_of(backend: Backend) -> Callable[..., Tensor]:
     return lambda input, *given: backend.quantized_averages(input, given[:4], *given[4:])
 
 
-def _output_sizes(input: Tensor, *arguments: Any) -> list[int]:
-    *_, window, include_padding, _ = arguments
+def _output_sizes(
+    input: Tensor,
+    input_scale: Any,
+    input_zero_point: Any,
+    output_scale: Any,
+    output_zero_point: Any,
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> list[int]:
     check_counted(window, include_padding)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
@@ -194,12 +203,22 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
             check_scale_values(name, parameter)
 
 
-def _complete(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+def _complete(
+    input: Tensor,
+    input_scale: Any,
+    input_zero_point: Any,
+    output_scale: Any,
+    output_zero_point: Any,
+    window: Window,
+    include_padding: bool,
+    output_dtype: torch.dtype,
+) -> tuple[Any, ...]:
     """Scales and zero points as vectors, or as numbers that rules Q3 and Q4 allow."""
-    parameters, _ = checked_quantization(input, arguments[:4], arguments[-1])
+    given = input_scale, input_zero_point, output_scale, output_zero_point
+    parameters, _ = checked_quantization(input, given, output_dtype)
     if is_readable(input):
         _check_tensors(parameters, gradients=False)
-    return input, *parameters, *arguments[4:]
+    return input, *parameters, window, include_padding, output_dtype
 
 
 quantized_linear_average_pooling_op = Operator(
@@ -210,9 +229,9 @@ quantized_linear_average_pooling_op = Operator(
     _output_sizes,
     _averages_of,
     complete=_complete,
-    dtypes=lambda input, *arguments: (arguments[-1],),
+    dtypes=lambda *checked: checked[-1:],
     vmap=one_by_one,
-    reject=lambda input, *arguments: _check_tensors(arguments[:4], values=False),
+    reject=lambda *given: _check_tensors(given[1:5], values=False),
 )
 
 
@@ -224,7 +243,7 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     _output_sizes,
     _averages_of,
     complete=_complete,
-    dtypes=lambda input, *arguments: (arguments[-1],),
+    dtypes=lambda *checked: checked[-1:],
 )
 
 

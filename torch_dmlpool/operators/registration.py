@@ -123,7 +123,7 @@ class Operator:
         at = self.window_at
         if at is not None:
             arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
-        return self.dispatch(*arguments)
+        return self.dispatch(arguments)
 
     def _tensors(self, arguments: tuple[Any, ...]) -> list[Tensor]:
         return [each for each in arguments[: self.count] if each is not None]
@@ -134,13 +134,13 @@ class Operator:
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
         return self.computes(backend)  # type: ignore[misc]
 
-    def dispatch(self, *arguments: Any) -> Any:
+    def dispatch(self, arguments: tuple[Any, ...]) -> Any:
         """Call the registered operator; a window is given as its six schema arguments."""
         if type(arguments[0]) is not Tensor and not is_dynamo_compiling():
             results = integrations.taken_apart_for_onnx(self, arguments)
             if results is not NotImplemented:
                 return results
-        return call(self.overload, *arguments)
+        return call(self.overload, arguments)
 
     def composed(self, arguments: tuple[Any, ...]) -> Any:
         """The results by other operators."""
@@ -148,7 +148,7 @@ class Operator:
         # What PyTorch's operators return may follow the layout of a mask.
         return tensors.laid_out_like(results, arguments[0]) if self.is_composite else results
 
-    def decomposed(self, *arguments: Any, **_: str) -> Any:
+    def decomposed(self, arguments: tuple[Any, ...]) -> Any:
         """``composed`` for arguments as the schema has them: a decomposition."""
         return self.composed(self._checked(arguments)[0])
 
@@ -166,6 +166,9 @@ class Operator:
 
     def _compute(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd. A call by name may arrive here first."""
+        return self._computed(arguments)
+
+    def _computed(self, arguments: tuple[Any, ...]) -> Any:
         for tensor in self._tensors(arguments):
             tensors.check_memory(tensor)
         checked, _sizes = self._checked(arguments)
@@ -206,14 +209,14 @@ class Operator:
             # A graph being traced may have entered forward mode below Python's own count of levels.
             is_wanted = is_wanted or any(carries_derivative(tensor) for tensor in tensors)
         if self.compose is not None and is_wanted:
-            return self.decomposed(*arguments)
+            return self.decomposed(arguments)
         if self.function is not None and is_wanted:
             checked, _sizes = self._checked(arguments)
             return self._applied(checked)
         if is_plain:  # Inductor's code: the dispatcher is not needed again
-            return self._compute(*arguments)
+            return self._computed(arguments)
         with below_autograd():
-            return self.dispatch(*arguments)
+            return self.dispatch(arguments)
 
     def _applied(self, arguments: tuple[Any, ...]) -> Any:
         """The results of the autograd function. Its call gets the arguments after the tensors."""
@@ -250,7 +253,7 @@ def over_batches(
         )
         for tensor, at in zip(arguments[:count], dimensions, strict=False)
     ]
-    results = operator.dispatch(*folded, *arguments[count:])
+    results = operator.dispatch((*folded, *arguments[count:]))
     if isinstance(results, Tensor):
         return results.unflatten(0, (size, results.shape[0] // size)), 0
     return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (0, 0)
@@ -262,7 +265,9 @@ def one_by_one(
     """The vmap rule of an operator whose samples are not alike: it is called for each example."""
     pairs = list(zip(arguments, dimensions, strict=True))
     results = [
-        operator.dispatch(*(each.select(at, i) if type(at) is int else each for each, at in pairs))
+        operator.dispatch(
+            tuple(each.select(at, i) if type(at) is int else each for each, at in pairs)
+        )
         for i in range(info.batch_size)
     ]
     if isinstance(results[0], Tensor):
@@ -316,7 +321,7 @@ class Below:
         return arriving.redistribute(placements=wanted)  # type: ignore[attr-defined]
 
 
-def call(overload: OpOverload, *arguments: Any) -> Any:
+def call(overload: OpOverload, arguments: tuple[Any, ...]) -> Any:
     """Call a registered operator. Where a graph for torch.compile is traced, the call gets the
     revision as well: a digest of this package's sources.
     """

@@ -27,10 +27,11 @@ class Statistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_mean: Tensor, of_deviation: Tensor) -> Any:
-        input, *further = saved(ctx)
+        input, mask, mean, deviation = saved(ctx)
         is_plain = is_unobserved(of_mean, of_deviation, input)
         rows = backends.serving(input.device.type) if is_plain else reference_rows
-        operands = of_mean, of_deviation, input, *further, *ctx.call.arguments
+        (correction,) = ctx.call.arguments
+        operands = of_mean, of_deviation, input, mask, mean, deviation, correction
         return rows.statistics_grad(*operands), None, None
 
     @staticmethod
