@@ -133,7 +133,7 @@ def _meta(value: Any) -> Any:
 def _called(operator: OpOverload, named: dict[str, Any]) -> list[Tensor]:
     """The results of the operator as a list."""
     accepted = [each.name for each in operator._schema.arguments if not each.kwarg_only]
-    results = registration.call(operator, *map(named.__getitem__, accepted))
+    results = registration.call(operator, tuple(map(named.__getitem__, accepted)))
     return [results] if isinstance(results, Tensor) else list(results)
 
 
