@@ -140,6 +140,11 @@ def averages(kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int
         if mask is None and _lies_as(arriving, back, kind.dtype):
             return _run(output, spread, back.problem, arriving.data_ptr(), output.data_ptr())
         _check_fit(arriving, back.output_sizes, kind.dtype)
+        layout = tensors.suggested_memory_format(arriving)
+        if mask is None and layout is not plan.memory_format:
+            # The gradient lies as what arrives (rule G7).
+            as_arriving = _input_of(arriving, plan.sizes[2:], layout)
+            return _averages(as_arriving, windows, include_padding, divisor).gradient(arriving)
         return _filled(output, spread, back, arriving, mask=mask)
 
     return Plan(run, run, gradient)

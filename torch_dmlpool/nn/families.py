@@ -128,7 +128,9 @@ class AvgPool(Masked):
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
             vars(self)["padding"] = padding
-        self.dilation, self.divisor_override = dilation, divisor_override
+        # A Parameter would be registered, which fails with PyTorch's message.
+        self.divisor_override = tensors.checked_divisor(divisor_override)
+        self.dilation = dilation
         self._check()
 
 
