@@ -1,4 +1,4 @@
-"""What a backend offers: a function for each operator of ``ops``, in one table."""
+"""What a backend offers: a function for each operator, in one table."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -42,15 +42,16 @@ class Plan(NamedTuple):
 
     run: Function  # the results of an input
     record: Function  # the same of maxima, and the taps of their winners after them
-    gradient: Function  # that of the input, of what arrives and of these taps, which lie in any way
+    gradient: Function  # the gradient of the input, from that of the results and the taps
 
 
 class Backend(NamedTuple):
-    """The functions of a backend, and those that are made of them. ``BACKEND`` at the end of each
-    backend's file is one of these.
+    """The functions of a backend, and those that are made of them. ``BACKEND`` at the end of
+    ``cpu.py``, ``triton.py`` and ``reference.py`` is one of these: ``of`` takes the function of
+    each field's name from that file, or from ``rows.py``.
 
-    Each takes what its operator in ``ops`` does: checked tensors, a ``Window`` in place of six
-    lists, or the output sizes of bins, then the rest. What it computes is said in ``reference``.
+    Each takes what its operator does: checked tensors, a ``Window`` in place of six lists, or the
+    output sizes of bins, then the other arguments. What it computes is said in ``reference``.
     """
 
     name: str
@@ -73,16 +74,17 @@ class Backend(NamedTuple):
     statistics_grad: Function
     max_unpooling: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
-    None, ``ops`` composes it of the other operators."""
+    None, ``operators`` compose it of the others."""
     averages: Callable[..., Plan] | None = None
-    """Makes a ``Plan`` of averages of windows or bins; None for one that calls the functions."""
+    """Makes a ``Plan`` of averages of windows or bins, as ``averages`` in ``cpu.py`` does. If it is
+    None, a plan calls the functions."""
     maxima: Callable[..., Plan] | None = None
     """Makes a ``Plan`` of maxima, or of these and their indices."""
     reads_masks: bool = False
     """Whether maxima, averages and their gradients of plain tensors take a ``mask``. If not,
-    ``ops`` composes pools under a mask of the other operators."""
+    ``operators`` compose pools under a mask of the others."""
     takes_bools: bool = False
-    """Whether maxima take bools as they are. If not, ``ops`` gives uint8 of 0 and 1."""
+    """Whether maxima take bools as they are. If not, ``operators`` pass uint8 of 0 and 1."""
 
     def __hash__(self) -> int:
         # A backend is in the key of each call, which would hash all of its functions.

@@ -192,10 +192,12 @@ def _load() -> tuple[Any, str | None]:
 
 
 library, missing = _load()
+"""The library has ``dmlpool_average_pooling`` and its like: a function for each name in the list of
+``kernels/cpu/operators.h``, which ``load`` attaches."""
 
 
 def under_a_mask(function: Any) -> Any:
-    """The function of the library for masks that is named as ``function``."""
+    """``dmlpool_masked_max_pooling`` of ``dmlpool_max_pooling``; ``dmlpool_masked`` of itself."""
     return getattr(library, function.__name__.replace("_", "_masked_", 1), function)
 
 

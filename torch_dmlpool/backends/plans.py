@@ -120,7 +120,7 @@ def plan_of(
 
 
 planned = functools.lru_cache(maxsize=4096)(plan_of)
-"""The plan of an operator's call on numbers of winners."""
+"""The plan of an operator's call, which no prepared call keeps."""
 
 
 _Axis = tuple[int, int, int, int, int, int]

@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 from torch_dmlpool import tensors
 from torch_dmlpool.keywords import layer
 from torch_dmlpool.nn import pools
+from torch_dmlpool.nn.dimensions import Family
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window
 
 Flag = TypeVar("Flag", Literal[False], Literal[True], bool, default=Literal[False])
@@ -28,7 +29,7 @@ class Pool(torch.nn.Module):
     """
 
     _rank: ClassVar[int]
-    _pool: ClassVar[Any]  # what pools.py has for the family
+    _pool: ClassVar[Family]  # of pools.py
 
     def __init_subclass__(cls, rank: int = 0) -> None:
         super().__init_subclass__()

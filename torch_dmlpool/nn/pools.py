@@ -117,41 +117,41 @@ def _numbered_bins(
 
 
 avg_pool = Family(
-    "avg_pool",
-    tensors.AVERAGED_TYPES,
-    _counted_windows,
-    average_pooling.averages,
-    by_parts,
-    average_pooling.prepared_average_pooling,
-    quantized_tensors.averages,
+    family="avg_pool",
+    types=tensors.AVERAGED_TYPES,
+    request_of=_counted_windows,
+    compute=average_pooling.averages,
+    through=by_parts,
+    prepare=average_pooling.prepared_average_pooling,
+    of_quantized=quantized_tensors.averages,
 )
 lp_pool = Family(
-    "lp_pool",
-    tensors.FLOAT_TYPES,
-    _normed_windows,
-    lp_pooling.norms,
-    by_parts,
-    lp_pooling.prepared_lp_pooling,
+    family="lp_pool",
+    types=tensors.FLOAT_TYPES,
+    request_of=_normed_windows,
+    compute=lp_pooling.norms,
+    through=by_parts,
+    prepare=lp_pooling.prepared_lp_pooling,
 )
 adaptive_avg_pool = Family(
-    "adaptive_avg_pool",
-    tensors.AVERAGED_TYPES,
-    _bins,
-    adaptive_pooling.averages_of_bins,
-    by_parts,
-    adaptive_pooling.prepared_averages,
-    quantized_tensors.adaptive_averages,
+    family="adaptive_avg_pool",
+    types=tensors.AVERAGED_TYPES,
+    request_of=_bins,
+    compute=adaptive_pooling.averages_of_bins,
+    through=by_parts,
+    prepare=adaptive_pooling.prepared_averages,
+    of_quantized=quantized_tensors.adaptive_averages,
 )
 
 
 max_pool = Family(
-    "max_pool",
-    tensors.ORDERED_TYPES,
-    _numbered_windows,
-    max_pooling.maxima_of,
-    max_pooling.of_bools,
-    max_pooling.prepared_max_pooling,
-    quantized_tensors.extremes,
+    family="max_pool",
+    types=tensors.ORDERED_TYPES,
+    request_of=_numbered_windows,
+    compute=max_pooling.maxima_of,
+    through=max_pooling.of_bools,
+    prepare=max_pooling.prepared_max_pooling,
+    of_quantized=quantized_tensors.extremes,
 )
 max_pool_with_indices = replace(max_pool, suffix="_with_indices")
 min_pool = replace(

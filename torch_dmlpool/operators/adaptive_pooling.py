@@ -31,7 +31,7 @@ from torch_dmlpool.operators.masks import (
 from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, prepared_max_pooling
 from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
 from torch_dmlpool.operators.min_pooling import minima
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
@@ -255,9 +255,13 @@ def maxima_of_bins(
     return tensors.laid_out_like((values, indices), input)
 
 
-_AVERAGES = Pool(_bins, averages_of_bins, prepared_averages)
-_MAXIMA = Pool(_numbered_bins, maxima_of_bins, prepared_maxima, of_bools)
-_MINIMA = Pool(_bins_of_minima, maxima_of_bins, lambda *_: None, minima)
+_AVERAGES = Pool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
+_MAXIMA = Pool(
+    check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, through=of_bools
+)
+_MINIMA = Pool(
+    check=_bins_of_minima, compute=maxima_of_bins, prepare=lambda *_: None, through=minima
+)
 
 
 def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -347,7 +351,7 @@ class AdaptiveAveragePooling(torch.autograd.Function):
     """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         return call.run(input)
@@ -370,7 +374,7 @@ class AdaptiveAveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages of bins. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         return call.run(input_gradient)
@@ -391,7 +395,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
     """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Call | Below) -> tuple[Tensor, Tensor]:
         values, positions = call.run(input)
         save(ctx, call, positions)
         ctx.mark_non_differentiable(positions)

@@ -14,7 +14,7 @@ from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.window import (
     Integers,
     Window,
@@ -172,7 +172,7 @@ def averages(
     return masked_average_pooling_op(input, mask, window, include_padding, divisor)
 
 
-_POOL = Pool(_counted_windows, averages, prepared_average_pooling)
+_POOL = Pool(check=_counted_windows, compute=averages, prepare=prepared_average_pooling)
 
 
 def _sums(input: Tensor, window: Any, divisor: int) -> Tensor:
@@ -183,7 +183,7 @@ class AveragePooling(torch.autograd.Function):
     """Averages of windows. Their gradient is ``average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         return call.run(input)
@@ -208,7 +208,7 @@ class AveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         return call.run(input_gradient)

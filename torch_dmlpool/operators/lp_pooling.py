@@ -116,7 +116,7 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
     return lp_pooling_op(input, window, p)
 
 
-_POOL = Pool(_normed_windows, norms, prepared_lp_pooling)
+_POOL = Pool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
 
 
 def _norms(input: Tensor, window: Window, p: float) -> Tensor:

@@ -28,7 +28,7 @@ from torch_dmlpool.operators.masks import (
     winners_of,
     with_checked_mask,
 )
-from torch_dmlpool.operators.registration import Operator, one_by_one
+from torch_dmlpool.operators.registration import Below, Operator, one_by_one
 from torch_dmlpool.operators.winners import (
     max_pooling_gather_op,
     max_pooling_grad_from_taps_op,
@@ -231,14 +231,16 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
     return change(values), indices
 
 
-_POOL = Pool(numbered_windows, maxima_of, prepared_max_pooling, of_bools)
+_POOL = Pool(
+    check=numbered_windows, compute=maxima_of, prepare=prepared_max_pooling, through=of_bools
+)
 
 
 class MaxPooling(torch.autograd.Function):
     """Maxima of windows. Their gradient is ``max_pooling_grad_from_taps``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         *results, taps = call.record(input)  # with indices if these are wanted
         if call.returns_winners:
             results.append(taps)

@@ -20,7 +20,7 @@ from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.derivatives import records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.tensors import first_indices
 from torch_dmlpool.window import (
     ArgumentError,
@@ -114,7 +114,7 @@ class GatherPositions(torch.autograd.Function):
     """The element at each position. It is linear, and its gradient is ``scatter_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Below) -> Any:
         save(ctx, call, positions)
         return call.run(input, positions)
 
@@ -135,7 +135,7 @@ class ScatterPositions(torch.autograd.Function):
     """Each element at its position. It is linear, and its gradient is ``gather_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Below) -> Any:
         save(ctx, call, positions)
         return call.run(input, positions)
 

@@ -135,4 +135,4 @@ def prepared_min_pooling(
     return minima
 
 
-_POOL = Pool(_windows, maxima_of, prepared_min_pooling, minima)
+_POOL = Pool(check=_windows, compute=maxima_of, prepare=prepared_min_pooling, through=minima)

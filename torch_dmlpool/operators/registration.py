@@ -1,8 +1,9 @@
 """How an operator of this package is registered with PyTorch: schema, check, fake tensors, vmap,
 autograd function and what computes it.
 
-The dispatcher calls an operator from compiled graphs and under transforms, modes and subclasses;
-plain tensors take the way of ``calls``. The key ``Autograd`` applies the operator's autograd
+The dispatcher calls an operator from compiled graphs and under transforms, modes and subclasses.
+Pools of plain tensors are prepared calls (``calls``). An operator that is called with plain tensors
+calls the backend, as operators on rows do. The key ``Autograd`` applies the operator's autograd
 function at a single level, as ATen's generated code does. There ``forward`` calls the operator
 again below autograd with the gradient modes switched on, so that the outer levels of ``torch.func``
 still see it. ``backward`` and ``jvp`` call operators: every higher order comes free.
@@ -61,7 +62,7 @@ class Operator:
     # the function of a backend that computes it; None if ``compose`` always does
     computes: Callable[[Backend], Function] | None = None
     _: KW_ONLY
-    # the autograd function: it takes the tensors and a Below
+    # the autograd function: it takes the tensors and a Below, or the Call of a prepared pool
     function: type[torch.autograd.Function] | None = None
     # computes the results by other operators where a derivative is wanted
     compose: Callable[..., Any] | None = None

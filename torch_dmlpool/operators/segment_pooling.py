@@ -14,12 +14,7 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
-from torch_dmlpool.operators.registration import (
-    Operator,
-    of_rows,
-    one_by_one,
-    over_batches,
-)
+from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
 from torch_dmlpool.window import ArgumentError
 
 Reduction = Literal["mean", "sum", "max", "min"]
@@ -29,7 +24,7 @@ class SegmentSums(torch.autograd.Function):
     """Sums or means of sets. Their gradient is ``segment_shares``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Below) -> Any:
         save(ctx, call, offsets, mask)
         return call.run(input, offsets, mask)
 
@@ -51,7 +46,7 @@ class SegmentShares(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, offsets: Any, mask: Any, call: Any) -> Any:
+    def forward(ctx: Any, input_gradient: Tensor, offsets: Any, mask: Any, call: Below) -> Any:
         save(ctx, call, offsets, mask)
         return call.run(input_gradient, offsets, mask)
 
@@ -72,7 +67,7 @@ class SegmentMaxima(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Any
+        ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Below
     ) -> tuple[Tensor, Tensor]:
         values, indices = call.run(input, offsets, mask)
         save(ctx, call, indices, offsets)

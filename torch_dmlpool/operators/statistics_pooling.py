@@ -9,7 +9,7 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
-from torch_dmlpool.operators.registration import Operator, of_rows
+from torch_dmlpool.operators.registration import Below, Operator, of_rows
 from torch_dmlpool.window import ArgumentError, integer
 
 
@@ -19,7 +19,7 @@ class Statistics(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Any, call: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, mask: Any, call: Below) -> tuple[Tensor, Tensor]:
         mean, deviation = call.run(input, mask)
         save(ctx, call, input, mask, mean, deviation)
         ctx.set_materialize_grads(True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.operators.derivatives import save, saved
-from torch_dmlpool.operators.registration import Operator, one_by_one
+from torch_dmlpool.operators.registration import Below, Operator, one_by_one
 from torch_dmlpool.window import Window
 
 
@@ -23,7 +23,7 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Below) -> Any:
         save(ctx, call, taps)
         return call.run(input_gradient, taps)
 
@@ -46,7 +46,7 @@ class MaxPoolingGather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Any) -> Any:
+    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Below) -> Any:
         save(ctx, call, taps)
         return call.run(input, taps)
 
