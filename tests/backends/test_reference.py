@@ -28,6 +28,8 @@ WAYS = [
         ("uneven and dilated", {}, (12, (3, 2, 1, 2, 2)), (15, (2, 3, 0, 3, 3))),
         ("higher than the plane", {}, (6, (9, 1, 4, 4)), (11, (3, 1, 1, 1))),
         ("beyond the last window", {}, (12, (2, 5)), (15, (3, 4))),
+        ("most before the plane", {}, (9, (3, 50, 60, 0)), (4, (1, 7, 0, 2, 3))),
+        ("most after the plane", {}, (9, (3, 50, 0, 60)), (5, (3, 100, 1, 1))),
     )
 ]
 """Windows that are computed by slices, tiles, whole sums and ATen's operators, by their layout and

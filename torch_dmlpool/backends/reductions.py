@@ -273,7 +273,11 @@ def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> 
     if start == 0 and after <= 0:
         return tensor
     inner = [0, 0] * (tensor.dim() - 1 - dim)
-    return torch.constant_pad_nd(tensor, [*inner, start, after], fill)
+    if min(start, after) >= -size:
+        return torch.constant_pad_nd(tensor, [*inner, start, after], fill)
+    # PyTorch cannot cut off more than there is before it pads.
+    padded = torch.constant_pad_nd(tensor, [*inner, max(start, 0), max(after, 0)], fill)
+    return padded.narrow(dim, max(-start, 0), size + start + after)
 
 
 def pooled(values: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors:
@@ -355,13 +359,15 @@ def spread(gradients: Tensors, dim: int, part: Axis | int, size: int) -> Tensors
     if covers(part, size):
         shape[dim] = size
         return (given.expand(shape),)
+    # After a single window the stride, of any length, has no element to step over.
+    stride = part.stride if outputs > 1 else min(part.stride, part.window)
     # Where windows lie apart, each gradient stands once for every element of its window.
-    lie_apart = part.window <= part.stride and part.dilation == 1
+    lie_apart = part.window <= stride and part.dilation == 1
     copies, taps = (part.window, 1) if lie_apart else (1, part.window)
-    if part.stride > 1:
+    if stride > 1:
         shape.insert(dim + 1, copies)
         blocks = given.unsqueeze(dim + 1).expand(shape)
-        shape[dim + 1] = part.stride - copies
+        shape[dim + 1] = stride - copies
         given = torch.cat((blocks, given.new_zeros(shape)), dim + 1).flatten(dim, dim + 1)
     before = (taps - 1) * part.dilation - part.start_padding
     after = size + (taps - 1) * part.dilation - before - given.shape[dim]
