@@ -349,7 +349,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--python", default=sys.executable, help="of --prepare: it needs Triton alone")
     add("--deadline", type=float, default=600.0, help="of --step: begin nothing after that")
     add("--dry", action="store_true", help="without a GPU, and without results")
-    add("--every", type=int, default=1, help="of --step: one row in so many")
+    add("--every", type=int, default=1, help="of --step: measure every Nth row")
     add("words", nargs="*", help="of --step: rows that have all these in their name")
     options = parser.parse_args(arguments)
     if options.run:

@@ -209,7 +209,7 @@ def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
 
 
 def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
-    """Of two arguments each value, of more each pair of values of two of them, in few rows; the
+    """Each value of two arguments, each pair of values of two of three and more, in few rows; the
     other rows are slow.
 
     What three arguments can break together is rare, and `make test-all` tries it.

@@ -242,7 +242,7 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tables_of_calls_have_means_and_extremes() -> None:
-    """Of copy where a call is long enough, and maxima over averages whichever the row is."""
+    """A call that is long enough is compared with a copy; maxima are compared with averages."""
     way = "forward contiguous batch=1 threads=1"
     seconds = {rows.ATEN: 4e-4, rows.OURS: 1e-4, rows.COPY: 5e-5, calls.SIBLING: 5e-5}
     listed = [
