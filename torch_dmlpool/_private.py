@@ -125,12 +125,16 @@ PyTorch for CPUs alone lacks this."""
 
 
 def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
-    """What applies ``function`` as an operator's implementation for the key Autograd: PyTorch's C
-    function, beneath the method that asks whether torch.func is at work.
+    """What applies ``function`` as an operator's implementation for the key Autograd: beneath the
+    method that asks whether torch.func is at work.
     """
+    # PyTorch's own transforms make such a class of a Function. From 2.15 on the C function rejects
+    # a Function itself while a transform is active.
+    base: Any = torch.autograd.function._SingleLevelFunction
+    single: Any = type(function.__name__, (base,), dict(vars(function)))
     # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
-    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    single._backward_cls.apply = function.backward
+    return single.apply
 
 
 def constant_in_graphs(function: _Function) -> _Function:
