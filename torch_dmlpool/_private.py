@@ -132,8 +132,10 @@ def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
     # a Function itself while a transform is active.
     base: Any = torch.autograd.function._SingleLevelFunction
     single: Any = type(function.__name__, (base,), dict(vars(function)))
-    # PyTorch's nodes have a method in Python here, which looks for ``backward`` with another one.
-    single._backward_cls.apply = function.backward
+    node = single._backward_cls
+    # Compiled autograd asks the node for what the Function has; PyTorch's own ``apply`` would look
+    # for ``backward`` with another method.
+    node._forward_cls, node.apply = function, function.backward
     return single.apply
 
 
