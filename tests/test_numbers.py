@@ -113,7 +113,7 @@ def test_norms_are_real_numbers_of_any_kind(argument: str) -> None:
 
 WRONG = [
     *(np.float16(2), np.float32(2), np.float64(2), np.longdouble(2), np.complex64(2), np.True_),
-    *(np.str_("2"), np.bytes_(b"2"), np.void(b"2"), np.timedelta64(2), np.datetime64(2, "s")),
+    *(np.str_("2"), np.bytes_(b"2"), np.void(b"2"), np.timedelta64(2, "s"), np.datetime64(2, "s")),
     *(b"\2\1", bytearray(b"\2\1"), memoryview(b"\2\1"), iter([2]), {2: 2}, {2, 3}, 2j, object()),
     *(np.array(2.0), np.array([2.0, 2.0]), np.array([True, True]), np.array("2"), np.array([[2]])),
     *(torch.tensor(True), torch.tensor(2.0), torch.nn.Parameter(torch.ones(3))),
