@@ -242,12 +242,12 @@ def machine_code(cubin: bytes) -> list[Instruction]:
 def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
     """The counts of a launch of elements of that many bytes, by what Triton compiled for it."""
     code = machine_code(asm["cubin"])
-    block = dict(how.constants).get("BLOCK")
-    loads = {
-        "folding.fold": lambda: how.sizes[1] * math.prod(block[1:4]) // (32 * warps * block.vector),
-        "sliding.share": lambda: 8 * how.sizes[1],
-        "gathering.gather": lambda: 8 * -(-how.sizes[3] // 4),
-    }.get(how.kernel, lambda: 1)()
+    constants, loads = dict(how.constants), 8 * how.sizes[1] if "share" in how.kernel else 1
+    if how.kernel == "folding.fold":
+        block, mask = constants["BLOCK"], constants["MODE"].mask
+        loads = how.sizes[1] * math.prod(block[1:4]) // (32 * warps * block.vector)
+        # Each load has one of the mask beside it, or where that has no channels one for each.
+        loads *= 1 + (block.vector if mask == 3 else mask > 0)
     warp = one_warp(code, lambda in_loop: math.ceil(loads / in_loop), l1_clocks(how, element))
     return Counts(how.programs, warps, moved, *warp)
 

@@ -48,6 +48,10 @@ class Request:
             dtype = tensors.tap_dtype(self.by.taps)
             taps = torch.randint(self.by.taps, self.sizes, dtype=dtype, device=device)
             read.append(common.in_layout(taps, self.row.channels_last))
+        if self.row.mask:
+            channels = self.sizes[1] if self.row.mask == "element" else 1
+            kept = torch.ones(self.sizes[0], channels, *self.sizes[2:], device=device)
+            read.append(common.in_layout(kept.bool(), self.row.channels_last))
         return tuple(read), functools.partial(self.call, backend.BACKEND, *read)
 
     def whole_numbers(self) -> tuple[Tensor, ...]:
@@ -81,15 +85,17 @@ def _sets(on: Any, _: Request, x: Tensor) -> Any:
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    "max": lambda on, of, x: on.max_pooling(x, of.by),
+    "max": lambda on, of, x, *mask: on.max_pooling(x, of.by, *mask),
     "indices": _winners,
     "unpool": _unpooled,
     "sets": _sets,
-    "taps": lambda on, of, x: on.max_pooling_with_taps(x, of.by),
+    "taps": lambda on, of, x, *mask: on.max_pooling_with_taps(x, of.by, *mask),
     "max grad": lambda on, of, g, taps: on.max_pooling_grad_from_taps(
         g, taps, of.row.sizes[2:], of.by, of.row.channels_last
     ),
-    "avg": lambda on, of, x: on.average_pooling(x, of.by, of.row.include_padding, None),
+    "avg": lambda on, of, x, *mask: on.average_pooling(
+        x, of.by, of.row.include_padding, None, *mask
+    ),
     "avg grad": lambda on, of, g: on.average_pooling_grad(
         g, of.row.sizes[2:], of.by, of.row.include_padding, None
     ),
@@ -137,6 +143,7 @@ def rows() -> list[Request]:
     found = common.select("halves")
     found += [replace(each, channels_last=last) for last in (True, False) for each in folds]
     found += [replace(each, mode="training") for each in models]
+    found += [each for each in common.select("masks") if each.mode == "forward"]
     return requests([*found, *common.select("kernelbench"), *models, *common.select("windows")])
 
 

@@ -14,6 +14,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from . import launch
+
+LANES = tl.constexpr(launch.LANES)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether the kernels run in Triton's interpreter, which truncates to bfloat16 and misreads its
 subnormal numbers."""
@@ -72,13 +75,31 @@ def channel_of(number, planes):
 
 
 @triton.jit
-def place_of_lane(lane, tiles, FORM):
-    """``(column, row, depth, channel, outer)`` of a lane's tile.
-
-    ``tiles`` holds dividers: the numbers of tiles along columns, rows and depths, and of channels
-    (of their vectors, where lanes own these). An axis that the rank leaves out costs nothing.
-    ``outer`` is the number of the sample where lanes own vectors of channels, else of the plane.
+def start_of(outer, strides, tiles, FORM):
+    """Where a lane's sample, or plane, begins in a tensor of any strides. It has 64 bits from the
+    first factor on: a plane may have more than 2**31 elements.
     """
+    if FORM.channels:
+        return outer.to(tl.int64) * strides[0]
+    else:
+        sample, channel = parted(outer, tiles[3])
+        return sample.to(tl.int64) * strides[0] + channel.to(tl.int64) * strides[1]
+
+
+@triton.jit
+def tile_of_lane(sizes, FORM):
+    """``(place, live, source, target)`` of a lane's tile, and ``live`` says whether it exists.
+
+    ``place`` is ``(column, row, depth, channel, outer)``. ``tiles`` holds dividers: the numbers of
+    tiles along columns, rows and depths, and of channels (of their vectors, where lanes own these).
+    An axis that the rank leaves out costs nothing. ``outer`` is the number of the sample where
+    lanes own vectors of channels, else of the plane.
+
+    ``source`` and ``target`` say where the tile's plane or sample begins in the source, of any
+    strides, and in the dense target. Both count vectors, not elements.
+    """
+    lengths, strides, targets, tiles, _ = sizes
+    lane = lane_numbers(LANES, FORM.wide)
     outer = lane
     row = tl.zeros_like(lane)
     depth = row
@@ -90,31 +111,13 @@ def place_of_lane(lane, tiles, FORM):
         outer, row = parted(outer, tiles[1])
     if FORM.rank == 3:
         outer, depth = parted(outer, tiles[2])
-    if not FORM.channels:
-        _, channel = parted(outer, tiles[3])
-    return column, row, depth, channel, outer
-
-
-@triton.jit
-def tile_of_lane(sizes, FORM):
-    """``(place, live, source, target)``: ``place_of_lane``, and whether the tile exists.
-
-    ``source`` and ``target`` say where the tile's plane or sample begins in the source, of any
-    strides, and in the dense target. Both count vectors, not elements, and have 64 bits from the
-    first factor on: a plane may have more than 2**31 elements.
-    """
-    lengths, strides, targets, tiles = sizes
-    lane = lane_numbers(FORM.lanes, FORM.wide)
-    place = place_of_lane(lane, tiles, FORM)
-    outer = place[4]
     target = outer.to(tl.int64) * targets[0] * targets[1] * targets[2]
     if FORM.channels:
-        source = outer.to(tl.int64) * strides[0]
         target = target * lengths[1]
     else:
-        sample, channel = parted(outer, tiles[3])
-        source = sample.to(tl.int64) * strides[0] + channel.to(tl.int64) * strides[1]
-    return place, lane < lengths[0], source, target
+        _, channel = parted(outer, tiles[3])
+    place = (column, row, depth, channel, outer)
+    return place, lane < lengths[0], start_of(outer, strides, tiles, FORM), target
 
 
 @triton.jit
@@ -140,13 +143,45 @@ def first_vector(first, channel, strides, FORM):
         return (first, 1) if FORM.unit else (first * step, step)
 
 
+@triton.constexpr_function
+def form_of_mask(form):
+    """The form in which a mask is read: one of all channels has no vectors of these."""
+    form = launch.Form(*form)
+    return form._replace(vector=1) if form.channels and form.mask == 2 else form
+
+
+@triton.jit
+def mask_of_lane(mask, sizes, place, first, FORM):
+    """What ``kept_row`` needs to read a lane's mask from vector number ``first`` of its rows on."""
+    if FORM.mask > 0:
+        KEPT: tl.constexpr = form_of_mask(FORM)
+        strides = sizes[4]
+        start = start_of(place[4], strides, sizes[3], KEPT) * KEPT.vector
+        return mask + start, strides, first_vector(first, place[3], strides, KEPT), first
+    else:
+        return ()
+
+
+@triton.jit
+def kept_row(kept, depth, row, mask, width, COUNT, FILL, FORM):
+    """The columns of a mask beside those of ``load_row``, if there is one: 0 where an element is
+    not there, and FILL outside the row.
+    """
+    if FORM.mask > 0:
+        base, strides, opening, first = kept
+        place = (depth * strides[2] + row * strides[3] + opening[0], opening[1], first)
+        return load_row(base, place, mask, width, COUNT, FILL, tl.uint8, form_of_mask(FORM))
+    else:
+        return ()
+
+
 @triton.jit
 def as_block(per_lane, FORM):
     """A number of each lane in the shape of the lane's values: [B], or [B, V] where lanes have
     vectors of channels.
     """
     if FORM.channels:
-        return tl.broadcast_to(per_lane[:, None], [FORM.lanes, FORM.vector])
+        return tl.broadcast_to(per_lane[:, None], [LANES, FORM.vector])
     else:
         return per_lane
 
@@ -174,21 +209,28 @@ def load_filled(pointers, inside, fill, TYPE):
 
 
 @triton.jit
-def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
-    """Loads COUNT vectors of each lane's row as a tuple of columns; FILL stands outside the row.
+def load_vectors(base, row, mask, width, COUNT, FILL, TYPE, V):
+    """COUNT vectors ``[B, V]`` of each lane's row; FILL stands outside the row.
 
     ``row`` is ``(offset, step, first)``: where the first vector lies, how far the next is, and the
     number of the first in a row of ``width``. All count vectors, so that the compiler knows every
-    address to be aligned to one. A vector of channels is one column ``[B, V]``; a vector of columns
-    is V columns ``[B]``.
+    address to be aligned to one.
     """
-    V: tl.constexpr = FORM.vector
     offset, step, first = row
     vectors = ()
     pointers = (base + offset * V)[:, None] + tl.arange(0, V)[None, :]
     for c in tl.static_range(COUNT):
         ok = inside(mask, first + c, width, True)[:, None]
         vectors = vectors + (load_filled(pointers + c * (step * V), ok, FILL, TYPE),)
+    return vectors
+
+
+@triton.jit
+def load_row(base, row, mask, width, COUNT, FILL, TYPE, FORM):
+    """Loads COUNT vectors of each lane's row as a tuple of columns; FILL stands outside the row. A
+    vector of channels is one column ``[B, V]``; a vector of columns is V columns ``[B]``.
+    """
+    vectors = load_vectors(base, row, mask, width, COUNT, FILL, TYPE, FORM.vector)
     return columns_of(vectors, COUNT, FORM)
 
 
@@ -197,7 +239,7 @@ def store_row(base, columns, place, rows, ROW, C, width, FIRST, STEP, COLUMNS, F
     """Stores the columns ``FIRST, FIRST + STEP, ...`` of a tuple in a lane's row number ``ROW``.
 
     ``rows`` is ``(line, left)``: where the lane's row 0 lies in a dense plane or sample, and how
-    many rows there are from there on. ``place`` is what ``place_of_lane`` gives. ``width`` counts
+    many rows there are from there on. ``place`` is that of ``tile_of_lane``. ``width`` counts
     vectors of columns, or single columns where lanes own channels.
     """
     TYPE: tl.constexpr = base.dtype.element_ty
@@ -220,24 +262,26 @@ def store_row(base, columns, place, rows, ROW, C, width, FIRST, STEP, COLUMNS, F
         vector = tl.arange(0, PIECE)[None, :]
         pointers = (base + (rows[0] * width + first) * V)[:, None] + vector
         for p in tl.static_range(COLUMNS // PIECE):
-            piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, FORM.lanes, PIECE)
+            piece = join_columns(columns, FIRST + p * PIECE * STEP, STEP, PIECE)
             column = first[:, None] + (vector if IS_ODD else p * PIECE // V)
             ok = ROW < tl.where(column < width, rows[1][:, None], 0)
             tl.store(pointers + (below * V + p * PIECE), rounded(piece, TYPE), mask=ok)
 
 
 @triton.jit
-def split_columns(vectors, B, V):
-    """``[B, V]`` as a tuple of ``V`` tensors ``[B]``, in registers; ``V`` is 1, 2, 4, 8 or 16."""
+def split_columns(vectors, V):
+    """A block of lanes by ``V`` as a tuple of ``V`` tensors of lanes, in registers; ``V`` is 1, 2,
+    4, 8 or 16.
+    """
     if V == 1:
-        return (tl.reshape(vectors, [B]),)
+        return (tl.reshape(vectors, [LANES]),)
     elif V == 2:
         first, second = tl.split(vectors)
         return (first, second)
     else:
-        evens, odds = tl.split(tl.reshape(vectors, [B, V // 2, 2]))
-        even_columns = split_columns(evens, B, V // 2)
-        odd_columns = split_columns(odds, B, V // 2)
+        evens, odds = tl.split(tl.reshape(vectors, [LANES, V // 2, 2]))
+        even_columns = split_columns(evens, V // 2)
+        odd_columns = split_columns(odds, V // 2)
         columns = ()
         for i in tl.static_range(V // 2):
             columns = columns + (even_columns[i], odd_columns[i])
@@ -250,23 +294,23 @@ def columns_of(vectors, N, FORM):
     columns = ()
     for c in tl.static_range(N):
         v = vectors[c]
-        columns = columns + ((v,) if FORM.channels else split_columns(v, FORM.lanes, FORM.vector))
+        columns = columns + ((v,) if FORM.channels else split_columns(v, FORM.vector))
     return columns
 
 
 @triton.jit
-def join_columns(columns, FIRST, STEP, B, V):
-    """``[B, V]`` from the ``V`` columns ``FIRST``, ``FIRST + STEP``, ... of a tuple: the inverse of
-    split_columns.
+def join_columns(columns, FIRST, STEP, V):
+    """A block of lanes by ``V`` from the columns ``FIRST``, ``FIRST + STEP``, ... of a tuple: the
+    inverse of split_columns.
     """
     if V == 1:
-        return tl.reshape(columns[FIRST], [B, 1])
+        return tl.reshape(columns[FIRST], [LANES, 1])
     elif V == 2:
         return tl.join(columns[FIRST], columns[FIRST + STEP])
     else:
-        evens = join_columns(columns, FIRST, 2 * STEP, B, V // 2)
-        odds = join_columns(columns, FIRST + STEP, 2 * STEP, B, V // 2)
-        return tl.reshape(tl.join(evens, odds), [B, V])
+        evens = join_columns(columns, FIRST, 2 * STEP, V // 2)
+        odds = join_columns(columns, FIRST + STEP, 2 * STEP, V // 2)
+        return tl.reshape(tl.join(evens, odds), [LANES, V])
 
 
 @triton.jit

@@ -10,67 +10,67 @@ import triton
 import triton.language as tl
 
 from . import addressing, requantization, sums
+from .addressing import LANES
 
 CONSTANT = tl.constexpr(0)
 """``MODE.count``: every window has the same divisor (see ``launch.Mode``)."""
+KEPT = tl.constexpr(4)
+PADDED = tl.constexpr(5)
+"""Windows are divided by how many elements the mask keeps, or how many of these and the padding."""
 
 
 @triton.constexpr_function
 def held_as(source, vector):
-    """``(accumulator, words, fields)``: a vector of ``source`` elements is loaded as ``words``
-    numbers and added up as ``fields`` numbers of the type ``accumulator``. For quantized vectors of
-    4 or more elements, a loaded number holds four elements and an added one two sums.
+    """``(accumulator, words)``: a vector of ``source`` elements is loaded as ``words`` numbers and
+    added up in the type ``accumulator``. For quantized vectors of 4 or more elements, a loaded
+    number holds four elements and an added one two sums.
     """
     if source.primitive_bitwidth == 8:
-        packed = vector >= 4
-        words, fields = (vector // 4, vector // 2) if packed else (vector,) * 2
-        return tl.uint32 if packed else tl.int32, words, fields
-    return tl.float64 if source == tl.float64 else tl.float32, vector, vector
+        return (tl.uint32, vector // 4) if vector >= 4 else (tl.int32, vector)
+    return tl.float64 if source == tl.float64 else tl.float32, vector
 
 
 @triton.jit
-def loaded_row(base, row, mask, chunks, fill, IS_READ, COLS, SOURCE, FORM):
-    """Loads the chunks of a source row in the form in which they are added up. A chunk is a vector
-    of columns, or a column's vector of channels.
-
-    ``row`` is where the first chunk lies and how far the next is; ``chunks`` is the number of the
-    first and how many exist. Those that do not exist are ``fill``; those that no target reads, 0.
+def loaded_row(base, row, mask, width, fill, N, SOURCE, FORM):
+    """Loads N chunks of a source row in the form in which they are added up. A chunk is a vector of
+    columns, or a column's vector of channels. Those that do not exist are ``fill``.
     """
     ACC: tl.constexpr = held_as(SOURCE, FORM.vector)[0]
     WORDS: tl.constexpr = held_as(SOURCE, FORM.vector)[1]
-    FIELDS: tl.constexpr = held_as(SOURCE, FORM.vector)[2]
-    CHUNK: tl.constexpr = 1 if FORM.channels else FORM.vector
-    B: tl.constexpr = FORM.lanes
-    pointers = (base + row[0] * WORDS)[:, None] + tl.arange(0, WORDS)[None, :]
-    values = ()
-    for c in tl.static_range(COLS.length // CHUNK):
-        if IS_READ and COLS.used[c]:
-            exists = addressing.inside(mask, chunks[0] + c, chunks[1], True)[:, None]
-            value = addressing.load_filled(pointers + c * (row[1] * WORDS), exists, fill, ACC)
-            if SOURCE.primitive_bitwidth == 8:
-                value = requantization.fields(
-                    value, SOURCE.is_int_signed(), FORM.vector, FORM.lanes
-                )
-            values = values + (value,)
-        else:
-            values = values + (tl.zeros([B, FIELDS], ACC),)
-    return values
+    loaded = addressing.load_vectors(base, row, mask, width, N, fill, ACC, WORDS)
+    if SOURCE.primitive_bitwidth == 8:
+        values = ()
+        for c in tl.static_range(N):
+            values = values + (
+                requantization.fields(loaded[c], SOURCE.is_int_signed(), FORM.vector),
+            )
+        return values
+    else:
+        return loaded
 
 
 @triton.jit
-def row_sums(chunks, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
+def row_sums(chunks, there, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
     """One sum per target column over one source row of N chunks. With IS_WEIGHED each column is
-    multiplied by its weight first, the reciprocal of its divisor.
+    multiplied by its weight first, the reciprocal of its divisor. Under a mask the elements that
+    each sum has are counted after all sums.
     """
     columns = addressing.columns_of(chunks, N, FORM)
-    if IS_WEIGHED:
-        POSITIONS: tl.constexpr = COLS.length
-        weighed = ()
-        for i in tl.static_range(POSITIONS):
-            weight = addressing.as_block(weights[i][1] * row_weight, FORM)
-            weighed = weighed + (columns[i] * weight,)
-        columns = weighed
-    return sums.sliding_sums(columns, COLS)
+    own = ()
+    ones = ()
+    POSITIONS: tl.constexpr = COLS.length
+    for i in tl.static_range(POSITIONS):
+        column = columns[i]
+        if IS_WEIGHED:
+            column *= addressing.as_block(weights[i][1] * row_weight, FORM)
+        if FORM.mask > 0:
+            ones = ones + (tl.where(there[i] != 0, 1, 0).to(column.dtype),)
+            column = tl.where(there[i] != 0, column, 0)
+        own = own + (column,)
+    if FORM.mask > 0:
+        return sums.sliding_sums(own, COLS) + sums.sliding_sums(ones, COLS)
+    else:
+        return sums.sliding_sums(own, COLS)
 
 
 @triton.jit
@@ -81,7 +81,10 @@ def quotients(totals, row, divisors, T, FORM, MODE):
     finished = ()
     for i in tl.static_range(T):
         total = totals[i]
-        if MODE.count == CONSTANT:
+        if MODE.count >= KEPT:
+            own = tl.maximum(totals[T + i], 1)
+            total = sums.quotient(total, own, 1.0 / own)
+        elif MODE.count == CONSTANT:
             total = sums.quotient(total, MODE.divisor * 1.0, 1.0 / MODE.divisor)
         elif not MODE.adjoint:
             divisor = addressing.as_block(row[0] * divisors[i][0], FORM)
@@ -103,14 +106,15 @@ def divisors_along(first, size, COUNT, COLUMN, TYPE, MODE):
 
 @addressing.launched
 def sum_tile(
-    source, target, x_scale, x_zero, y_scale, y_zero, sizes, DEPTH, ROW, COLUMN, FORM, MODE
+    source, mask, target, x_scale, x_zero, y_scale, y_zero, sizes, DEPTH, ROW, COLUMN, FORM, MODE
 ):
     """Every window unrolled: a lane computes a tile of targets from the source rows they share.
 
     source: ``D, H, W`` spatial sizes and five strides. target: ``TD, TH, TW`` spatial sizes, dense.
     ``FORM.tile`` counts targets, or for an adjoint source elements. Which sizes and strides count
     vectors says ``launch.tile_launch``. Elements of 8 bits are quantized, and windows of these have
-    at most 128 taps. For other elements scales and zero points are not read.
+    at most 128 taps. For other elements scales and zero points are not read. ``mask``: see
+    ``max_pooling.max_tile``.
     """
     SOURCE: tl.constexpr = source.dtype.element_ty
     QUANTIZED: tl.constexpr = SOURCE.primitive_bitwidth == 8
@@ -126,12 +130,13 @@ def sum_tile(
     N_ROWS: tl.constexpr = ROWS.length
     N_DEPTHS: tl.constexpr = DEPTHS.length
     # words are added up before their columns
-    SUMS: tl.constexpr = N if QUANTIZED and not FORM.channels else T
+    OWN: tl.constexpr = N if QUANTIZED and not FORM.channels else T
+    SUMS: tl.constexpr = 2 * T if FORM.mask > 0 else OWN
     SIGNED: tl.constexpr = target.dtype.element_ty == tl.int8
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
-    IS_COUNTED: tl.constexpr = MODE.count != CONSTANT and not MODE.adjoint  # what is written
+    IS_COUNTED: tl.constexpr = 0 < MODE.count < KEPT and not MODE.adjoint  # what is written
 
-    lengths, strides, targets, _ = sizes
+    lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths
     TD, TH, TW = targets
     place, live, plane, base_target = addressing.tile_of_lane(sizes, FORM)
@@ -145,13 +150,12 @@ def sum_tile(
         given = (x_scale, x_zero, y_scale, y_zero)
         TAPS: tl.constexpr = DEPTH.window * ROW.window * COLUMN.window
         each = requantization.quantities(place[3], given, TAPS, SOURCE.is_int_signed(), FORM, MODE)
-    B: tl.constexpr = FORM.lanes
-    ones = tl.full([B], 1, DIVISORS)
+    ones = tl.full([LANES], 1, DIVISORS)
     first_chunk = place[0] * (COLS.advance // CHUNK) + COLS.low // CHUNK
-    at = (first_chunk, W)
     first_row = place[1] * ROWS.advance + ROWS.low
     first_depth = place[2] * DEPTHS.advance + DEPTHS.low
     opening, apart = addressing.first_vector(first_chunk, place[3], strides, FORM)
+    kept = addressing.mask_of_lane(mask, sizes, place, first_chunk, FORM)
 
     divisors = ()  # taps counted along the target columns, and their reciprocals
     weights = ()  # the same along the source columns
@@ -161,15 +165,19 @@ def sum_tile(
         width = TW if FORM.channels else TW * FORM.store
         weights = divisors_along(first_chunk * CHUNK, width, N * CHUNK, COLUMN, DIVISORS, MODE)
 
+    PADDING: tl.constexpr = 1 if MODE.count == PADDED else 0
     planes = ((),) * T_ROWS  # totals of each depth so far, for each target row
     for d in tl.static_range(N_DEPTHS):
         in_slice = addressing.inside(live, first_depth + d, D, FORM.rank == 3)
         rows = ()
         for r in tl.static_range(N_ROWS):
-            mask = addressing.inside(in_slice, first_row + r, H, FORM.rank >= 2)
-            line = ((first_depth + d) * strides[2] + (first_row + r) * strides[3] + opening, apart)
+            inside = addressing.inside(in_slice, first_row + r, H, FORM.rank >= 2)
+            line = (first_depth + d) * strides[2] + (first_row + r) * strides[3] + opening
             values = loaded_row(
-                base, line, mask, at, each[0], DEPTHS.used[d] and ROWS.used[r], COLS, SOURCE, FORM
+                base, (line, apart, first_chunk), inside, W, each[0], N, SOURCE, FORM
+            )
+            there = addressing.kept_row(
+                kept, first_depth + d, first_row + r, inside, W, N, PADDING, FORM
             )
             if not QUANTIZED:
                 weight = ones
@@ -177,7 +185,7 @@ def sum_tile(
                     weight = 1.0 / sums.divisor_across(
                         first_row + r, first_depth + d, TH, TD, ROW, DEPTH, MODE.count, DIVISORS
                     )
-                values = row_sums(values, weights, weight, IS_WEIGHED, COLS, N, FORM)
+                values = row_sums(values, there, weights, weight, IS_WEIGHED, COLS, N, FORM)
             elif FORM.channels:
                 values = sums.sliding_sums(values, COLS)
             rows = rows + values
@@ -203,9 +211,9 @@ def sum_tile(
                                 )
                             else:
                                 finished = quotients(totals, counts, divisors, T, FORM, MODE)
-                            mask = addressing.inside(live, depth, TD, FORM.rank == 3)
+                            inside = addressing.inside(live, depth, TD, FORM.rank == 3)
                             above = place[1] * T_ROWS
-                            lines = (depth * TH + above, tl.where(mask, TH - above, 0))
+                            lines = (depth * TH + above, tl.where(inside, TH - above, 0))
                             addressing.store_row(
                                 base_target, finished, place, lines, j, C, TW, 0, 1, T, FORM
                             )

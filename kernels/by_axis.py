@@ -13,6 +13,7 @@ from . import launch
 from .launch import Along, Axis, Block, Launch, Mode, Part, Request
 
 SUM, GREATEST, FIRST_GREATEST = range(3)  # ``Mode.operation``: what ``folding.fold`` computes
+LEFT = 4  # ``Mode.mask`` of a launch that reads what the one before has left
 WHOLE, WINDOWS, BINS = range(3)  # KIND of ``folding.fold``: one window, windows or adaptive bins
 ANY = 2**63
 # What a program owns, by the most elements of a window or bin: windows, positions of each, how many
@@ -73,20 +74,28 @@ def folds(
     for along in launch.one_axis_at_a_time(request, innermost_first=operation != SUM):
         count, divisor = _divisor_along(request, along, counting)
         numbered = not along.first and operation == FIRST_GREATEST
-        step = Step(Mode(operation, count, numbered, kinds), divisor, below)
+        mask = request.masking
+        if not along.first:
+            mask = LEFT * (mask > 0 and (numbered or count > 2))
+        elif mask == 2:
+            mask += request.channels_last
+        step = Step(Mode(operation, count, numbered, kinds, mask), divisor, below)
         slice_from, size = SLICES[along.inner == 1]
-        if along.part.is_whole and along.source > slice_from and count == 0:
+        if along.part.is_whole and along.source > slice_from and count % 4 == 0:
             slices = launch.divided(along.source, size)
             cut = along._replace(
                 targets=slices, part=Part(along.source, slices, Axis(size, size), False), last=False
             )
-            launches.append(_fold(request, cut, step._replace(divisor=1, shift=size)))
+            own = step.mode._replace(count=3 if count else 0)
+            launches.append(_fold(request, cut, step._replace(mode=own, divisor=1, shift=size)))
             along = along._replace(
                 source=slices, part=Part(slices, 1, Axis(slices), False), first=False
             )
-            mode = step.mode._replace(numbered=operation == FIRST_GREATEST)
+            numbered = operation == FIRST_GREATEST
+            mask = LEFT * (mask > 0 and (numbered or count > 2))
+            mode = step.mode._replace(numbered=numbered, mask=mask)
             step = step._replace(mode=mode, below=0)
-        shared = _overlapping(request, along)
+        shared = operation != FIRST_GREATEST and _overlapping(request, along)
         launches.append(
             _share(request, along, step, shared) if shared else _fold(request, along, step)
         )
@@ -97,6 +106,8 @@ def folds(
 def _divisor_along(request: Request, along: Along, counting: tuple[int, int]) -> tuple[int, int]:
     """``(COUNT, divisor)`` of one axis, as ``folding.fold`` takes them."""
     count, divisor = counting
+    if count > 2:
+        return 3 + along.last, 1
     if request.window is None:
         if request.adjoint:
             return 0, 1
@@ -122,6 +133,8 @@ def _overlapping(request: Request, along: Along) -> tuple[int, int] | None:
     axis = along.axis
     if request.window is None or request.adjoint or along.part.is_whole or axis.dilation > 1:
         return None
+    if request.mask:
+        return None
     if axis.window < max(SHARES_FROM, SHARES_OVER * axis.stride):
         return None
     fits = (each for each in SHARED if axis.stride <= min(each[1], axis.window // (each[0] - 1)))
@@ -136,7 +149,6 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
     sizes = (
         *(lanes, turns, step.divisor, launch.divider(groups), launch.divider(along.inner)),
         (along.source, along.targets, axis.window, axis.stride, axis.start, axis.end),
-        (step.below, 0 if along.last else -1),
         _planes(request, along.outer * along.inner),
     )
     reach = max((groups + 1) * shared[0] * axis.stride + axis.window, along.source)
@@ -146,7 +158,6 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
         "SHARED": shared,
         "ROWS": along.inner == 1,
         "WIDE": max(largest) >= launch.WIDE_FROM,
-        "B": launch.LANES,
     }
     programs = launch.divided(lanes, launch.LANES)
     return Launch.of("sliding.share", programs, along.results, sizes, **constants)
@@ -180,7 +191,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         *(along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
         *map(launch.divider, (along.source, along.inner, along.targets)),
         (axis.window, launch.divider(axis.stride), *axis[2:4], launch.divider(axis.dilation)),
-        (step.below, step.shift, 0 if along.last else -1),
+        (step.below, step.shift, 0 if along.last and not (bins and request.mask) else -1),
         _planes(request, along.results),
     )
     constants = {
@@ -194,31 +205,40 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     return Launch.of("folding.fold", programs, along.results, sizes, **constants)
 
 
-def _planes(request: Request, elements: int) -> tuple[tuple[int, int, int], ...]:
-    """The dividers by which ``addressing.channel_of`` finds the channel of an element."""
+def _planes(request: Request, elements: int) -> tuple[Any, ...]:
+    """The dividers by which ``addressing.channel_of`` finds the channel of an element, and how many
+    elements a plane of the source has.
+    """
     batch, channels = request.shape[:2]
     neighbours = 1 if request.channels_last else elements // (batch * channels)
-    return launch.divider(neighbours), launch.divider(channels)
+    return launch.divider(neighbours), launch.divider(channels), prod(request.sizes)
 
 
 def spread(
     request: Request, counting: tuple[int, int] = (0, 1), *, with_taps: bool = False
 ) -> tuple[Launch, ...] | None:
-    """The gradient of undilated windows, or of bins of one size, that do not overlap; else None."""
+    """The gradient of undilated windows that do not overlap and count as many elements, or of bins
+    of one size; else None.
+    """
     count, divisor = counting
+    is_one = launch.is_one_window(request)
+    if is_one and count:
+        count, divisor = 0, request.window.taps
     parts = []
     for inputs, outputs, axis, bins in launch.parts(request):
         if outputs == 1:  # no other window starts before the end
             axis = axis._replace(stride=max(axis.stride, inputs + axis.start))
         if bins and inputs % outputs == 0:
             axis = Axis(inputs // outputs, inputs // outputs)
-        elif bins or axis.stride < axis.window or axis.extent > axis.window or divisor >= ANY:
+        elif bins or count or axis.stride < axis.window or axis.extent > axis.window:
             return None
         if (inputs, outputs, axis.window) != (1, 1, 1) or axis.start:
             parts.append((inputs, outputs, axis))
     if request.window is None:
         divisor = prod(axis.window for _, _, axis in parts)
-    rank = 0 if launch.is_one_window(request) else max(len(parts), 1)
+    if divisor >= ANY:
+        return None
+    rank = 0 if is_one else max(len(parts), 1)
     parts = [(1, 1, Axis())] * (3 - len(parts)) + parts
     batch, channels = request.shape[:2]
     elements = batch * channels * prod(inputs for inputs, _, _ in parts)
@@ -226,14 +246,13 @@ def spread(
     axes = tuple(
         (
             *(launch.divider(inputs), launch.divider(axis.stride)),
-            *(outputs, axis.window, axis.start, axis.end),
+            *(outputs, axis.window, axis.start),
         )
         for inputs, outputs, axis in reversed(parts)
     )
     sizes = elements, divisor, launch.divider(channels), axes
     constants = {
         "TAPS": with_taps,
-        "COUNT": count,
         "RANK": rank,
         "CHANNELS": request.channels_last,
         "WIDE": max(largest) >= launch.WIDE_FROM,
@@ -241,31 +260,3 @@ def spread(
     }
     programs = launch.divided(elements, SPREAD)
     return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
-
-
-def gathers(request: Request) -> tuple[Launch, ...] | None:
-    """The gradient of maxima whose windows overlap, from taps; None where they are dilated, or
-    have more taps than 32 bits count. Outermost axis first: windows of one column that won in the
-    same row won the same element.
-    """
-    if request.is_dilated or request.window.taps >= 2**31:
-        return None
-    below, launches = prod(axis.window for axis in request.axes), []
-    for along in launch.one_axis_at_a_time(request):
-        axis = along.axis
-        below //= axis.window
-        sizes = (
-            along.results,
-            along.source,
-            launch.divider(along.targets),
-            min(launch.windows_over(axis), along.source),
-            launch.divider(along.inner),
-            below,
-            (axis.window, launch.divider(axis.stride), axis.start, 0, 0),
-        )
-        largest = launch.farthest(along.targets, along.source, axis), along.results + launch.LANES
-        wide = max(largest) >= launch.WIDE_FROM
-        constants = {"LAST": along.last, "WIDE": wide, "B": launch.LANES}
-        programs = launch.divided(along.results, launch.LANES)
-        launches.append(Launch.of("gathering.gather", programs, along.results, sizes, **constants))
-    return tuple(launches)

@@ -31,6 +31,11 @@ BINS = tl.constexpr(2)
 """KIND: an axis is one window, or has windows or adaptive bins."""
 NOWHERE = tl.constexpr(2**31 - 1)
 """The position of what lies outside a window. It is greater than all others."""
+OF_PLANES = tl.constexpr(2)
+OF_ROWS = tl.constexpr(3)
+LEFT = tl.constexpr(4)
+"""``MODE.mask``: ``numbers`` are a mask of the source's shape (1), one of all channels of a plane
+or of a position, or what the launch before has left: counts, or -1 where no element was."""
 
 
 @triton.constexpr_function
@@ -145,13 +150,14 @@ def of_vectors(values, G, N, V):
 
 
 @triton.jit
-def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
-    """The sums of a tile's windows.
+def summed(source, kept, limit, apart, steps, gradients, COUNT, TYPE, BLOCK, MASK):
+    """The sums of a tile's windows, and with a MASK how many elements each has.
 
     ``source`` points to each window's first element, the next lies ``apart`` elements further on,
-    and ``limit`` says how many there are. A thread reads ``BLOCK.loads`` of them in each of
-    ``steps`` steps. Gradients of averages are divided by what their bin, or with a COUNT their
-    window, counts: ``gradients`` is ``(number of the first, bins, the input's size, axis)``, or ().
+    and ``limit`` says how many there are; ``kept`` is the same of the mask. A thread reads
+    ``BLOCK.loads`` of them in each of ``steps`` steps. Gradients of averages are divided by what
+    their bin, or with a COUNT their window, counts: ``gradients`` is ``(number of the first, bins,
+    the input's size, axis)``, or ().
     """
     T: tl.constexpr = BLOCK.positions
     V: tl.constexpr = BLOCK.vector
@@ -167,22 +173,33 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
         k = (tl.arange(0, N) * V)[None, :, None].to(limit.dtype)
         lane = tl.arange(0, V)[None, None, :]
         source, limit = tl.expand_dims(source, 2), tl.expand_dims(limit, 2)
+        first = tl.expand_dims(kept[0], 2)
         total = tl.zeros([G, N, V], TYPE)
     else:
         k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
         lane = 0
+        first = kept[0]
         total = tl.zeros((k < limit).shape, TYPE)
     error = total
+    count = tl.zeros(total.shape, tl.int32)
     for _ in range(steps):
         terms = ()
         for _ in tl.static_range(LOADS):
             exists = k < limit
             if VECTORS:
-                at = source + tl.max_contiguous(tl.multiple_of(k + lane, [1, V, V]), [1, 2, V])
+                at = tl.max_contiguous(tl.multiple_of(k + lane, [1, V, V]), [1, 2, V])
+                beside = at
                 exists = tl.broadcast_to(exists, total.shape)
             else:
-                at = source + tl.max_contiguous(k * apart, [1, T if ROWS else 1])
-            term = addressing.load_filled(at, exists, 0, TYPE)
+                at = tl.max_contiguous(k * apart, [1, T if ROWS else 1])
+                beside = tl.max_contiguous(k * kept[1], [1, T if ROWS else 1])
+            term = addressing.load_filled(source + at, exists, 0, TYPE)
+            if MASK > 0:
+                there = tl.load(first + beside, mask=exists, other=0).to(tl.int32)
+                if MASK != LEFT:
+                    there = (there != 0).to(tl.int32)
+                    term = tl.where(there != 0, term, 0)
+                count += there
             if len(gradients) > 0:
                 if COUNT > 0:
                     shares = counted_by(gradients[0] + k, gradients[2], gradients[3], COUNT)
@@ -201,16 +218,18 @@ def summed(source, limit, apart, steps, gradients, COUNT, TYPE, BLOCK):
         total = sums.compensated(total, error)
     if VECTORS:
         total = of_vectors(total, G, N, V)
+        count = of_vectors(count, G, N, V)
     if T == 1:
-        return tl.reshape(total, [G])
+        return tl.reshape(total, [G]), tl.reshape(count, [G])
     else:
-        return tl.sum(total, AXIS)
+        return tl.sum(total, AXIS), tl.sum(count, AXIS)
 
 
 @triton.jit
-def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
+def greatest(source, kept, limit, apart, steps, OP, TYPE, BLOCK, MASK):
     """The maxima of a tile's windows, and the number of each in its window, counted from 0: of
-    equal elements the first one's. The arguments are those of ``summed``.
+    equal elements the first one's. The arguments are those of ``summed``. Where a MASK leaves no
+    element, the number is NOWHERE.
     """
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
@@ -219,16 +238,25 @@ def greatest(source, limit, apart, steps, OP, TYPE, BLOCK):
     LOADS: tl.constexpr = BLOCK.loads
     k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
     # The winner of a window of nothing but the lowest value is its first element.
-    best = tl.where(k < limit, k, NOWHERE)
+    best = tl.where((k < limit) & (MASK == 0), k, NOWHERE)
     value = tl.full(best.shape, FILL, TYPE)
     for _ in range(steps):
         for _ in tl.static_range(LOADS):
             at = source + tl.max_contiguous(k * apart, [1, NEAR])
             v = addressing.load_filled(at, k < limit, FILL, TYPE)
+            own = k
+            if MASK > 0:
+                beside = kept[0] + tl.max_contiguous(k * kept[1], [1, NEAR])
+                n = tl.load(beside, mask=k < limit, other=0).to(tl.int32)
+                there = (n >= 0) & (k < limit) if MASK == LEFT else n != 0
+                v = tl.where(there, v, FILL)
+                own = tl.where(there, k, NOWHERE)
+                best = tl.where(best == NOWHERE, own, best)
             if OP == GREATEST:
                 value = greater(value, v)
             else:
-                value, best = next_greater(value, best, v + 0.0 if TYPE.is_floating() else v, k)
+                v = v + 0.0 if TYPE.is_floating() else v
+                value, best = next_greater(value, best, v, own)
             k += T
     if T == 1:
         return tl.reshape(value, [BLOCK.results]), tl.reshape(best, [BLOCK.results])
@@ -264,7 +292,7 @@ def finished_sum(tensors, r, result, count, counted, divisor, channel, MODE):
     if x.dtype.element_ty.primitive_bitwidth == 8:
         zero = requantization.parameter(qparams[1], channel, KINDS[1], tl.int32)
         result -= count.to(result.dtype) * zero
-    own = tl.zeros_like(r) + (tl.maximum(counted, 1) if MODE.count > 0 else divisor)
+    own = tl.zeros_like(r) + (divisor if MODE.count % 3 == 0 else tl.maximum(counted, 1))
     if result.dtype.is_floating():
         own = own.to(result.dtype)
         result = sums.quotient(result, own, 1.0 / own)
@@ -310,7 +338,19 @@ def fold(
         o = q - outer * outputs[0]
         start, count, tap = window_of(o, length[0], outputs, axis, KIND, ADJOINT)
     base = outer.to(tl.int64) * length[0] * inner[0] + start * inner[0] + (r - q * inner[0])
-    apart = (axis[4][0] + tl.zeros((), r.dtype)) * inner[0]  # with the dilation
+    dilation = axis[4][0] + tl.zeros((), r.dtype)
+    apart = dilation * inner[0]
+    at = base
+    beside = apart
+    if MODE.mask == OF_PLANES:
+        plane = addressing.over(r, planes[0])
+        at = base - (plane - addressing.over(plane, planes[1])).to(tl.int64) * planes[2]
+    elif MODE.mask == OF_ROWS:
+        narrow = inner[0] // planes[1][0]
+        at = outer.to(tl.int64) * length[0] + start
+        at = at * narrow + addressing.over(r - q * inner[0], planes[1])
+        beside = dilation * narrow
+    beside += tl.zeros((), r.dtype)
     NEAR: tl.constexpr = 1 if BLOCK.rows else BLOCK.results
     limit = tl.where(live, count, 0)
     V: tl.constexpr = BLOCK.vector
@@ -319,21 +359,28 @@ def fold(
         if not BLOCK.rows:
             apart = tl.multiple_of(apart, V)
             limit = tl.max_constancy(limit, V)
+        at = tl.multiple_of(at, V) if MODE.mask != OF_ROWS else at
     source = tl.expand_dims(x + tl.max_contiguous(base, NEAR), AXIS)
+    at = tl.max_contiguous(at, 1 if MODE.mask == OF_ROWS else NEAR)
     limit = tl.expand_dims(limit, AXIS)
+    kept = (tl.expand_dims(numbers + at, AXIS), beside)
     if OP != SUM:
-        result, winner = greatest(source, limit, apart, steps, OP, TYPE, BLOCK)
+        result, winner = greatest(source, kept, limit, apart, steps, OP, TYPE, BLOCK, MODE.mask)
         if OP == FIRST_GREATEST:
             tap = tap + o * shift + winner
-            found = live & (count > 0)
+            found = live & (count > 0) & (winner != NOWHERE)
             at = base + winner * apart
             store_taps(codes, numbers, r, live, found, tap, at, below, least, MODE.numbered)
     elif ADJOINT and (KIND == BINS or MODE.count > 0):
         gradients = (tl.expand_dims(start, AXIS), length, outputs[0], axis)
-        result = summed(source, limit, apart, steps, gradients, MODE.count, TYPE, BLOCK)
+        result, _ = summed(source, kept, limit, apart, steps, gradients, MODE.count, TYPE, BLOCK, 0)
     else:
-        result = summed(source, limit, apart, steps, (), 0, TYPE, BLOCK)
+        result, there = summed(source, kept, limit, apart, steps, (), 0, TYPE, BLOCK, MODE.mask)
         counted = counted_by(o, length[0], axis, 2) if MODE.count == 2 else count
+        if MODE.mask > 0:
+            counted = there
+        if MODE.count == 3:
+            tl.store(codes + r, there, mask=live)
         channel = addressing.channel_of(r, planes)
         qparams = (x_scale, x_zero, y_scale, y_zero)
         result = finished_sum((x, y, qparams), r, result, count, counted, divisor, channel, MODE)

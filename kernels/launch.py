@@ -89,12 +89,6 @@ def axes_of(window: Any) -> tuple[Axis, ...]:
     return (*[Axis()] * (3 - len(axes)), *axes)
 
 
-@lru_cache(maxsize=1024)
-def _named(window: Any, counted: bool) -> dict[str, Axis]:
-    each = [axis if counted else axis._replace(end=0) for axis in axes_of(window)]
-    return dict(zip(("DEPTH", "ROW", "COLUMN"), each, strict=True))
-
-
 class Request(NamedTuple):
     """What a call of an operator computes: dense results from a source of any strides, which is the
     input or the incoming gradient.
@@ -113,17 +107,12 @@ class Request(NamedTuple):
     asm: bool = False  # a floating type of at most 4 bytes, on a device that runs PTX from sm_80 on
     include_padding: bool = False  # of averages
     divisor_override: int | None = None
+    mask: tuple[int, ...] = ()  # five strides of a dense mask of all samples, if there is one
 
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The window over depths, rows and columns."""
         return axes_of(self.window)
-
-    def named_axes(self, counted: bool = False) -> dict[str, Axis]:
-        """The axes by the names of the kernels' constants. Padding at the end is left out unless it
-        is ``counted``, so that it makes no other kernel.
-        """
-        return _named(self.window, counted)
 
     @property
     def is_dilated(self) -> bool:
@@ -139,6 +128,11 @@ class Request(NamedTuple):
     def sizes(self) -> tuple[int, int, int]:
         """Spatial sizes of the source; 1 along a missing axis."""
         return (1,) * (5 - len(self.shape)) + self.shape[2:]  # type: ignore[return-value]
+
+    @property
+    def masking(self) -> int:
+        """0 without a mask, 1 under one of each channel, 2 under one of all channels."""
+        return 1 + (self.mask[1] == 0 and self.shape[1] > 1) if self.mask else 0
 
     @property
     def targets(self) -> tuple[int, int, int]:
@@ -176,9 +170,12 @@ class Mode(NamedTuple):
     """
 
     operation: int  # ``folding.SUM``, ``GREATEST`` or ``FIRST_GREATEST``
-    count: int = 0  # what divides: a number (0), elements inside the input (1) or padded input (2)
+    # what divides: a number (0), elements inside the input (1) or padded input (2), those that a
+    # mask keeps (4), or these in the launch after this one (3)
+    count: int = 0
     numbered: bool = False  # whether the launches before have left numbers
     kinds: tuple[int, ...] = (0, 0, 0, 0)
+    mask: int = 0  # which elements there are: see ``folding.MASK``
 
 
 class Form(NamedTuple):
@@ -190,8 +187,8 @@ class Form(NamedTuple):
     vector: int  # elements of a vector of the source
     store: int  # elements of a vector of the results
     wide: bool  # whether positions need 64 bits
-    lanes: int  # lanes of a program
     unit: bool  # whether vectors of columns are neighbours in memory
+    mask: int  # ``Request.masking``
 
 
 class Tile(NamedTuple):
@@ -203,11 +200,9 @@ class Tile(NamedTuple):
     vector: int
 
 
-def tile_launch(
-    kernel: str, request: Request, tile: Tile, counted: bool = False, **constants: Any
-) -> "Launch":
+def tile_launch(kernel: str, request: Request, tile: Tile, **constants: Any) -> "Launch":
     """A launch of one lane for each tile, in vectors of columns, or of channels where these are
-    innermost. Padding at the end is a constant where it is ``counted``.
+    innermost.
 
     The kernel gets sizes and strides of the source in vectors, but the stride along a vector of one
     element as it is, and the width of the results in the vectors that they are stored in.
@@ -239,12 +234,15 @@ def tile_launch(
     inputs, outputs = (targets, sizes) if request.adjoint else (sizes, targets)
     wide = max(lanes, *spans, *map(farthest, inputs, outputs, axes)) >= WIDE_FROM
     unit = strides[4] == 1 or sizes[2] == 1
-    form = Form(request.rank, request.channels_last, tile.sizes, width, store, wide, LANES, unit)
+    mask = request.masking
+    form = Form(request.rank, request.channels_last, tile.sizes, width, store, wide, unit, mask)
+    single = request.channels_last and mask == 2
+    kept = tuple(stride // (1 if single else width) for stride in request.mask)
     dividers = tuple(map(divider, (*tiles[::-1], lengths[0])))
-    numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, dividers)
+    numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, dividers, kept)
     results, programs = batch * channels * prod(targets), divided(lanes, LANES)
-    axes_named = request.named_axes(counted)
-    return Launch.of(kernel, programs, results, numbers, **axes_named, FORM=form, **constants)
+    constants |= dict(zip(("DEPTH", "ROW", "COLUMN"), axes, strict=True))
+    return Launch.of(kernel, programs, results, numbers, **constants, FORM=form)
 
 
 class Part(NamedTuple):
@@ -287,16 +285,8 @@ def parts(request: Request) -> list[Part]:
 
 def is_one_window(request: Request) -> bool:
     """Whether a plane has one window, which takes it whole."""
-    sizes, counts = request.sizes, request.targets
-    if request.adjoint:
-        sizes, counts = counts, sizes
-    return counts == (1, 1, 1) and (
-        request.window is None
-        or all(
-            axis.start == 0 and axis.window == axis.extent == size
-            for size, axis in zip(sizes, request.axes, strict=True)
-        )
-    )
+    plane, *others = parts(request)
+    return plane.is_whole and not others
 
 
 class Along(NamedTuple):

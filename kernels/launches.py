@@ -11,7 +11,7 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from . import by_axis, launch
-from .launch import Axis, Form, Launch, Request, Tile
+from .launch import Axis, Launch, Request, Tile
 
 UNROLLED_LOADS = 112  # loads that one lane may unroll: a few seconds of compile time
 # the same where a lane owns one window of columns which no other overlaps: neighbouring lanes share
@@ -41,7 +41,7 @@ class Maxima(NamedTuple):
     """MODE of ``max_pooling.max_tile``: what it computes, beside windows and tiles."""
 
     groups: tuple[int, ...]  # rows and columns of outputs that share a core
-    with_taps: bool
+    with_taps: int  # 2 under a mask
     asm: bool
 
 
@@ -53,12 +53,15 @@ def average_launches(
     long dilated windows, and quantized averages of long windows whose divisors differ along
     several axes.
     """
-    counted = (0, 1) if request.window is None else counting(request)
+    counted = counting(request)
     tile = sum_tile(request)
+    # No kernel counts what lies past the padding, and one alone the padding, beside a mask.
+    if counted[0] > 4 + (tile is not None):
+        return None
     if tile is not None:
         mode = Sums(request.adjoint, *counted, kinds)
         kernel = "average_pooling.sum_tile"
-        return (launch.tile_launch(kernel, request, tile, counted[0] == 2, MODE=mode),)
+        return (launch.tile_launch(kernel, request, tile, MODE=mode),)
     if not request.adjoint:
         folds = by_axis.folds(request, by_axis.SUM, counted, kinds)
         # Sums of bytes are divided once, at the end, where one axis' count is known.
@@ -89,10 +92,15 @@ def counting(request: Request) -> tuple[int, int]:
     """``(COUNT, DIVISOR)``: what sums are divided by. It follows from the window alone, so that no
     kernel is compiled for an image size.
     """
-    axes = request.window.axes
     if request.divisor_override is not None:
         return 0, request.divisor_override
+    if request.window is None:
+        return 4 * bool(request.mask), 1
+    axes = request.window.axes
     padded = any(axis.start_padding or axis.end_padding for axis in axes)
+    if request.mask:
+        is_past_end = request.include_padding and axes[0].ceil_mode
+        return 4 + (request.include_padding and padded) + 2 * is_past_end, 1
     if axes[0].ceil_mode or (padded and not request.include_padding):
         return (2 if request.include_padding else 1), 1
     return 0, request.window.taps
@@ -220,9 +228,6 @@ SHARED_RESULTS = 2**20
 EXTENT = 64  # positions that an unrolled window may span; for maxima also the largest stride
 # a lane's conditional additions, of vectors and of single elements: more compile longer than 3 s
 GRADIENT_STEPS, SINGLE_GRADIENT_STEPS = 512, 400
-# windows that may reach an input: with more, one axis after the other reads less
-GRADIENT_WINDOWS = 49
-DECODED = 16  # outputs of a lane of ``indices``: it computes its place once for all of them
 
 
 def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
@@ -234,14 +239,15 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
         operation = by_axis.FIRST_GREATEST if with_taps else by_axis.GREATEST
         return by_axis.folds(request, operation)
     groups = tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2))
-    mode = Maxima(groups, with_taps, with_taps and request.asm)
+    is_masked = with_taps and request.masking > 0
+    mode = Maxima(groups, with_taps + is_masked, with_taps and request.asm)
     return (launch.tile_launch("max_pooling.max_tile", request, tile, MODE=mode),)
 
 
 def max_tile(request: Request, with_taps: bool) -> Tile | None:
     """The rows and columns of outputs that a lane owns; None where the window is too large for
-    straight-line code, where a plane has one window, for bins, and where windows overlap so much
-    that one axis after the other is faster: with taps, or where rows are read by single elements.
+    straight-line code, where a plane has one window, for bins, and where windows without taps
+    overlap so much that one axis after the other is faster: rows are read by single elements.
     """
     axes, vector = request.axes, request.vector
     results = prod(request.shape[:2]) * prod(request.targets)
@@ -297,8 +303,8 @@ def _may_be_tiled(request: Request, with_taps: bool, results: int) -> bool:
         return False
     if max(max(axis.extent, axis.stride) for axis in request.axes) > EXTENT:
         return False
-    by_elements = with_taps or request.vector == 1
-    return not (by_elements and results >= SHARED_RESULTS and by_axis.overlaps(request, all))
+    shares = request.vector == 1 and not with_taps and results >= SHARED_RESULTS
+    return not (shares and by_axis.overlaps(request, all))
 
 
 def channel_columns(axis: Axis, element_size: int, vector: int, with_taps: bool) -> tuple[int, int]:
@@ -360,11 +366,11 @@ def _has_empty_window(request: Request) -> bool:
 
 def grad_launches(request: Request) -> tuple[Launch, ...] | None:
     """The launches of a max pooling's gradient from dense taps and gradients. None for long windows
-    that are dilated, which no kernel computes.
+    that are dilated or overlap, which no kernel computes.
     """
     tile = grad_tile(request)
     if tile is None:
-        return by_axis.spread(request, with_taps=True) or by_axis.gathers(request)
+        return by_axis.spread(request, with_taps=True)
     return (launch.tile_launch("max_pooling_grad.grad_tile", request, tile),)
 
 
@@ -375,7 +381,7 @@ def grad_tile(request: Request) -> Tile | None:
     """
     axes, vector = request.axes, request.vector
     windows = prod(map(launch.windows_over, axes))
-    if windows > GRADIENT_WINDOWS or launch.is_one_window(request):
+    if launch.is_one_window(request):
         return None
     if any(axis.extent > EXTENT or axis.stride > 4 for axis in axes):
         return None
@@ -384,9 +390,12 @@ def grad_tile(request: Request) -> Tile | None:
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
         # Vectors of 8 of long windows do not fit the registers of a GPU with waves of 32 lanes.
-        vector = gcd(vector, 2) if windows >= 25 and request.element_size < 4 else vector
-        rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 else 1
+        is_large = windows >= (25 if request.element_size < 4 else 50)
+        vector = gcd(vector, 2) if is_large else vector
+        rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 and windows < 50 else 1
         steps //= CHANNEL_STEP if vector > 2 else 2
+    while vector > 1 and not request.channels_last and vector * broad * windows > steps:
+        vector = columns = vector // 2
     of_row = deep * high * windows * columns * broad
     single = vector == 1 and not request.channels_last and _lie_close(request)
     if single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:
@@ -407,24 +416,23 @@ def indices(request: Request, per_plane: bool) -> tuple[Launch, ...]:
     """The launch that makes indices of dense taps, over a contiguous source or inside each plane
     of it.
     """
-    sizes, outputs = request.sizes, request.targets
+    sizes, outputs, axes = request.sizes, request.targets, request.axes
     batch, channels = request.shape[:2]
-    vector = gcd(DECODED, channels if request.channels_last else outputs[2])
-    ends = (channels, *outputs[:2], outputs[2] // vector)
-    if request.channels_last:
-        ends = channels // vector, *outputs
-    results = batch * channels * prod(outputs)
-    largest = results // vector, prod(sizes)
-    wide = max(*largest, *map(launch.farthest, sizes, outputs, request.axes)) >= launch.WIDE_FROM
-    form = Form(
-        request.rank, request.channels_last, (1, 1, 1), vector, vector, wide, launch.LANES, True
+    results, plane = batch * channels * prod(outputs), prod(sizes)
+    wide = max(results, plane, *map(launch.farthest, sizes, outputs, axes)) >= launch.WIDE_FROM
+    numbers = tuple(
+        (
+            *map(launch.divider, (outputs[i], axes[i].window)),
+            *(axes[i].stride, axes[i].start, axes[i].dilation, sizes[i], prod(sizes[i + 1 :])),
+        )
+        for i in (2, 1, 0)
     )
-    plane = 0 if per_plane else prod(sizes)
-    tiles = tuple(map(launch.divider, (*ends[:0:-1], ends[0])))
-    numbers = results // vector, sizes, (channels * plane, plane), tiles
-    programs = launch.divided(results // vector, launch.LANES)
+    apart = (0, 0) if per_plane else (channels * plane, plane)
+    constants = {"RANK": request.rank, "CHANNELS": request.channels_last, "WIDE": wide}
+    programs = launch.divided(results, launch.LANES)
+    given = results, launch.divider(channels), apart, numbers
     kernel = "max_pooling_grad.indices"
-    return (Launch.of(kernel, programs, results, numbers, **request.named_axes(), FORM=form),)
+    return (Launch.of(kernel, programs, results, given, **constants),)
 
 
 def segments(

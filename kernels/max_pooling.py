@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from . import addressing, folding
+from .addressing import LANES
 
 
 @triton.constexpr_function
@@ -33,15 +34,28 @@ def comparable(v, WITH_TAPS):
         return v
 
 
+MASKED = tl.constexpr(2)
+"""``MODE.with_taps`` under a mask."""
+NOT_THERE = tl.constexpr(-(2**31))
+"""Added to the number of an element that a mask leaves out. It is -CODE_ZERO with ``MODE.asm``."""
 CODE_ZERO = tl.constexpr(8388608.0)
 """2^23. With ``MODE.asm`` numbers of positions are kept as float32s, this plus the number, so that
 ``better`` can move them by FMA. The low 23 bits are the number."""
 
 
+_MOVES = "mov.f32 $1, $3; @p fma.rn.f32 $1, $1, 0f00000000, $5;}"
+_WINS = (
+    "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
+    " setp.ne.s32 p, a, b; "
+)
+IS_BETTER = tl.constexpr(_WINS + _MOVES)
+IS_BETTER_UNDER_A_MASK = tl.constexpr(_WINS + "setp.lt.or.f32 p, $3, 0f4B000000, p; " + _MOVES)
+
+
 @triton.jit
 def better(m, i, v, j, WITH_TAPS, ASM):
     """The greater of an earlier ``(m, i)`` and a later ``(v, j)``, each a value and its number.
-    Without taps the numbers mean nothing.
+    Without taps the numbers mean nothing. An element that a mask leaves out is never greater.
     """
     if WITH_TAPS and ASM:
         # NaNs are canonical and zeros positive here: the maximum's bits change exactly where the
@@ -49,8 +63,7 @@ def better(m, i, v, j, WITH_TAPS, ASM):
         # turn a move into a select, which takes the same pipe as the comparison. It would do so
         # with 0 + new, too, as that does not depend on the old number.
         return tl.inline_asm_elementwise(
-            "{.reg .pred p; .reg .b32 a, b; max.NaN.f32 $0, $2, $4; mov.b32 a, $0; mov.b32 b, $2;"
-            " setp.ne.s32 p, a, b; mov.f32 $1, $3; @p fma.rn.f32 $1, $1, 0f00000000, $5;}",
+            IS_BETTER_UNDER_A_MASK if WITH_TAPS == MASKED else IS_BETTER,
             "=&f,=&f,f,f,f,f",
             [m, i, v, j],
             dtype=(tl.float32, tl.float32),
@@ -61,6 +74,8 @@ def better(m, i, v, j, WITH_TAPS, ASM):
         wins = v > m
         if m.dtype.is_floating():
             wins = (m == m) & ~(v <= m)  # greater, or the first NaN
+        if WITH_TAPS == MASKED:
+            wins = wins | (i < 0)
         return tl.where(wins, v, m), tl.where(wins, j, i)
     else:
         return folding.greater(m, v), i
@@ -148,23 +163,25 @@ def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
 
 
 @addressing.launched
-def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
+def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """Windows unrolled at compile time; a lane owns a tile of 1 depth by R rows by Q columns of
     outputs.
 
-    x: the input, N x C planes of D x H x W, of any strides; y, t: maxima and, if wanted, taps,
-    dense. What is counted in vectors: see ``launch.tile_launch``.
+    x: the input, N x C planes of D x H x W, of any strides; mask: bytes, 0 where an element is not
+    there, if ``FORM.mask`` says so; y, t: maxima and, if wanted, taps, dense. What is counted in
+    vectors: see ``launch.tile_launch``.
     """
     R: tl.constexpr = FORM.tile[1]
     Q: tl.constexpr = FORM.tile[2]
     WITH_TAPS: tl.constexpr = MODE.with_taps
     ASM: tl.constexpr = MODE.asm
+    LEFT_OUT: tl.constexpr = -CODE_ZERO if ASM else NOT_THERE
     ROW_GROUP: tl.constexpr = MODE.groups[0]
     COLUMN_GROUP: tl.constexpr = MODE.groups[1]
     DEPTHS: tl.constexpr = DEPTH.window
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
-    lengths, strides, targets, _ = sizes
+    lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths
     _, OH, OW = targets
     place, live, before, plane = addressing.tile_of_lane(sizes, FORM)
@@ -186,6 +203,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     first = column_tile * (Q * COLUMN.stride // CHUNK) + LOW
     opening, step = addressing.first_vector(first, channel, strides, FORM)
     numbers = column_numbers(column, COUNT * CHUNK, ORIGIN, COLUMN, FORM, MODE)
+    kept = addressing.mask_of_lane(mask, sizes, place, first, FORM)
 
     values = ()
     taps = ()
@@ -195,14 +213,23 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
         found = ()
         codes = ()
         for r in tl.static_range(ROWS):
-            mask = addressing.inside(in_slice, row + r, H, FORM.rank > 1)
+            inside = addressing.inside(in_slice, row + r, H, FORM.rank > 1)
             vectors = (own_depth * strides[2] + (row + r) * strides[3] + opening, step, first)
-            loaded = addressing.load_row(x0, vectors, mask, W, COUNT, FILL, TYPE, FORM)
+            loaded = addressing.load_row(x0, vectors, inside, W, COUNT, FILL, TYPE, FORM)
+            there = addressing.kept_row(kept, own_depth, row + r, inside, W, COUNT, 0, FORM)
             columns = ()
+            own = numbers
             for c in tl.static_range(COUNT * CHUNK):
-                columns = columns + (comparable(loaded[c], WITH_TAPS),)
+                v = comparable(loaded[c], WITH_TAPS)
+                if FORM.mask > 0:
+                    v = tl.where(there[c] != 0, v, FILL)
+                columns = columns + (v,)
+            if WITH_TAPS == MASKED:
+                own = ()
+                for c in tl.static_range(COUNT * CHUNK):
+                    own = own + (numbers[c] + tl.where(there[c] != 0, 0, LEFT_OUT),)
             maxima, winners = sliding(
-                columns, numbers, ORIGIN, 1, Q, COLUMN, COLUMN_GROUP, WITH_TAPS, ASM
+                columns, own, ORIGIN, 1, Q, COLUMN, COLUMN_GROUP, WITH_TAPS, ASM
             )
             found = found + maxima
             line = number_of(r, row, ROW) * COLUMN.window  # with taps, only 1D is dilated
@@ -218,7 +245,14 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                 m = maxima[r]
                 tap = 0
                 if WITH_TAPS:
-                    tap = winners[r].to(tl.int32, bitcast=True) & 0x7FFFFF if ASM else winners[r]
+                    tap = winners[r]
+                    if WITH_TAPS == MASKED:
+                        is_left_out = tap < (CODE_ZERO if ASM else 0)
+                        tap = tl.where(
+                            is_left_out, tap + CODE_ZERO if ASM else tap ^ NOT_THERE, tap
+                        )
+                    if ASM:
+                        tap = tap.to(tl.int32, bitcast=True) & 0x7FFFFF
                     tap -= r * ROW.stride * COLUMN.window + q * COLUMN.stride
                     if COLUMN.dilation > 1:
                         tap = tap // COLUMN.dilation
@@ -226,6 +260,8 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                     if kd == 0 and DEPTH.start > 0:
                         above = number_of(0, depth, DEPTH) * (ROW.window * COLUMN.window)
                         tap += addressing.as_block(above, FORM)
+                    if WITH_TAPS == MASKED and DEPTHS > 1:
+                        tap = tl.where(is_left_out, tap + NOT_THERE, tap)
                 if kd > 0:
                     m, tap = better(values[q * R + r], taps[q * R + r], m, tap, WITH_TAPS, False)
                 new = new + (m,)
@@ -233,8 +269,7 @@ def max_tile(x, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
         values = new
         taps = new_taps
 
-    B: tl.constexpr = FORM.lanes
-    no_tap = addressing.as_block(tl.zeros([B], tl.int32), FORM)
+    no_tap = addressing.as_block(tl.zeros([LANES], tl.int32), FORM)
     rows = (od * OH + row_tile * R, tl.where(live, OH - row_tile * R, 0))
     for r in tl.static_range(R):
         addressing.store_row(y + plane, values, place, rows, r, C, OW, r, R, Q, FORM)

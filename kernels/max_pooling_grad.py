@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from . import addressing, folding
+from .addressing import LANES
 
 
 @triton.constexpr_function
@@ -76,7 +77,7 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
     SUM: tl.constexpr = folding.accumulated(dx.dtype.element_ty)
     # Read where there is no window: one byte holds taps 0 to 224.
     NO_TAP: tl.constexpr = 255 if t.dtype.element_ty == tl.uint8 else -1
-    lengths, strides, targets, _ = sizes
+    lengths, strides, targets, _, _ = sizes
     _, C, OD, OH, OW = lengths
     D, H, W = targets
     place, live, plane, target = addressing.tile_of_lane(sizes, FORM)
@@ -90,8 +91,7 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
     COUNT: tl.constexpr = (ORIGIN + N - 1) // CHUNK + 1
     first = place[0] * (FORM.tile[2] // CHUNK) + FIRST // CHUNK
     opening, step = addressing.first_vector(first, place[3], strides, FORM)
-    B: tl.constexpr = FORM.lanes
-    zero = addressing.as_block(tl.zeros([B], SUM), FORM)
+    zero = addressing.as_block(tl.zeros([LANES], SUM), FORM)
     for e in tl.static_range(DEPTHS):
         sums = (zero,) * (R * Q)
         for z in tl.static_range(first_window(DEPTH), last_window(DEPTH, DEPTHS) + 1):
@@ -116,37 +116,42 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
             addressing.store_row(target, sums, place, rows, j, C, W, j * Q, 1, Q, FORM)
 
 
-@addressing.launched
-def indices(t, y, sizes, DEPTH, ROW, COLUMN, FORM):
-    """Writes the indices of what taps point at to y, -1 for an empty window.
-
-    Taps and y are dense in the same order, planes of the input lie as far apart as ``apart`` says
-    for samples and channels. A lane has one vector of channels or of columns, and ``tiles`` counts
-    such vectors.
+@triton.jit
+def one_axis_out(so_far, axis):
+    """Extends ``so_far`` by the next axis further out: what is left of an output's number and of
+    its tap, how far the tap's element lies from the first of its plane, and whether it exists.
+    ``axis`` has the outputs and the window, both dividers; stride, padding and dilation; the size
+    and how far elements lie apart.
     """
-    V: tl.constexpr = FORM.vector
-    lanes, lengths, apart, tiles = sizes
-    D, H, W = lengths
-    lane = addressing.lane_numbers(FORM.lanes, FORM.wide)
-    live = (lane < lanes)[:, None]
-    vector = tl.arange(0, V)[None, :]
-    own = (lane.to(tl.int64) * V)[:, None] + vector
-    column, row, depth, c, outer = addressing.place_of_lane(lane, tiles, FORM)
-    n = outer
-    c = c[:, None]
-    column = column[:, None]
-    if FORM.channels:
-        c = c * V + vector
-    else:
-        n, _ = addressing.parted(outer, tiles[3])
-        column = column * V + vector
-    tap = tl.load(t + own, mask=live, other=0).to(tl.int32)
-    above = tap // COLUMN.window
-    d = (depth * DEPTH.stride - DEPTH.start)[:, None] + above // ROW.window * DEPTH.dilation
-    h = (row * ROW.stride - ROW.start)[:, None] + above % ROW.window * ROW.dilation
-    w = column * COLUMN.stride - COLUMN.start + (tap - above * COLUMN.window) * COLUMN.dilation
-    # An empty window's tap is 0 and lies outside along some axis; any other winner is inside.
-    ok = addressing.inside(live, d, D, True) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    plane = n.to(tl.int64)[:, None] * apart[0] + c.to(tl.int64) * apart[1]
-    at = tl.where(ok, plane + ((d * H + h) * W + w), -1)
-    tl.store(y + own, at.to(y.dtype.element_ty), mask=live)
+    rest, tap, at, exists = so_far
+    outputs, window, stride, start, dilation, size, apart = axis
+    rest, output = addressing.parted(rest, outputs)
+    tap, own = addressing.parted(tap, window)
+    position = output * stride - start + own * dilation
+    at += position.to(tl.int64) * apart
+    return rest, tap, at, addressing.inside(exists, position, size, True)
+
+
+@addressing.launched
+def indices(t, y, sizes, RANK, CHANNELS, WIDE):
+    """Writes the indices of what taps point at to y, -1 for an empty window, whose tap is 0 and
+    lies outside along some axis.
+
+    Taps and y are dense in the same order, with CHANNELS innermost or not. Planes of the input lie
+    as far apart as ``apart`` says for samples and channels.
+    """
+    results, channels, apart, axes = sizes
+    r = addressing.lane_numbers(LANES, WIDE)
+    live = r < results
+    rest = r
+    channel = tl.zeros_like(r)
+    if CHANNELS:
+        rest, channel = addressing.parted(r, channels)
+    so_far = (rest, tl.load(t + r, mask=live, other=0).to(r.dtype), r.to(tl.int64) * 0, live)
+    for i in tl.static_range(RANK):
+        so_far = one_axis_out(so_far, axes[i])
+    sample, _, at, exists = so_far
+    if not CHANNELS:
+        sample, channel = addressing.parted(sample, channels)
+    at += sample.to(tl.int64) * apart[0] + channel.to(tl.int64) * apart[1]
+    tl.store(y + r, tl.where(exists, at, -1).to(y.dtype.element_ty), mask=live)

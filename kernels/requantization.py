@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from . import addressing, sums
+from .addressing import LANES
 
 NUMBER = tl.constexpr(0)
 ONE = tl.constexpr(1)
@@ -50,7 +51,6 @@ def quantities(channel, qparams, TAPS, SIGNED, FORM, MODE):
     arguments of ``requantized``.
     """
     V: tl.constexpr = FORM.vector
-    B: tl.constexpr = FORM.lanes
     KINDS: tl.constexpr = MODE.kinds
     if FORM.channels:
         channel = (channel * V)[:, None] + tl.arange(0, V)[None, :]
@@ -64,8 +64,8 @@ def quantities(channel, qparams, TAPS, SIGNED, FORM, MODE):
     if V >= 4:
         fill = fill.to(tl.uint32, bitcast=True) & 0xFF
         if FORM.channels:
-            evens, odds = tl.split(tl.reshape(fill, [B, V // 2, 2]))
-            low, high = tl.split(tl.reshape(evens | (odds << 8), [B, V // 4, 2]))
+            evens, odds = tl.split(tl.reshape(fill, [LANES, V // 2, 2]))
+            low, high = tl.split(tl.reshape(evens | (odds << 8), [LANES, V // 4, 2]))
             fill = low | (high << 16)
         else:
             fill *= 0x01010101
@@ -76,25 +76,25 @@ def quantities(channel, qparams, TAPS, SIGNED, FORM, MODE):
 
 
 @triton.jit
-def fields(loaded, SIGNED, V, B):
+def fields(loaded, SIGNED, V):
     """Loaded words as two pairs of 16-bit fields, of their even and of their odd bytes; loaded
     elements as numbers. All are from 0 to 255.
     """
     if V >= 4:
         if SIGNED:
             loaded = loaded ^ SIGNS
-        return tl.reshape(tl.join(loaded & FIELDS, (loaded >> 8) & FIELDS), [B, V // 2])
+        return tl.reshape(tl.join(loaded & FIELDS, (loaded >> 8) & FIELDS), [LANES, V // 2])
     else:
         return loaded + 128 if SIGNED else loaded
 
 
 @triton.jit
-def elements(words, V, B):
-    """Sums of ``fields`` as integers ``[B, V]``, in the order of the elements they came from."""
+def elements(words, V):
+    """Sums of ``fields`` as integers ``[LANES, V]``, in the order of the elements that they are."""
     if V >= 4:
-        evens, odds = tl.split(tl.reshape(words, [B, V // 4, 2]))
+        evens, odds = tl.split(tl.reshape(words, [LANES, V // 4, 2]))
         both = tl.join(tl.join(evens & 0xFFFF, evens >> 16), tl.join(odds & 0xFFFF, odds >> 16))
-        return tl.reshape(both, [B, V]).to(tl.int32)
+        return tl.reshape(both, [LANES, V]).to(tl.int32)
     else:
         return words
 
@@ -109,7 +109,7 @@ def results(totals, each, row, divisors, COLS, SIGNED, N, FORM, MODE):
     T: tl.constexpr = COLS.targets
     own = ()
     for c in tl.static_range(N):
-        own = own + (elements(totals[c], FORM.vector, FORM.lanes),)
+        own = own + (elements(totals[c], FORM.vector),)
     columns = addressing.columns_of(own, N, FORM)
     if not FORM.channels:
         columns = sums.sliding_sums(columns, COLS)

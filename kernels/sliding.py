@@ -1,4 +1,4 @@
-"""Long windows that overlap, along one axis: sums, maxima, maxima with the first position.
+"""Long windows that overlap, along one axis: sums and maxima.
 
 A lane owns G neighbouring windows, and reads what all of them have in common once:
 
@@ -25,21 +25,17 @@ def neutral(dtype, OP):
 
 @triton.jit
 def both(a, b, OP):
-    """Two parts of a window combined, each a pair ``(number, position)``. Equal maxima
-    keep the position of ``a``. Floats that have positions must have positive zeros and one NaN.
-    """
+    """Two parts of a window combined."""
     if OP == folding.SUM:
-        return a[0] + b[0], a[1]
-    elif OP == folding.GREATEST:
-        return folding.greater(a[0], b[0]), a[1]
+        return a + b
     else:
-        return folding.next_greater(a[0], a[1], b[0], b[1])
+        return folding.greater(a, b)
 
 
 @triton.jit
 def until(parts, FIRST, STEP, COUNT, OP):
     """The first one, two, ... of COUNT entries of a tuple combined: ``FIRST, FIRST + STEP, ...``.
-    No sum is deeper than a tree. With STEP -1 each entry is combined before those until it.
+    No sum is deeper than a tree.
     """
     if COUNT == 1:
         return (parts[FIRST],)
@@ -49,10 +45,7 @@ def until(parts, FIRST, STEP, COUNT, OP):
         far = until(parts, FIRST + HALF * STEP, STEP, COUNT - HALF, OP)
         result = near
         for i in tl.static_range(COUNT - HALF):
-            if STEP > 0:
-                result = result + (both(near[HALF - 1], far[i], OP),)
-            else:
-                result = result + (both(far[i], near[HALF - 1], OP),)
+            result = result + (both(near[HALF - 1], far[i], OP),)
         return result
 
 
@@ -62,9 +55,6 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE):
     then ``j % EDGE`` elements after ``first``. It is the identity from ``end`` on, outside the
     line, and where the next stride has begun before it. ``axis`` is the line's length and how far
     apart neighbours lie.
-
-    The position is 0 before the line, so that a window of nothing but the lowest value gives its
-    first element as the winner.
     """
     FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
     GAPS: tl.constexpr = EDGE > 1 and COUNT > EDGE
@@ -74,10 +64,7 @@ def read(source, first, end, stride, axis, live, EDGE, COUNT, OP, TYPE):
         ok = addressing.inside(live & (position < end), position, axis[0], True)
         if GAPS:
             ok = ok & (position < first + (j // EDGE + 1) * stride)
-        v = addressing.load_filled(source + position * axis[1], ok, FILL, TYPE)
-        if OP == folding.FIRST_GREATEST and TYPE.is_floating():
-            v = folding.greater(tl.full(v.shape, FILL, TYPE), v + 0.0)
-        parts = parts + ((v, tl.maximum(position, 0)),)
+        parts = parts + (addressing.load_filled(source + position * axis[1], ok, FILL, TYPE),)
     return parts
 
 
@@ -87,40 +74,29 @@ def core(source, first, turns, end, axis, live, OP, TYPE):
     FILL: tl.constexpr = neutral(source.dtype.element_ty, OP)
     value = tl.full(live.shape, FILL, TYPE)
     error = value
-    best = first
     for _ in range(turns):
         parts = read(source, first, end, 8, axis, live, 8, 8, OP, TYPE)
         group = until(parts, 0, 1, 8, OP)[8 - 1]
         if OP == folding.SUM and TYPE.is_floating():
-            value, error = sums.with_group(value, error, group[0])
+            value, error = sums.with_group(value, error, group)
         else:
-            value, best = both((value, best), group, OP)
+            value = both(value, group, OP)
         first += 8
     if OP == folding.SUM and TYPE.is_floating():
         value = sums.compensated(value, error)
-    return value, best
+    return value
 
 
 @triton.jit
-def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
-    """Stores the result of a window, its ``part``.
-
-    ``place`` is ``(index of the result, first element of the line, distance between neighbours,
-    first position of the window, whether the window exists)``.
+def finished(tensors, result, place, axis, divisor, channel, MODE):
+    """Stores the result of a window. ``place`` is ``(index of the result, first position of the
+    window, whether the window exists)``.
     """
-    x, numbers, y, codes, qparams = tensors
-    r, base, apart, start, live = place
+    x, y, qparams = tensors
+    r, start, live = place
     length, window, end = axis
-    result, winner = part
-    begin = tl.maximum(start, 0)
-    count = tl.maximum(tl.minimum(start + window, length) - begin, 0)
-    if MODE.operation == folding.FIRST_GREATEST:
-        tap = (winner - start).to(r.dtype)
-        at = base + winner * apart
-        below, least = numbering
-        found = live & (count > 0)
-        folding.store_taps(codes, numbers, r, live, found, tap, at, below, least, MODE.numbered)
-    elif MODE.operation == folding.SUM:
+    if MODE.operation == folding.SUM:
+        count = tl.maximum(tl.minimum(start + window, length) - tl.maximum(start, 0), 0)
         counted = count
         if MODE.count == 2:
             counted = tl.maximum(tl.minimum(start + window, length + end) - start, 0)
@@ -131,9 +107,7 @@ def finished(tensors, part, place, axis, numbering, divisor, channel, MODE):
 
 
 @addressing.launched
-def share(
-    x, numbers, y, codes, x_scale, x_zero, y_scale, y_zero, sizes, MODE, SHARED, ROWS, WIDE, B
-):
+def share(x, numbers, y, codes, x_scale, x_zero, y_scale, y_zero, sizes, MODE, SHARED, ROWS, WIDE):
     """Writes the results of windows of ``x`` along one axis to ``y``; both are dense. Neighbours
     along the axis lie ``inner`` elements apart.
 
@@ -141,13 +115,13 @@ def share(
     core in ``turns`` turns of eight positions. ``groups`` and ``inner`` are dividers
     (``launch.divider``). What is divided, counted and numbered: see ``folding.fold``.
     """
-    lanes, turns, divisor, groups, inner, axis, numbering, planes = sizes
+    lanes, turns, divisor, groups, inner, axis, planes = sizes
     length, outputs, window, stride, start, end = axis
     G: tl.constexpr = SHARED[0]
     EDGE: tl.constexpr = SHARED[1]
     OP: tl.constexpr = MODE.operation
     TYPE: tl.constexpr = folding.accumulated(x.dtype.element_ty)
-    lane = addressing.lane_numbers(B, WIDE)
+    lane = addressing.lane_numbers(addressing.LANES, WIDE)
     live = lane < lanes
     q = lane if ROWS else addressing.over(lane, inner)
     within = lane - q * inner[0]
@@ -156,7 +130,7 @@ def share(
     base = outer.to(tl.int64) * length * inner[0] + within
     channel = addressing.channel_of(outer * inner[0] + within, planes)
     qparams = (x_scale, x_zero, y_scale, y_zero)
-    tensors = (x, numbers, y, codes, qparams)
+    tensors = (x, y, qparams)
     source = x + base
     first = o * stride - start
     last = first + window  # past the first window
@@ -175,33 +149,22 @@ def share(
     after = until(after, 0, 1, G - 1, OP)
     middle = core(source, tl.maximum(opening, 0), turns, last, line, live, OP, TYPE)
     results = ()
-    winners = ()
-    for g in tl.static_range(G):
-        if OP == folding.SUM:  # the short parts first: no deeper than a tree
-            part = after[g - 1] if g == G - 1 else before[G - 2 - g]
-            if g > 0 and g < G - 1:
-                part = both(before[G - 2 - g], after[g - 1], OP)
-            part = both(part, middle, OP)
-        else:
-            part = middle if g == G - 1 else both(before[G - 2 - g], middle, OP)
-            if g > 0:
-                part = both(part, after[g - 1], OP)
-        results = results + (part[0],)
-        winners = winners + (part[1],)
+    for g in tl.static_range(G):  # the short parts first: no deeper than a tree
+        part = after[g - 1] if g == G - 1 else before[G - 2 - g]
+        if g > 0 and g < G - 1:
+            part = both(part, after[g - 1], OP)
+        results = results + (both(part, middle, OP),)
     r = (outer * outputs + o) * inner[0] + within
     span = (length, window, end)
     if ROWS:  # neighbours leave through shared memory
         number = tl.arange(0, G)[None, :]
-        part = addressing.join_columns(results, 0, 1, B, G), 0
-        if OP == folding.FIRST_GREATEST:
-            part = part[0], addressing.join_columns(winners, 0, 1, B, G)
+        part = addressing.join_columns(results, 0, 1, G)
         exists = live[:, None] & (o[:, None] + number < outputs)
         start = first[:, None] + number * stride
-        place = (r[:, None] + number, base[:, None], 1, start, exists)
-        finished(tensors, part, place, span, numbering, divisor, channel[:, None], MODE)
+        place = (r[:, None] + number, start, exists)
+        finished(tensors, part, place, span, divisor, channel[:, None], MODE)
     else:
         for g in tl.static_range(G):
             exists = live & (o + g < outputs)
-            place = (r + g * inner[0], base, inner[0], first + g * stride, exists)
-            part = results[g], winners[g]
-            finished(tensors, part, place, span, numbering, divisor, channel, MODE)
+            place = (r + g * inner[0], first + g * stride, exists)
+            finished(tensors, results[g], place, span, divisor, channel, MODE)

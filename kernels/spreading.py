@@ -15,34 +15,28 @@ from . import addressing, folding, sums
 
 
 @triton.jit
-def one_axis_out(so_far, axis, COUNT):
+def one_axis_out(so_far, axis):
     """Extends ``so_far`` by the next axis further out.
 
     ``so_far`` holds the number of the one window that may hold an element, the element's tap in
-    it, whether it does, and what an average counts. ``axis`` is its size and the windows' stride,
-    both dividers; the number of windows, their size, and the padding before and after.
+    it, and whether it does. ``axis`` is its size and the windows' stride,
+    both dividers; the number of windows, their size, and the padding before.
     """
-    rest, window, windows, tap, taps, exists, count = so_far
-    size, stride, number, length, start, end = axis
+    rest, window, windows, tap, taps, exists = so_far
+    size, stride, number, length, start = axis
     outer = addressing.over(rest, size)
     position = rest - outer * size[0] + start
     own = addressing.over(position, stride)
     own_tap = position - own * stride[0]
-    if COUNT > 0:
-        # from the window's first position to its end, inside the input or the padded input
-        first = own * stride[0] - start
-        past = tl.minimum(first + length, size[0] + (end if COUNT == 2 else 0))
-        inside = past - (first if COUNT == 2 else tl.maximum(first, 0))
-        count *= inside.to(count.dtype)  # the product may pass any integer
     exists = exists & (own_tap < length) & (own < number)
     window += own * windows
     tap += own_tap * taps
-    return outer, window, windows * number, tap, taps * length, exists, count
+    return outer, window, windows * number, tap, taps * length, exists
 
 
 @addressing.launched
-def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
-    """The gradient ``dx`` from windows' gradients, and TAPS or division by what COUNT says.
+def spread(g, taps, dx, sizes, TAPS, RANK, CHANNELS, WIDE, B):
+    """The gradient ``dx`` from windows' gradients, and TAPS or division by ``divisor``.
 
     All are dense, with CHANNELS innermost or not. ``channels`` is a divider (``launch.divider``),
     and ``axes`` holds the innermost axis first. RANK 0 is a plane that one window takes whole.
@@ -55,15 +49,13 @@ def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
     zero = tl.zeros_like(element)
     one = tl.zeros((), element.dtype) + 1
     if RANK == 0:
-        size, _, _, count, _, _ = axes[0]
-        at = addressing.over(q, size)
-        tap = q - at * size[0]
+        at, tap = addressing.parted(q, axes[0][0])
         exists = live
     else:
-        so_far = (q, zero, one, zero, one, live, zero.to(FLOAT) + 1)
+        so_far = (q, zero, one, zero, one, live)
         for i in tl.static_range(RANK):
-            so_far = one_axis_out(so_far, axes[i], COUNT)
-        outer, window, windows, tap, _, exists, count = so_far
+            so_far = one_axis_out(so_far, axes[i])
+        outer, window, windows, tap, _, exists = so_far
         at = outer * windows + window
     if CHANNELS:
         at = at * channels[0] + (element - q * channels[0])
@@ -73,7 +65,7 @@ def spread(g, taps, dx, sizes, TAPS, COUNT, RANK, CHANNELS, WIDE, B):
         winner = tl.load(taps + at, mask=exists, other=0).to(tap.dtype)
         value = tl.where(exists & (winner == tap), value, 0)
     else:
-        own = zero.to(FLOAT) + (tl.maximum(count, 1) if COUNT > 0 else divisor)
+        own = zero.to(FLOAT) + divisor
         value = sums.quotient(addressing.widened(value, FLOAT), own, 1.0 / own)
         value = addressing.rounded(value, dx.dtype.element_ty)
     tl.store(dx + element, value, mask=live)

@@ -32,7 +32,6 @@ class SumPlan(NamedTuple):
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     lasts: tuple[int, ...]
-    used: tuple[bool, ...]  # of every vector of positions whether any target adds one
 
 
 @triton.constexpr_function
@@ -55,8 +54,7 @@ def plan(axis, ADJOINT, TILE, V):
     step = max([each[1] - each[0] for each in added if len(each) > 1], default=1)
     starts = tuple([each[0] - low if each else 0 for each in added])
     lasts = tuple([each[-1] - low if each else 0 for each in added])
-    used = tuple([not every.isdisjoint(range(low + i, low + i + V)) for i in range(0, length, V)])
-    return SumPlan(advance, targets, low, length, step, starts, tuple(map(len, added)), lasts, used)
+    return SumPlan(advance, targets, low, length, step, starts, tuple(map(len, added)), lasts)
 
 
 @triton.constexpr_function

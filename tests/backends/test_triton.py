@@ -65,11 +65,9 @@ def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(
     input = torch.zeros(1, 1, 8, 16)
     how = a_launch()
     for _ in range(2):
-        backend._run(how, (input, input, input), 0)
+        backend._run(how, (input,) * 4, 0)
     kernel = backend.kernel_named(*how.kernel.split("."))
-    kernel[(how.programs,)](
-        input, input, input, how.sizes, **dict(how.constants), enable_fp_fusion=True
-    )
+    kernel[(how.programs,)](*(input,) * 4, how.sizes, **dict(how.constants), enable_fp_fusion=True)
     by_hand, again, by_triton = launched
     assert backend._compiled.cache_info().misses == 1
     assert by_hand[:3] == by_triton[:3] == (how.programs, 1, 1)
@@ -112,6 +110,10 @@ CALLS = {  # the data types of operands of 1x2x9x17, and a call with a window of
     "max": ([FLOAT], lambda w, x: backend.max_pooling(x, w)),
     "taps": ([FLOAT], lambda w, x: backend.max_pooling_with_taps(x, w)),
     "average": ([FLOAT], lambda w, x: backend.average_pooling(x, w, False, None)),
+    "masked": (
+        [FLOAT, BYTE],
+        lambda w, x, mask: backend.average_pooling(x, w, False, None, mask=mask.view(torch.bool)),
+    ),
     "average grad": (
         [FLOAT],
         lambda w, g: backend.average_pooling_grad(g, (17, 33), w, False, None),
@@ -163,7 +165,7 @@ def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(
     window = Window.directml(2, size, 2, size // 2, size // 2)
     for operands in itertools.product(*map(operands_of, dtypes)):
         call(window, *operands)
-    assert first
+    assert first or (name, size) == ("max grad", 31)  # which no kernel computes
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -188,7 +190,7 @@ def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
     time, others are not."""
     how = a_launch()
     for aligned in (True, False):
-        kinds = ((torch.float32, aligned),) * 3
+        kinds = ((torch.float32, aligned),) * 4
         compiled, _ = backend._compiled(how.kernel, how.constants, how.size_types, 0, kinds)
         assert ("ld.global.v4" in compiled.asm["ptx"]) is aligned
 
@@ -199,11 +201,11 @@ def test_no_size_is_compiled_in() -> None:
     size is neither, so that one kernel fits every size."""
     how = a_launch()
     compiled, _ = backend._compiled(
-        how.kernel, how.constants, how.size_types, 0, ((torch.float32, True),) * 3
+        how.kernel, how.constants, how.size_types, 0, ((torch.float32, True),) * 4
     )
     source = compiled.src
     assert source.signature["sizes"] == how.size_types
-    assert {path[0] for path, attributes in source.attrs.items() if attributes} == {0, 1, 2}
+    assert {path[0] for path, attributes in source.attrs.items() if attributes} == {0, 1, 2, 3}
 
 
 def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:

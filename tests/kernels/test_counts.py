@@ -16,8 +16,7 @@ IMAGES = [(draw.randint(32, 1024), draw.randint(32, 1024)) for _ in range(100)][
 PLANES = [(h, w) for h in range(1, 35) for w in range(1, 35)][::EVERY]
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-OPERATORS = [name for name in requests.OPERATORS if name not in ("indices", "unpool", "sets")]
-"""The others convert numbers of taps into positions, by a kernel of every window, or have none."""
+OPERATORS = [name for name in requests.OPERATORS if name not in ("unpool", "sets")]
 DTYPES = dict.fromkeys(OPERATORS, FLOATS)
 DTYPES |= dict.fromkeys(("max", "taps", "adaptive max"), FLOATS + INTEGERS)
 DTYPES["quantized avg"] = ("int8", "uint8")
@@ -69,5 +68,8 @@ def test_an_image_of_another_size_compiles_nothing(asked: str, way: str) -> None
         ):
             texts = [f"8x64x{h}x{w} {asked or f'{h}x{w}'} {way} float16" for h, w in images]
             listed = [request(operator, each) for each in texts]
-            first = kernels_of(listed[:1])
-            assert 0 < kernels_of(listed) <= (ASKED[asked] or first), operator
+            first, every = kernels_of(listed[:1]), kernels_of(listed)
+            positions = operator == "indices"  # takes one more, for all windows
+            assert every <= max((ASKED[asked] or 0) + positions, first), operator
+            # Plain PyTorch computes gradients of maxima of long windows that overlap.
+            assert every > 0 or (operator, asked) == ("max grad", "31/1 p15")

@@ -4,6 +4,7 @@ The interpreter runs code that no GPU's compiler takes, and sees none of the lau
 GPUs alone.
 """
 
+import contextlib
 import importlib
 import itertools
 import math
@@ -28,6 +29,7 @@ from triton.backends.compiler import GPUTarget
 
 from benchmarks.kernels import machine_code
 from torch_dmlpool import kernels
+from torch_dmlpool.backends import fallbacks
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.window import Window
 
@@ -138,10 +140,18 @@ def taps_of(input: Tensor, window: Window) -> Tensor:
 
 
 def maxima(input: Tensor, window: Window) -> None:
-    backend.max_pooling(input, window)
-    backend.max_pooling_with_taps(input, window)
+    for under in masks_of(input):
+        backend.max_pooling(input, window, **under)
+        backend.max_pooling_with_taps(input, window, **under)
     backend.max_pooling_with_indices(input, window, torch.int64, False)
     backend.max_pooling_with_indices(input, window, torch.int64, True)
+
+
+def masks_of(input: Tensor) -> Iterator[dict[str, Tensor]]:
+    """No mask, one of all channels, and one of each."""
+    yield {}
+    yield {"mask": input.new_empty((input.shape[0], 1, *input.shape[2:]), dtype=torch.bool)}
+    yield {"mask": torch.empty_like(input, dtype=torch.bool)}
 
 
 def gathered(input: Tensor, window: Window) -> None:
@@ -163,7 +173,9 @@ def max_gradients(input: Tensor, window: Window) -> None:
 
 def averages(input: Tensor, window: Window) -> None:
     for divisor in ((True, None), (False, None), (True, 7)):
-        backend.average_pooling(input, window, *divisor)
+        for under in masks_of(input):
+            with contextlib.suppress(fallbacks.NoKernelError):
+                backend.average_pooling(input, window, *divisor, **under)
         backend.average_pooling_grad(results_of(input, window), input.shape[2:], window, *divisor)
 
 
@@ -185,9 +197,11 @@ def quantized(input: Tensor, window: Window) -> None:
 def bins(input: Tensor, window: Window) -> None:
     """Adaptive pooling and its gradients."""
     outputs = window.output_sizes(input.shape[2:])
-    backend.BACKEND.adaptive_max_pooling(input, outputs)
+    for under in masks_of(input):
+        backend.BACKEND.adaptive_max_pooling(input, outputs, **under)
+        if input.dtype.is_floating_point:
+            backend.average_pooling(input, tuple(outputs), False, None, **under)
     if input.dtype.is_floating_point:
-        backend.BACKEND.adaptive_average_pooling(input, outputs)
         backend.BACKEND.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])
 
 

@@ -57,8 +57,8 @@ ROWS: list[tuple[str, tuple[Any, ...], Shape, dict[str, Any], str]] = [
         (choice, window, shape, {"channels_last": last}, kernels)
         for last in (False, True)
         for choice, small, large in (
-            ("taps", "max_tile", "share share"),
-            ("max grad", "grad_tile", "gather gather"),
+            ("taps", "max_tile", "fold fold"),
+            ("max grad", "grad_tile", ""),
             ("average", "sum_tile", "share share"),
             ("average grad", "sum_tile", "fold fold"),
         )
@@ -84,14 +84,16 @@ ROWS: list[tuple[str, tuple[Any, ...], Shape, dict[str, Any], str]] = [
     *(("average grad", window, (2, 4, 96, 96), {}, "spread") for window in ((12, 12), (9, 13))),
     *(("max grad", window, (2, 4, 96, 96), {}, "spread") for window in ((12, 12), (9, 13))),
     ("average grad", (19, 11), (2, 4, 96, 96), {}, "fold fold"),
-    ("max grad", (19, 11), (2, 4, 96, 96), {}, "gather gather"),
-    # Inputs that many windows reach have them read by one axis after the other.
-    ("max grad", (7, 1, 3, 3), (2, 4, 50, 49), {}, "grad_tile"),
-    ("max grad", NINE, (2, 4, 50, 49), {}, "gather gather"),
-    # Maxima of long windows share what they read where there are enough of them, with taps or
-    # where rows are read by single elements.
-    ("taps", NINE, (16, 64, 64, 64), {}, "share share"),
-    ("taps", NINE, (1, 64, 64, 64), {}, "max_tile"),
+    ("max grad", (19, 11), (2, 4, 96, 96), {}, ""),
+    # Windows that reach an input many at a time are unrolled, too: up to SPP's 13/1.
+    *(
+        ("max grad", (size, 1, size // 2, size // 2), (2, 8, 20, 20), {"channels_last": last}, tile)
+        for size, tile in ((7, "grad_tile"), (13, "grad_tile"), (23, ""))
+        for last in (False, True)
+    ),
+    # Maxima of long windows share what they read where there are enough of them and rows are read
+    # by single elements.
+    ("taps", NINE, (16, 64, 64, 64), {}, "max_tile"),
     ("max", NINE, (16, 512, 13, 13), {}, "share share"),
     ("max", NINE, (16, 64, 64, 64), {}, "max_tile"),
     # M1: geometry alone decides whether a window can be empty.
@@ -156,9 +158,9 @@ def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(
 def test_a_window_longer_than_the_line_takes_no_more_turns() -> None:
     """Nothing is read of its padding."""
     far = 2**30
-    for choice in ("average", "taps"):
+    for choice, kernel, turns in (("average", "sliding.share", 2), ("taps", "folding.fold", 8)):
         (made,) = launched(choice, (far, 1, far - 1, 1), (1, 1, 16)) or ()
-        assert (made.kernel, made.sizes[1]) == ("sliding.share", 2)
+        assert (made.kernel, made.sizes[1]) == (kernel, turns)
 
 
 def test_division_by_a_number_at_run_time_is_exact() -> None:

@@ -234,6 +234,25 @@ def bins(input: Tensor, request: oracle.Bins) -> None:
     samples.assert_average(result, *oracle.average(samples.to_numpy(finite), request), taps)
 
 
+def under_masks(input: Tensor, request: Request) -> None:
+    """Maxima, their positions and averages of what masks of all channels and of each one keep."""
+    for name in ("each sample", "each element"):
+        mask, whole = samples.masked(name, input)
+        by = request.outputs if isinstance(request, oracle.Bins) else window_of(request)
+        expected = oracle.maximum(samples.to_numpy(input), request, whole)
+        found = backend.max_pooling_with_indices(input, by, torch.int64, True, mask=mask)
+        samples.assert_same(found[0], expected.values)
+        samples.assert_same(found[1], expected.plane_indices)
+        if not isinstance(by, Window):
+            finite = input.nan_to_num(1, 2, 3)
+            result = backend.average_pooling(finite, by, False, None, mask=mask)
+            exact = oracle.average(samples.to_numpy(finite), request, mask=whole)
+            samples.assert_average(result, *exact, math.prod(input.shape[2:]))
+        elif input.is_floating_point():
+            samples.assert_same(backend.max_pooling(input, by, mask=mask), expected.values)
+            samples.check_average(input.nan_to_num(1, 2, 3), request, False, None, mask=name)
+
+
 OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
     maxima: (NUMBERS, []),
     maxima_with_taps: (NUMBERS, []),
@@ -243,6 +262,7 @@ OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
     average_gradients: (FLOATS, []),
     quantized_averages: (samples.QUANTIZED_TYPES, WORDS),
     bins: (NUMBERS, ADAPTED),
+    under_masks: (FLOATS, ADAPTED),
 }
 
 

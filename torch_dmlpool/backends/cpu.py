@@ -403,5 +403,6 @@ BACKEND = Backend.of(
     "cpu",
     vars(rows) | globals(),
     reads_masks=True,
+    spreads_masks=True,
     takes_bools=True,
 )

@@ -53,18 +53,20 @@ def is_turned_off() -> bool:
 
 def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Function]:
     """Decorate a function of the Triton backend: if there is no kernel, or it cannot be compiled,
-    the reference's ``alternative`` is called.
+    the reference's ``alternative`` is called. It knows no masks: under one NoKernelError is raised.
     """
 
     def wrapped(function: _Function) -> _Function:
         @functools.wraps(function)
-        def guarded(*args: Any) -> Any:
+        def guarded(*args: Any, **under: Any) -> Any:
             try:
-                return function(*args)
+                return function(*args, **under)
             except NoKernelError:
                 pass
             except KernelError as error:
                 warn(str(error))
+            if under:
+                raise NoKernelError
             return alternative(*args)
 
         return guarded  # type: ignore[return-value]

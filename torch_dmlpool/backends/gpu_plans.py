@@ -45,6 +45,7 @@ def planned(
     asm: bool = False,
     include_padding: bool = False,
     divisor: int | None = None,
+    mask: tuple[int, ...] = (),
 ) -> GpuPlan:
     """The plan of a call: ``function`` in kernels/launches.py makes its launches.
 
@@ -67,7 +68,7 @@ def planned(
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
         sides = tuple(shape), strides, target_sizes, kinds[0].itemsize, aligned, channels_last
-        options = adjoint, asm, include_padding, divisor
+        options = adjoint, asm, include_padding, divisor, mask
         request = kernel_named("launch", "Request")(
             windows if is_window else None, *sides, *options
         )

@@ -81,8 +81,10 @@ class Backend(NamedTuple):
     maxima: Callable[..., Plan] | None = None
     """Makes a ``Plan`` of maxima, or of these and their indices."""
     reads_masks: bool = False
-    """Whether maxima, averages and their gradients of plain tensors take a ``mask``. If not,
-    ``operators`` compose pools under a mask of the others."""
+    """Whether maxima and averages of plain tensors take a ``mask``. If not, or if they raise
+    NoKernelError, ``operators`` compose pools under a mask of the others."""
+    spreads_masks: bool = False
+    """Whether their gradients take one too."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``operators`` pass uint8 of 0 and 1."""
 

@@ -145,30 +145,45 @@ def _in_turn(
 
 
 @or_reference(reference.max_pooling)
-def max_pooling(input: Tensor, window: Window) -> Tensor:
+def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Tensor:
     """Values alone (rules M1 to M3)."""
-    return _maxima(input, window, None)[0]
+    return _maxima(input, window, None, mask)[0]
 
 
 @or_reference(reference.max_pooling_with_taps)
-def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Values, and the number of each winning tap inside its window (rule M6)."""
-    return _maxima(input, window, tensors.tap_dtype(window.taps))
+def max_pooling_with_taps(
+    input: Tensor, window: Window, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Values, and the number of each winning tap inside its window (rule M6). The winner of a
+    window without an element is in the padding or masked.
+    """
+    return _maxima(input, window, tensors.tap_dtype(window.taps), mask)
 
 
 @or_reference(reference.max_pooling_with_indices)
 def max_pooling_with_indices(
-    input: Tensor, windows: AnyWindow, index_dtype: torch.dtype, per_plane: bool
+    input: Tensor,
+    windows: AnyWindow,
+    index_dtype: torch.dtype,
+    per_plane: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
     if not isinstance(windows, Window):  # the kernels make positions of bins, and taps of windows
-        return _maxima(input, windows, index_dtype)
-    values, taps = max_pooling_with_taps(input, windows)
-    return values, max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
+        return _maxima(input, windows, index_dtype, mask)
+    values, taps = _maxima(input, windows, tensors.tap_dtype(windows.taps), mask)
+    indices = max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
+    if mask is not None:
+        present = mask.expand(*mask.shape[:2], *input.shape[2:]).to(torch.uint8)
+        indices = tensors.where(max_pooling(present, windows) != 0, indices, -1)
+    return values, indices
 
 
 def _maxima(
-    input: Tensor, windows: AnyWindow, code_dtype: torch.dtype | None
+    input: Tensor,
+    windows: AnyWindow,
+    code_dtype: torch.dtype | None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``. Without
     one no numbers are computed: the values stand in for them, as kernels take a pointer in any
@@ -176,21 +191,37 @@ def _maxima(
     """
     dtype = input.dtype
     has_codes, uses_asm = code_dtype is not None, dtype in _WITH_ASM and runs_ptx(input)
-    kind = input.shape, input.stride(), (dtype, code_dtype), is_aligned(input)
-    plan = planned("max_launches", (has_codes,), windows, *kind, None, None, False, uses_asm)
+    kept, strides = _bytes_of(mask, input)
+    kind = input.shape, input.stride(), (dtype, code_dtype, kind_of(kept)), is_aligned(input)
+    options = None, None, False, uses_asm, False, None, strides
+    plan = planned("max_launches", (has_codes,), windows, *kind, *options)
     values = new(input, plan, dtype)
     codes = values if code_dtype is None else new(input, plan, code_dtype)
     if plan.kernel == "max_pooling.max_tile":
-        launch(plan.launches[0], input, values, codes)
+        launch(plan.launches[0], input, kept, values, codes)
     elif plan.launches:
         if not plan.is_dense:
             input = tensors.cloned_in(input, plan.memory_format)
+        kept = input if mask is None else kept
         between: tuple[torch.dtype, ...] = (dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
             between += (torch.int64 if code_dtype is torch.int64 else torch.int32,)
-        _in_turn(plan.launches, (input, input), (values, codes), between, (0, 0, 0, 0))
+        _in_turn(plan.launches, (input, kept), (values, codes), between, (0, 0, 0, 0))
     return values, codes
+
+
+def _bytes_of(mask: Tensor | None, input: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """A mask as the kernels read it, which they do not touch without one: bytes of all samples and
+    positions, as dense as the input's results. Its strides are 0 along a dimension of size 1.
+    """
+    if mask is None:
+        return input, ()
+    samples, channels, *sizes = input.shape
+    kept = mask.expand(samples, min(channels, mask.shape[1]), *sizes)
+    layout = tensors.named_memory_format(tensors.is_channels_last(input), len(sizes))
+    kept = tensors.in_format(kept, layout).view(torch.uint8)
+    return kept, kernel_named("launch", "five_strides")(kept.shape, kept.stride())
 
 
 _WITH_ASM = {torch.float16, torch.bfloat16, torch.float32}
@@ -252,10 +283,14 @@ def max_pooling_grad_from_taps(
 
 @or_reference(reference.average_pooling)
 def average_pooling(
-    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+    input: Tensor,
+    windows: AnyWindow,
+    include_padding: bool,
+    divisor: int | None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Averages (rules A1 to A5)."""
-    return _averages(input, None, windows, include_padding, divisor)
+    return _averages(input, None, windows, include_padding, divisor, mask=mask)
 
 
 @or_reference(reference.average_pooling_grad)
@@ -293,30 +328,35 @@ def _averages(
     divisor: int | None,
     dtype: torch.dtype | None = None,
     parameters: tuple[Any, ...] = (0, 0, 0, 0),
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Run one averaging plan, of a window or bins: forward if ``input_sizes`` is None, else the
     gradient of an input of these sizes; quantized by ``parameters`` if a ``dtype`` is given.
     """
     entries: tuple[Any, ...] = parameters
-    kinds: tuple[Any, ...] = (source.dtype,)
+    kept, strides = _bytes_of(mask, source)
+    kinds: tuple[Any, ...] = source.dtype, kind_of(kept)
     if dtype is not None:
         entries = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
-        kinds = source.dtype, dtype, *map(kind_of, parameters)
+        kinds = source.dtype, dtype, kind_of(kept), *map(kind_of, parameters)
     kind = source.shape, source.stride(), kinds, is_aligned(source), input_sizes, None
-    options = input_sizes is not None, False, include_padding, divisor
+    options = input_sizes is not None, False, include_padding, divisor, strides
     plan = planned("average_launches", (entries,), windows, *kind, *options)
     target = new(source, plan, dtype or source.dtype)
     if plan.kernel == "average_pooling.sum_tile":
-        launch(plan.launches[0], source, target, *parameters)
+        launch(plan.launches[0], source, kept, target, *parameters)
     elif plan.launches:
         if not plan.is_dense:
             source = tensors.cloned_in(source, plan.memory_format)
+        kept = source if mask is None else kept
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)
         else:
             is_quantized = not source.is_floating_point()
-            between = (torch.int32 if is_quantized else _sum_type(source.dtype),)
-            _in_turn(plan.launches, (source, source), (target, target), between, parameters)
+            summed = torch.int32 if is_quantized else _sum_type(source.dtype)
+            # Under a mask the next launch reads how many elements each sum has.
+            between = (summed,) if mask is None else (summed, torch.int32)
+            _in_turn(plan.launches, (source, kept), (target, target), between, parameters)
     return target
 
 
@@ -367,4 +407,4 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-BACKEND = Backend.of("triton", reference.BACKEND._asdict() | globals())
+BACKEND = Backend.of("triton", reference.BACKEND._asdict() | globals() | {"reads_masks": True})

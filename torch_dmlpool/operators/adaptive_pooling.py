@@ -24,8 +24,8 @@ from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
     Winners,
     averages_under,
+    by_kernel,
     gathered,
-    kernel_of,
     winners_of,
 )
 from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, prepared_max_pooling
@@ -268,12 +268,11 @@ def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tu
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)
-    pool = kernel_of(lambda backend: backend.adaptive_max_pooling, input, mask)
-    if pool is None:
+    found = by_kernel(lambda backend: backend.adaptive_max_pooling, input, sizes, mask=mask)
+    if found is None:
         winners = winners_of(input, mask, lambda each: adaptive_max_pooling_op(each, sizes))
     else:
-        values, positions = pool(input, sizes, mask=mask)
-        winners = Winners(values, positions, positions >= 0)
+        winners = Winners(found[0], found[1], found[1] >= 0)
     gather = lambda each, places: gather_positions_op(each, places, True)  # noqa: E731
     values = gathered(input, winners, gather)
     return values, torch.where(winners.are_there, winners.places, -1)

@@ -15,6 +15,7 @@ from torch import Tensor, is_grad_enabled
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
+from torch_dmlpool.backends.fallbacks import NoKernelError
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.backends.reductions import is_unpadded
 from torch_dmlpool.operators.derivatives import (
@@ -65,14 +66,19 @@ def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(torch.uint8).to(dtype)
 
 
-def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -> Any:
-    """The function of the input's backend for plain tensors; None where it has none, or where
-    somebody has to see the operators that a pool under a mask is made of.
+def by_kernel(
+    computes: Callable[[Backend], Any], input: Tensor, *arguments: Any, mask: Tensor
+) -> Any:
+    """What a function of the input's backend gives for plain tensors under a mask; None where it
+    has no kernel, or where somebody has to see the operators that such a pool is made of.
     """
     if not may_skip_dispatcher(input, mask):
         return None
     backend = backends.serving(input.device.type)
-    return computes(backend) if backend.reads_masks else None
+    try:
+        return computes(backend)(input, *arguments, mask=mask) if backend.reads_masks else None
+    except NoKernelError:
+        return None
 
 
 Sums: TypeAlias = Callable[[Tensor, Any, int], Tensor]
@@ -90,12 +96,18 @@ def averages_under(
     """Averages of windows or bins, by ``sums`` of these."""
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    pool = kernel_of(lambda backend: backend.average_pooling, input, mask)
-    if pool is None:
-        return _composed_averages(sums, input, mask, windows, include_padding, divisor)
-    if records_gradient(input):
-        return _averages(input, mask, sums, windows, include_padding, divisor)
-    return pool(input, windows, include_padding, divisor, mask=mask)
+    arguments = windows, include_padding, divisor
+    is_read = may_skip_dispatcher(input, mask)
+    if is_read and records_gradient(input) and backends.serving(input.device.type).reads_masks:
+        return _averages(input, mask, sums, *arguments)
+    return _averaged(sums, input, mask, *arguments)
+
+
+def _averaged(sums: Sums, input: Tensor, mask: Tensor, *arguments: Any) -> Tensor:
+    averages: Tensor | None = by_kernel(
+        lambda backend: backend.average_pooling, input, *arguments, mask=mask
+    )
+    return _composed_averages(sums, input, mask, *arguments) if averages is None else averages
 
 
 class MaskedAveragePooling(torch.autograd.Function):
@@ -114,8 +126,7 @@ class MaskedAveragePooling(torch.autograd.Function):
         save(ctx, sums, mask)
         ctx.windows, ctx.include_padding, ctx.divisor = windows, include_padding, divisor
         ctx.sizes, ctx.channels_last = input.shape[2:], tensors.is_channels_last(input)
-        pool = backends.serving(input.device.type).average_pooling
-        return pool(input, windows, include_padding, divisor, mask=mask)
+        return _averaged(sums, input, mask, windows, include_padding, divisor)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -135,10 +146,35 @@ class MaskedAveragePooling(torch.autograd.Function):
             create = is_grad_enabled()
             (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
         else:
-            spread = backends.serving(arriving.device.type).average_pooling_grad
-            how: dict[str, Any] = {"mask": mask, "memory_format": layout}
-            gradient = spread(arriving, sizes, windows, include_padding, divisor, **how)
+            backend = backends.serving(arriving.device.type)
+            request: Any = sizes, windows, include_padding, divisor
+            if backend.spreads_masks:
+                spread = backend.average_pooling_grad
+                gradient = spread(arriving, *request, mask=mask, memory_format=layout)
+            else:
+                gradient = _composed_gradient(ctx.call, backend, arriving, mask, *request)
+                gradient = tensors.laid_out(kept(gradient, mask).to(arriving.dtype), layout)
         return gradient, None, None, None, None, None
+
+
+def _composed_gradient(
+    sums: Sums,
+    backend: Backend,
+    arriving: Tensor,
+    mask: Tensor,
+    sizes: Sequence[int],
+    windows: Any,
+    include_padding: bool,
+    divisor: int | None,
+) -> Any:
+    """The gradient of averages before the mask removes any of it. Shares of bins are of their
+    sizes, which cancel.
+    """
+    if divisor is None:
+        arriving = tensors.widened(arriving)
+        arriving = arriving / _counts(sums, mask, sizes, arriving, windows, include_padding)
+        divisor = 1 if isinstance(windows, Window) else None
+    return backend.average_pooling_grad(arriving, sizes, windows, False, divisor)
 
 
 def _composed_averages(

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torch_dmlpool import overloads, tensors
+from torch_dmlpool import backends, overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
@@ -20,10 +20,10 @@ from torch_dmlpool.operators.masks import (
     Winners,
     as_bools,
     as_pooled,
+    by_kernel,
     gathered,
     is_gathered_again,
     kept,
-    kernel_of,
     over_planes,
     winners_of,
     with_checked_mask,
@@ -348,11 +348,8 @@ class MaskedMaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        pool = kernel_of(lambda backend: backend.max_pooling_with_taps, input, mask)
-        if pool is None:
-            values, taps, _ = _winners(input, mask, window)
-        else:
-            values, taps = pool(input, window, mask=mask)
+        found = by_kernel(lambda backend: backend.max_pooling_with_taps, input, window, mask=mask)
+        values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.mark_non_differentiable(taps)
         return values, taps
@@ -362,8 +359,9 @@ class MaskedMaxPooling(torch.autograd.Function):
         taps, mask = saved(ctx)
         if arriving is None:
             return None, None, None
-        spread = kernel_of(lambda backend: backend.max_pooling_grad_from_taps, arriving, mask)
-        if spread is not None and is_unobserved(arriving, taps):
+        backend = backends.serving(arriving.device.type)
+        if backend.spreads_masks and is_unobserved(arriving, taps, mask):
+            spread = backend.max_pooling_grad_from_taps
             return spread(arriving, taps, *ctx.call, mask=mask), None, None
         gradient = max_pooling_grad_from_taps_op(arriving, taps, *ctx.call)
         return kept(gradient, mask), None, None
@@ -398,18 +396,18 @@ def _masked(
         indices = max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
         return values, tensors.where(are_there, indices, -1)
     if index_dtype is None:
-        pool = kernel_of(lambda backend: backend.max_pooling, input, mask)
-        if pool is not None:
-            return pool(input, window, mask=mask)
-        return max_pooling_op(kept(input, mask, True), window)
-    pool = kernel_of(lambda backend: backend.max_pooling_with_indices, input, mask)
-    if pool is not None:
-        return pool(input, window, index_dtype, per_plane, mask=mask)
+        values = by_kernel(lambda backend: backend.max_pooling, input, window, mask=mask)
+        return max_pooling_op(kept(input, mask, True), window) if values is None else values
+    numbers = index_dtype, per_plane
+    pool = lambda backend: backend.max_pooling_with_indices  # noqa: E731
+    found = by_kernel(pool, input, window, *numbers, mask=mask)
+    if found is not None:
+        return found
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling_with_indices_op
     winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))
     positions = torch.where(winners.are_there, winners.places, -1)
-    return winners.values, tensors.numbered(positions, input.shape, index_dtype, per_plane)
+    return winners.values, tensors.numbered(positions, input.shape, *numbers)
 
 
 _maxima_under = applied_at_a_single_level(MaskedMaxPooling)

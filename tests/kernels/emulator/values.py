@@ -217,6 +217,11 @@ def operation(opcode: str) -> Operation:
         return Operation(
             (width(of),) * 2, lambda x, y: compared(as_value(x, of), as_value(y, of), modifiers[0])
         )
+    if name == "setp" and modifiers[1:2] == ["or"]:
+        return Operation(
+            (width(of), width(of), 1),
+            lambda x, y, known: compared(as_value(x, of), as_value(y, of), modifiers[0]) | known,
+        )
     if name == "selp":
         return Operation((width(of), width(of), 1), lambda x, y, choice: np.where(choice, x, y))
     if name == "cvt" and {*modifiers[:-2]} <= {"rn" if "f" in modifiers[-2] else "rzi"}:
