@@ -183,6 +183,8 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
     if operation == SUM and is_long and (along.source if rows else along.inner) % vector == 0:
         block = block._replace(vector=vector)
+    if step.mode.mask == 3 and block.compensated:  # the mask beside elements takes registers
+        block = block._replace(loads=block.loads // 4)
     farthest = launch.farthest(part.inputs, part.outputs, axis)
     largest = [along.results, (along.source + 1) * along.inner, farthest]
     if bins:
