@@ -134,7 +134,8 @@ def sum_tile(
     SUMS: tl.constexpr = 2 * T if FORM.mask > 0 else OWN
     SIGNED: tl.constexpr = target.dtype.element_ty == tl.int8
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
-    IS_COUNTED: tl.constexpr = 0 < MODE.count < KEPT and not MODE.adjoint  # what is written
+    # what is written
+    IS_COUNTED: tl.constexpr = (MODE.count > 0 and MODE.count < KEPT) and not MODE.adjoint
 
     lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths
