@@ -26,13 +26,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_every_result_is_right_on_this_machine() -> None:
-    """A dozen functions are checked in both layouts, and their gradients in float32."""
-    found = dict(bench.checked(CPU))
-    assert len(found) == 2 * len(bench.CHECKS) + 1 == 23
-    assert set(found.values()) == {None}
-
-
 def test_a_wrong_result_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, small: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 from torch import Tensor, fx
-from torch.export import Dim, ExportedProgram, export
+from torch.export import ExportedProgram, export
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
 import torch_dmlpool as dmlpool
@@ -136,31 +136,6 @@ def test_an_error_leaves_the_graph_as_it_was() -> None:
 def test_not_a_quantizer(value: Any) -> None:
     with pytest.raises(TypeError, match="quantizer must be a quantizer of torchao"):
         pooling_quantizer(value)
-
-
-operators = torch.ops.quantized_decomposed
-NUMBERS = 0.5, 3, 0, 255, torch.uint8
-
-
-@pytest.mark.parametrize(("size", "text"), [(3, "left"), (1, "replaced by"), (4, "replaced by")])
-@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
-def test_adaptive_layers_between_quantized_tensors(size: int, text: str, is_dynamic: bool) -> None:
-    """As quantizers leave them: they are replaced or left with a reason."""
-    pool = dmlpool.nn.AdaptiveAvgPool2d(size)
-
-    class Pattern(torch.nn.Module):
-        def forward(self, integers: Tensor) -> Tensor:
-            real = operators.dequantize_per_tensor(integers, *NUMBERS)
-            return operators.quantize_per_tensor(pool(real), *NUMBERS)
-
-    integers = torch.arange(128, dtype=torch.uint8).reshape(1, 2, 8, 8)
-    sizes = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC} if is_dynamic else None
-    program = export(Pattern(), (integers,), dynamic_shapes=(sizes,) if sizes else None)
-    report: dict[str, str] = {}
-    pooled = integer_pooling(program, report).module()(integers)
-    (said,) = report.values()
-    assert said.startswith("left" if is_dynamic and size == 4 else text)
-    assert (pooled.int() - program.module()(integers).int()).abs().max() <= 1
 
 
 has_torchao = pytest.mark.skipif(

@@ -89,20 +89,6 @@ def test_a_mask_lives_as_a_saved_tensor_alone(is_moved: bool, device: torch.devi
         output.sum().backward()
 
 
-@cases.in_pairs(case=cases.FEW, name=list(samples.MASKS))
-def test_every_shape_of_a_mask(case: cases.Case, name: str, device: torch.device) -> None:
-    """K1: sizes of 1 broadcast, and spatial dimensions alone are for all samples and channels."""
-    input = samples.ties(*INPUT, *case.sizes).to(device)
-    mask = samples.mask_of(name, tuple(input.shape)).to(device)
-    full = mask.expand(input.shape).clone()
-    for pool in (dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.lp_pooling):
-        found = pool(input, **case.arguments, mask=mask)
-        assert torch.equal(found, pool(input, **case.arguments, mask=full))
-    outputs = tuple(size // 2 + 1 for size in case.sizes)
-    for adaptive in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
-        assert torch.equal(adaptive(input, outputs, mask=mask), adaptive(input, outputs, mask=full))
-
-
 pools = pytest.mark.parametrize("name", MASKED)
 
 
@@ -163,27 +149,6 @@ def test_recorded_gradients_are_those_of_transforms(
             (second,) = torch.autograd.grad(gradient, arriving, towards)
             _, tangent = torch.func.jvp(function, (leaf.detach(),), (towards,))
             torch.testing.assert_close(second, tangent)
-
-
-@pools
-def test_a_mask_of_ones_is_none(name: str, device: torch.device) -> None:
-    """K1: equal maxima, and averages within rounding."""
-    input = samples.normal(*INPUT, 7, 8).to(device)
-    mask = torch.ones(7, 8, dtype=torch.bool, device=device)
-    plain = samples.results(lambda x: MASKED[name](x, None), input)
-    torch.testing.assert_close(outputs_of(name, input, mask), plain)
-
-
-@pools
-def test_nothing_is_there(name: str, device: torch.device) -> None:
-    """K2, K4 and K5: 0, the lowest and the highest value, index -1, no gradient."""
-    input = samples.normal(*INPUT, 7, 8).to(device)
-    found = outputs_of(name, input, torch.zeros(7, 8, dtype=torch.bool, device=device))
-    lowest = -math.inf if "max" in name else math.inf if "min" in name else 0
-    assert (found[0] == lowest).all()
-    if "indices" in name:
-        assert (found[1] == -1).all()
-    assert not found[-1].any()
 
 
 @pools
