@@ -196,6 +196,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 COMPILED_ALONE = {"kernels/test_emulator.py", "kernels/test_every_launch.py"}
+COMPILED_ALONE |= {"kernels/test_counts.py", "kernels/test_launch.py"}
 COMPILED_ALONE |= {"tests/test_gpu.py", "tests/test_threads.py"}
 INTERPRETED_ALONE = {"kernels/test_additions.py", "kernels/test_calls.py"}
 MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
@@ -272,6 +273,7 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"tested on {tested(config.getoption('--device'))}")
 
 
+@pytest.hookimpl(trylast=True)  # pytest collects garbage five times first
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # Some libraries warn of objects that outlive the interpreter.
     if IS_FIRST:

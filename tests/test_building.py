@@ -104,6 +104,7 @@ SUMS = """extern "C" float dmlpool_sums(float *rows, long count) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="zig's flags for Linux")
 def test_a_library_of_zig_calls_the_systems_memcpy_and_has_the_vectors_it_is_meant_to_have(
     compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any

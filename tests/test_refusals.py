@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import keywords, nn
+from torch_dmlpool import nn
 from torch_dmlpool.backends import cpu
 
 REQUESTS = refusals.requests()
@@ -109,21 +109,6 @@ def test_a_name_that_is_elsewhere_is_said_to_be_there(module: Any, name: str, me
     message = f"{missing}: did you mean torch_dmlpool.{meant}?"
     refused(AttributeError, message, lambda: getattr(module, name))
     assert not hasattr(module, "something_else")
-
-
-def test_a_module_that_must_be_imported_says_so(python: Callable[..., Any]) -> None:
-    """Unless somebody has imported it."""
-    found = python(
-        "-c",
-        "import importlib, torch_dmlpool\n"
-        f"for name in {keywords.MODULES}:\n"
-        "    try: getattr(torch_dmlpool, name)\n"
-        "    except AttributeError as error: print(error)\n"
-        f"for name in {keywords.MODULES}: importlib.import_module(f'torch_dmlpool.{{name}}')",
-    )
-    said = "module 'torch_dmlpool' has no attribute {!r}: write import torch_dmlpool.{}"
-    wanted = {said.format(*[each] * 2) for each in keywords.MODULES}
-    assert set() < {*found.stdout.splitlines()} <= wanted
 
 
 def test_completion_shows_public_names_alone() -> None:

@@ -22,7 +22,7 @@ axes = strategies.builds(
 )
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=120)
 @hypothesis.given(axes, strategies.integers(1, 14))
 def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> None:
     """G2 to G5, A1 to A3 and M1: outputs, positions, taps inside and counted, empty windows are

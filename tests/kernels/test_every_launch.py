@@ -396,7 +396,7 @@ def test_sets_of_rows_are_read_by_16_bytes_and_nothing_spills(
             made.form(): made for made in launches_of.made if dict(made.launch.constants)["V"] > 1
         }
         assert len(chosen) >= 8
-        for made in list(chosen.values())[0 if every else number :: 1 if every else 4]:
+        for made in list(chosen.values())[0 if every else number :: 1 if every else 8]:
             assert_vectors(made, target)
 
 
