@@ -72,6 +72,7 @@ SIZES = [
     (2, 3, 1, 1),
     (1, 1, 1, 1),
     (0, 3, 4, 5),
+    (2, 0, 4, 5),
     (2, 3, 4, 5, 3),
     (1, 3, 4, 1, 5),
 ]
@@ -83,8 +84,8 @@ LAYOUTS += ["one element everywhere"]
 def test_real_and_fake_strides(
     name: str, sizes: tuple[int, ...], layout: str, device: torch.device
 ) -> None:
-    """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does
-    not look."""
+    """G5 and G7: of nothing too, and dimensions of size 1 included, where strides are a matter of
+    convention and opcheck does not look."""
     operator, arguments, memory_format = call_of(name, sizes, layout, device)
     mode = FakeTensorMode()
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import cases
 import pytest
-import samples
 import sharded
 from sharded import Ranks
 from test_properties import requests
@@ -22,15 +21,6 @@ def test_planes_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int, int]
     both mesh dimensions."""
     case = cases.case("uneven padding", "padded")
     ranks.run(sharded.compare, case.pooling, (3, 2, *case.sizes), SQUARE, dimensions)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dimension", [1, 2])
-def test_every_data_type(ranks: Ranks, dimension: int) -> None:
-    """Unsigned and half-precision types too."""
-    case = cases.case("uneven padding", "padded")
-    dtypes = [*samples.FLOATS[2:], *samples.UNSIGNED[1:]]
-    ranks.run(sharded.compare, case.pooling, (1, 2, *case.sizes), LINE, (dimension,), dtypes)
 
 
 @hypothesis.given(request=requests(), data=strategies.data())

@@ -98,15 +98,6 @@ def test_a_layer_stays_the_object_that_it_was(device: torch.device) -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_a_copy_leaves_the_model_alone() -> None:
-    model = Recorder(torch.nn.AvgPool2d(2))
-    report = convert(model, inplace=False)
-    assert type(model.pool) is torch.nn.AvgPool2d
-    assert report.model is not model
-    assert type(report.model.pool) is layers.AvgPool2d
-    assert report.model.pool is report.model.again["inside"]
-
-
 def test_converting_twice_changes_nothing() -> None:
     model = torch.nn.Sequential(torch.nn.MaxPool1d(2), dmlpool.nn.MaxPool2d(2, padding="same"))
     assert convert(model).replaced == {"0": "MaxPool1d"}
@@ -186,10 +177,6 @@ def test_sizes_of_numpy_convert(kind: str, rank: int, device: torch.device) -> N
         assert report.replaced == {"0": f"{kind}{rank}d"}
         wanted = getattr(torch.nn, f"{kind}{rank}d")(2)(input)
         torch.testing.assert_close(report.model(input), wanted)
-        if rank == 2:
-            torch._dynamo.reset()
-            compiled = torch.compile(report.model, backend="eager", fullgraph=True)
-            torch.testing.assert_close(compiled(input), wanted)
         report.revert()
         assert vars(layer)[name] is before
 

@@ -140,9 +140,8 @@ def test_taps_of_large_windows(
     samples.assert_same(values, expected)
     samples.assert_same(found, samples.to_numpy(taps))
     assert int(found.max()) == math.prod(window) - 1
-    positions = torch.nn.functional.adaptive_max_pool1d(input.flatten(2), 1, return_indices=True)[1]
     _, indices = operators.max_pooling_with_indices(input, *arguments, torch.int64, True)
-    samples.assert_same(indices.flatten(2)[..., -1:], positions)
+    assert (indices.flatten(2)[..., -1] == math.prod(size) - 1).all()
     gradient = torch.ones_like(values)
     spread = operators.max_pooling_grad_from_taps(gradient, found, list(size), *arguments, False)
     assert spread.sum() == gradient.sum()

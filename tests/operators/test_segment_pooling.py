@@ -209,22 +209,6 @@ def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
         assert torch.autograd.gradgradcheck(pool, rows, check_fwd_over_rev=True, **every)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_functional_transforms(reduction: str) -> None:
-    """E1: nested, and compiled."""
-    for pool, rows in pools(reduction, True):
-
-        def total(each, pool=pool):
-            return pool(each).pow(3).sum()
-
-        leaf, plain = rows.detach().requires_grad_(), rows.detach()
-        (expected,) = torch.autograd.grad(total(leaf), leaf)
-        torch.testing.assert_close(torch.func.grad(total)(plain), expected)
-        hessian = torch.func.hessian(total)(plain)
-        torch.testing.assert_close(hessian, torch.autograd.functional.hessian(total, plain))
-        torch.testing.assert_close(torch.func.jacfwd(pool)(plain), torch.func.jacrev(pool)(plain))
-
-
 @pytest.mark.parametrize("where", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 1)])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_vmap(reduction: str, where: tuple[int | None, ...]) -> None:
