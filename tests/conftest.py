@@ -85,6 +85,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["TESTS_ASKED_FOR"] = config.option.markexpr
     for line in PYTORCH_WARNS_ITSELF:
         config.addinivalue_line("filterwarnings", line)
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):

@@ -220,7 +220,6 @@ def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: tor
     inductor.lower(False)
     assert len(called(function, input)) == 1
     inductor.lower()
-    assert called(function, input) == []
 
 
 @pytest.mark.slow

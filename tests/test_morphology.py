@@ -211,7 +211,7 @@ class Opening(torch.nn.Module):
         return morphology.opening(images, self.footprint)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_torch_export_takes_a_footprint_as_a_constant(strict: bool) -> None:
     images, larger = torch.rand(2, 3, 8, 9), torch.rand(2, 3, 11, 9)
     sizes = ({2: torch.export.Dim("height", min=2, max=64)},)

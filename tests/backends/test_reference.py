@@ -195,3 +195,10 @@ def test_taps_beyond_32_bits_from_the_input() -> None:
     assert taps.flatten().tolist() == [2, 2, 2]
     gradient = reference.max_pooling_grad_from_taps(torch.ones(1, 1, 3), taps, (4,), window, False)
     assert gradient.flatten().tolist() == [0, 1, 1, 1]
+
+
+def test_a_huge_padding_costs_no_memory_of_its_size() -> None:
+    """Padding is not written out where it is larger than the input."""
+    axis = Window.directml(1, 3, 1, 2**30, 2**30).axes[0]
+    assert not reductions.is_sliceable(axis, 16)
+    assert reductions.is_sliceable(Window.directml(1, 3, 1, 1, 1).axes[0], 16)
