@@ -162,12 +162,12 @@ def test_kernels_that_travel_are_found(
     here.mkdir()
     (here / kernels.LIST).write_bytes(pickle.dumps(found))
     command = ("-m", "benchmarks.kernels")
-    done = python(*command, here, "--processes", "1", cwd=gpu.ROOT)
+    done = python(*command, here, cwd=gpu.ROOT)
     assert "2 of 2 kernels were missing" in done.stdout
     assert "2 kernels compiled" in done.stdout
     here.rename(there)
     other = os.environ | {"HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
-    done = python(*command, there, "--processes", "1", "--prune", cwd=gpu.ROOT, environment=other)
+    done = python(*command, there, "--prune", cwd=gpu.ROOT, environment=other)
     assert "0 of 2 kernels were missing" in done.stdout
     before = sorted(there.iterdir())
     assert len(list(there.glob("*/*.cubin"))) == 2
