@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference, rows
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameter, Plan, kind_of
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameter, kind_of
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -81,34 +81,16 @@ def _filled(
     return _run(output, function, *structs, *addresses, output.data_ptr(), *more)
 
 
-def _pooled(
-    output: Tensor,
-    function: Any,
-    plan: CpuPlan,
-    input: Tensor,
-    mask: Tensor | None,
-    *winners: int | None,
-) -> Tensor:
-    """The same for the input that a plan was made for. Maxima say where ``winners`` go."""
-    if plan.is_ready and mask is None:
-        code = function(plan.problem, input.data_ptr(), output.data_ptr(), *winners)
-        if code:  # not by `_run`, as small calls notice it
-            raise error_of(function, code)
-        return output
-    fill = lowest(output.dtype) if winners else 0
-    return _filled(output, function, plan, input, mask=mask, fill=fill, more=winners)
-
-
 def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
     """Whether ``tensor`` has the sizes, strides and data type of the results of a plan, and these
     have elements.
     """
     return (
-        plan.is_ready
-        and tensor.stride() == plan.output_strides
+        tensor.stride() == plan.output_strides
         and tensor.shape == plan.output_sizes
         and tensor.dtype is dtype
         and tensor.is_cpu
+        and not plan.is_empty
     )
 
 
@@ -123,77 +105,94 @@ def _check_fit(tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> None
         )
 
 
-def averages(kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None) -> Plan:
+class Averages:
     """The plan of averages of tensors of one kind, over a window or bins."""
-    counted = include_padding, divisor
-    plan = plan_of(kind, windows, counted)
-    back: CpuPlan | None = None  # that of the gradient, from the first one on
 
-    def run(input: Tensor, mask: Tensor | None = None) -> Tensor:
-        output = _new(plan.output_sizes, plan.output_strides, kind.dtype)
-        return _pooled(output, library.dmlpool_average_pooling, plan, input, mask)
+    __slots__ = "plan", "request"
 
-    def gradient(arriving: Tensor, mask: Tensor | None = None) -> Tensor:
-        nonlocal back
-        back = back or plan_of(_results_of(plan, kind), windows, counted, plan.sizes[2:])
-        output, spread = _read(back, kind.dtype), library.dmlpool_average_pooling_grad
-        if mask is None and _lies_as(arriving, back, kind.dtype):
-            return _run(output, spread, back.problem, arriving.data_ptr(), output.data_ptr())
-        _check_fit(arriving, back.output_sizes, kind.dtype)
+    def __init__(
+        self, kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None
+    ) -> None:
+        self.request = windows, include_padding, divisor
+        self.plan = plan_of(kind, windows, (include_padding, divisor))
+
+    def run(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        plan, pool = self.plan, library.dmlpool_average_pooling
+        output = _new(plan.output_sizes, plan.output_strides, plan.dtype)
+        if mask is not None or not plan.is_ready:
+            return _filled(output, pool, plan, input, mask=mask)
+        code = pool(plan.problem, input.data_ptr(), output.data_ptr())
+        if code:  # not by `_run`, as small calls notice it
+            raise error_of(pool, code)
+        return output
+
+    def gradient(self, arriving: Tensor, mask: Tensor | None = None) -> Tensor:
+        plan, spread = self.plan, library.dmlpool_average_pooling_grad
+        dtype = plan.dtype
+        output = _new(plan.sizes, plan.strides, dtype)
+        if mask is None and _lies_as(arriving, plan, dtype):
+            return _run(output, spread, plan.problem, arriving.data_ptr(), output.data_ptr())
+        _check_fit(arriving, plan.output_sizes, dtype)
         layout = tensors.suggested_memory_format(arriving)
         if mask is None and layout is not plan.memory_format:
             # The gradient lies as what arrives (rule G7).
             as_arriving = _input_of(arriving, plan.sizes[2:], layout)
-            return _averages(as_arriving, windows, include_padding, divisor).gradient(arriving)
-        return _filled(output, spread, back, arriving, mask=mask)
-
-    return Plan(run, run, gradient)
+            return _averages(as_arriving, *self.request).gradient(arriving)
+        return _filled(output, spread, plan, arriving, mask=mask)
 
 
-def maxima(
-    kind: Kind, windows: Any, index_dtype: torch.dtype | None = None, per_plane: bool = False
-) -> Plan:
+class Maxima:
     """The plan of maxima of tensors of one kind, of a window or bins, with an ``index_dtype`` of
     their indices too.
     """
-    dtype = kind.dtype
-    numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
-    # That of the results, that with taps, and that of the gradient, from the first call on that
-    # needs them.
-    plan: CpuPlan | None = None
-    with_taps: CpuPlan | None = None
-    back: CpuPlan | None = None
 
-    def run(input: Tensor, mask: Tensor | None = None) -> Any:
-        nonlocal plan
-        plan = plan or plan_of(kind, windows, None, None, numbered)
-        if numbered is not None:
+    __slots__ = "back", "kind", "plan", "request", "with_taps"
+
+    def __init__(
+        self,
+        kind: Kind,
+        windows: Any,
+        index_dtype: torch.dtype | None = None,
+        per_plane: bool = False,
+    ) -> None:
+        self.kind, self.request = kind, (windows, index_dtype, per_plane)
+        # That of the results, that with taps, and that of the gradient, from the first call on that
+        # needs them.
+        self.plan: CpuPlan | None = None
+        self.with_taps: CpuPlan | None = None
+        self.back: CpuPlan | None = None
+
+    def run(self, input: Tensor, mask: Tensor | None = None) -> Any:
+        windows, index_dtype, per_plane = self.request
+        plan = self.plan
+        if plan is None:
+            numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
+            plan = self.plan = plan_of(self.kind, windows, None, None, numbered)
+        if index_dtype is not None:
             return _with_winners(input, plan, mask)
-        values = _new(plan.output_sizes, plan.output_strides, dtype)
-        return _pooled(values, library.dmlpool_max_pooling, plan, input, mask, None)
+        values = _new(plan.output_sizes, plan.output_strides, plan.dtype)
+        return _maximal(values, plan, input, mask, None)
 
-    def recorded() -> CpuPlan:
-        nonlocal with_taps
-        with_taps = with_taps or plan_of(kind, windows, None, None, (None, TAPS))
-        return with_taps
-
-    def record(input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        values, taps = _with_winners(input, recorded(), mask)
+    def record(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        windows, index_dtype, per_plane = self.request
+        if self.with_taps is None:
+            self.with_taps = plan_of(self.kind, windows, None, None, (None, TAPS))
+        values, taps = _with_winners(input, self.with_taps, mask)
         if index_dtype is None:
             return values, taps
-        return (
-            values,
-            max_pooling_indices(taps, kind.shape[2:], windows, index_dtype, per_plane),
-            taps,
-        )
+        sizes = self.kind.shape[2:]
+        indices = max_pooling_indices(taps, sizes, windows, index_dtype, per_plane)
+        return values, indices, taps
 
-    def gradient(arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
-        nonlocal back
+    def gradient(self, arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
+        back, dtype = self.back, self.kind.dtype
         if back is None:
-            found = recorded()
-            numbers = found.number_dtype, TAPS
-            back = plan_of(_results_of(found, kind), windows, None, kind.shape[2:], numbers)
-        output, spread = _read(back, dtype), library.dmlpool_max_pooling_grad
+            back = self.with_taps
+            if back is None or back.wider is not None:
+                numbered, sizes = (None, TAPS), self.kind.shape[2:]
+                back = plan_of(self.kind, self.request[0], None, sizes, numbered)
+            self.back = back
+        output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready and mask is None:
             operands = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
@@ -202,16 +201,9 @@ def maxima(
         _check_fit(taps, back.output_sizes, back.number_dtype)
         return _filled(output, spread, back, arriving, taps, mask=mask)
 
-    return Plan(run, record, gradient)
 
-
-_averages, _maxima = lru_cache(4096)(averages), lru_cache(4096)(maxima)
+_averages, _maxima = lru_cache(4096)(Averages), lru_cache(4096)(Maxima)
 """The plans of operators' calls; a call that is prepared keeps its own."""
-
-
-def _results_of(plan: CpuPlan, kind: Kind) -> Kind:
-    """The kind of the results of a plan for tensors of ``kind``."""
-    return Kind(plan.output_sizes, plan.output_strides, kind.dtype, plan.memory_format)
 
 
 def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memory_format) -> Kind:
@@ -251,13 +243,27 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
     return index_dtype, POSITIONS if per_plane else INDICES
 
 
+def _maximal(
+    values: Tensor, plan: CpuPlan, input: Tensor, mask: Tensor | None, winners: int | None
+) -> Tensor:
+    """``values`` filled with the maxima of a plan; ``winners`` is where their numbers go."""
+    pool = library.dmlpool_max_pooling
+    if mask is not None or not plan.is_ready:
+        fill = lowest(values.dtype)
+        return _filled(values, pool, plan, input, mask=mask, fill=fill, more=(winners,))
+    code = pool(plan.problem, input.data_ptr(), values.data_ptr(), winners)
+    if code:
+        raise error_of(pool, code)
+    return values
+
+
 def _with_winners(
     input: Tensor, plan: CpuPlan, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The maxima of a plan and the numbers of their winners."""
     source = input if plan.wider is None else input.to(plan.wider)
     values, winners = _results(plan, source.dtype), _results(plan, plan.number_dtype)
-    _pooled(values, library.dmlpool_max_pooling, plan, source, mask, winners.data_ptr())
+    _maximal(values, plan, source, mask, winners.data_ptr())
     if plan.wider is not None:
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
@@ -277,7 +283,7 @@ def max_pooling_indices(
     plan = planned(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
     _check_fit(taps, plan.output_sizes, tensors.tap_dtype(window.taps))
     indices = _results(plan, index_dtype)
-    return _pooled(indices, library.dmlpool_max_pooling_indices, plan, taps, None)
+    return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
 
 
 def max_pooling_grad_from_taps(
@@ -402,6 +408,8 @@ def quantized_averages(
 BACKEND = Backend.of(
     "cpu",
     vars(rows) | globals(),
+    averages=Averages,
+    maxima=Maxima,
     reads_masks=True,
     takes_bools=True,
 )

@@ -49,6 +49,7 @@ class Family:
         self.names = ["", *(f"{self.family}{rank}d{self.suffix}" for rank in (1, 2, 3))]
         self.originals = [observed.ORIGINALS.get(name) for name in self.names]
         self.parameters = list(inspect.signature(self.request_of).parameters)[2:]
+        self.depends = "output_size" in self.parameters  # on an input's sizes
         self.prepares = [functools.partial(self.prepared, rank) for rank in range(4)]
 
     def __call__(
@@ -61,15 +62,21 @@ class Family:
         try:
             if not is_dynamo_compiling():
                 original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
-                if not original or has_torch_function_unary(input) or _is_tracing():
+                is_seen = not original or has_torch_function_unary(input)
+                if is_seen or self.prepare is None:
+                    pass
+                elif mask is None:
+                    call = prepared(self.prepares[rank], input, (None, arguments))
+                    if call is not None:
+                        return call(input)
+                elif is_plain_mask(mask, input):
+                    call = prepared(self.prepares[rank], input, (tuple(mask.shape), arguments))
+                    if call is not None:
+                        return call(input, mask)
+                if is_seen or _is_tracing():
                     answer = observed.answer(self, who, rank, input, mask, arguments)
                     if answer is not NotImplemented:
                         return answer
-                elif self.prepare is not None and (mask is None or is_plain_mask(mask, input)):
-                    sizes = None if mask is None else tuple(mask.shape)
-                    call = prepared(self.prepares[rank], input, sizes, *arguments)
-                    if call is not None:
-                        return call(input) if mask is None else call(input, mask)
             return self.computed(rank, input, mask, arguments)
         except NoOutputError as error:
             wrong = error.naming("kernel_size")
@@ -102,13 +109,18 @@ class Family:
         return self.through(lambda each: self.compute(each, mask, *request), batched)
 
     def prepared(
-        self, rank: int, like: Tensor, backend: Any, mask: tuple[int, ...] | None, *arguments: Any
+        self,
+        rank: int,
+        like: Tensor,
+        backend: Any,
+        mask: tuple[int, ...] | None,
+        arguments: tuple[Any, ...],
     ) -> Callable[..., Any] | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:
             return None
         batched = self.batched(rank, like)
-        depends = "output_size" in self.parameters or any(type(each) is str for each in arguments)
+        depends = self.depends or str in map(type, arguments)
         request = (
             self.request_of(rank, batched, *arguments)
             if depends
@@ -117,7 +129,7 @@ class Family:
         if mask is None:
             call: Any = self.prepare(batched, backend, *request)  # type: ignore[misc]
         else:
-            empty = torch.empty(mask, dtype=torch.bool, device="meta")
+            empty = torch.empty(mask, dtype=torch.bool, device=like.device)
             added = _mask_for(like, batched is not like, empty).dim() - len(mask)
             missing = (None,) * added
             if isinstance(request[0], Window):

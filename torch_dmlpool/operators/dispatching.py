@@ -22,6 +22,8 @@ with torch.inference_mode():
     _PLAIN_KEYS = {_dispatch_tls_local_include_set().raw_repr()}
 _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 """The keys that a thread includes in every call where no transform, mode or trace is active."""
+_FAR = 2**44
+"""No storage has this many bytes."""
 
 
 def may_skip_dispatcher(*inputs: Tensor) -> bool:
@@ -61,9 +63,9 @@ def may_skip_dispatcher(*inputs: Tensor) -> bool:
             return False
         if tensor.is_neg():
             return False
-        # Where a storage has no memory, the address of a tensor is its offset in that storage.
-        offset = tensor.storage_offset()
-        if address == (offset and offset * tensor.itemsize):
+        # Where a storage has no memory, the address of a tensor is its offset in that storage. Most
+        # systems put memory at addresses for which nobody has to ask more.
+        if address < _FAR and address == tensor.storage_offset() * tensor.itemsize:
             if not tensors.has_memory(tensor):
                 return False
             tensors.check_memory(tensor)
