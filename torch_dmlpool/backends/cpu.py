@@ -39,19 +39,6 @@ def _results(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
     return _new(plan.output_sizes, plan.output_strides, dtype)
 
 
-def _read(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
-    """Memory for each element that windows read."""
-    return _new(plan.sizes, plan.strides, dtype)
-
-
-def _run(output: Tensor, function: Any, *addresses: int | None) -> Tensor:
-    """Call a function of the library and return ``output``, which it fills."""
-    code = function(*addresses)
-    if code:
-        raise error_of(function, code)
-    return output
-
-
 def _filled(
     output: Tensor,
     function: Any,
@@ -61,8 +48,9 @@ def _filled(
     fill: float = 0,
     more: tuple[int | None, ...] = (),
 ) -> Tensor:
-    """The same with the plan's problem, the ``operands`` as they lie in its memory format and,
-    after the output, ``more`` addresses.
+    """Call a function of the library and return ``output``, which it fills. It gets the plan's
+    problem, the ``operands`` as they lie in its memory format and, after the output, ``more``
+    addresses.
 
     Under a mask it is the function of that name for masks, which takes the elements that are left
     out for ``fill``.
@@ -73,12 +61,18 @@ def _filled(
     if mask is not None:
         function = under_a_mask(function)
         is_last = plan.memory_format is not torch.contiguous_format
-        struct = masking(plan.sizes, tuple(mask.shape[:2]), is_last, output.dtype, fill)
+        sizes, batch = plan.sizes, mask.shape[:2]
+        struct = masking(sizes, batch, is_last, output.dtype, fill)
         structs.append(ctypes.addressof(struct))
-        operands = *operands, mask.expand(*mask.shape[:2], *plan.sizes[2:])
+        if mask.shape[2:] != sizes[2:]:
+            mask = mask.expand(*batch, *sizes[2:])
+        operands = *operands, mask
     operands = tuple([in_format(each, plan.memory_format) for each in operands])
     addresses = [each.data_ptr() for each in operands]
-    return _run(output, function, *structs, *addresses, output.data_ptr(), *more)
+    code = function(*structs, *addresses, output.data_ptr(), *more)
+    if code:
+        raise error_of(function, code)
+    return output
 
 
 def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
@@ -122,7 +116,7 @@ class Averages:
         if mask is not None or not plan.is_ready:
             return _filled(output, pool, plan, input, mask=mask)
         code = pool(plan.problem, input.data_ptr(), output.data_ptr())
-        if code:  # not by `_run`, as small calls notice it
+        if code:  # not by `_filled`, as small calls notice it
             raise error_of(pool, code)
         return output
 
@@ -131,7 +125,10 @@ class Averages:
         dtype = plan.dtype
         output = _new(plan.sizes, plan.strides, dtype)
         if mask is None and _lies_as(arriving, plan, dtype):
-            return _run(output, spread, plan.problem, arriving.data_ptr(), output.data_ptr())
+            code = spread(plan.problem, arriving.data_ptr(), output.data_ptr())
+            if code:
+                raise error_of(spread, code)
+            return output
         _check_fit(arriving, plan.output_sizes, dtype)
         layout = tensors.suggested_memory_format(arriving)
         if mask is None and layout is not plan.memory_format:
@@ -195,8 +192,11 @@ class Maxima:
         output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready and mask is None:
-            operands = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
-            return _run(output, spread, back.problem, *operands)
+            where = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
+            code = spread(back.problem, *where)
+            if code:
+                raise error_of(spread, code)
+            return output
         _check_fit(arriving, back.output_sizes, dtype)
         _check_fit(taps, back.output_sizes, back.number_dtype)
         return _filled(output, spread, back, arriving, taps, mask=mask)
@@ -213,7 +213,8 @@ def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memor
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     plan = planned(kind_of(input), input.shape[2:])
-    output, fill = _read(plan, input.dtype), lowest(input.dtype) if fills_lowest else 0
+    output = _new(plan.sizes, plan.strides, input.dtype)
+    fill = lowest(input.dtype) if fills_lowest else 0
     return _filled(output, library.dmlpool_masked, plan, input, mask=mask, fill=fill)
 
 
@@ -308,7 +309,7 @@ def max_unpooling(
     """
     numbered, sizes = _numbered(indices.dtype, per_plane), tuple(spatial_sizes)
     plan = planned(kind_of(input), input.shape[2:], None, sizes, numbered)
-    output, unique = _read(plan, input.dtype), None
+    output, unique = _new(plan.sizes, plan.strides, input.dtype), None
     if has_unique:
         unique = _results(plan, tensors.position_dtype(math.prod(spatial_sizes)))
     if plan.is_empty:
@@ -354,7 +355,7 @@ def scatter_positions(
     kind = Kind(positions.shape, None, dtype, layout)
     plan = planned(kind, positions.shape[2:], None, sizes, numbered)
     _check_fit(input, plan.output_sizes, dtype)
-    scattered, scatter = _read(plan, dtype), library.dmlpool_scatter_positions
+    scattered, scatter = _new(plan.sizes, plan.strides, dtype), library.dmlpool_scatter_positions
     return _filled(scattered, scatter, plan, input, positions)
 
 
@@ -376,12 +377,9 @@ def average_pooling_grad(
     include_padding: bool,
     divisor: int | None,
     mask: Tensor | None = None,
-    memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """The gradient of an input of ``spatial_sizes``, in a memory format or as ``input_gradient``
-    suggests.
-    """
-    layout = memory_format or tensors.suggested_memory_format(input_gradient)
+    """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
+    layout = tensors.suggested_memory_format(input_gradient)
     kind = _input_of(input_gradient, spatial_sizes, layout)
     pool = _averages(kind, windows, include_padding, divisor)
     return pool.gradient(input_gradient, mask)

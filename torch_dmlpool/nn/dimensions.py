@@ -10,14 +10,14 @@ from marshal import dumps, loads
 from typing import Any
 
 import torch
-from torch import Tensor, strided
+from torch import Tensor, is_grad_enabled, strided
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.operators.calls import prepared
+from torch_dmlpool.operators.calls import Call, prepared
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError, Window
 
@@ -132,11 +132,16 @@ class Family:
             empty = torch.empty(mask, dtype=torch.bool, device=like.device)
             added = _mask_for(like, batched is not like, empty).dim() - len(mask)
             missing = (None,) * added
+            planned = self.prepare(batched, backend, *request)  # type: ignore[misc]
             if isinstance(request[0], Window):
                 request[0].output_sizes(batched.shape[2:])  # rejected before any work
+            run = planned.plan.run if backend.reads_masks and isinstance(planned, Call) else None
 
             def call(input: Tensor, mask: Tensor) -> Any:
-                return self.pooled(input, mask[missing] if missing else mask, request)
+                mask = mask[missing] if missing else mask
+                if run is None or (input.requires_grad and is_grad_enabled()):
+                    return self.pooled(input, mask, request)
+                return run(input, mask)
 
         if call is None or batched is like:
             return call

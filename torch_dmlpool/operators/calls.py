@@ -34,7 +34,6 @@ class Call:
 
     __slots__ = ("apply", "arguments", "plan", "run", "shape", "strides")
     is_planned = True  # ``plan`` computes the gradient of plain tensors
-    returns_winners = False
 
     def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
         self.apply, self.arguments = apply, arguments

@@ -294,7 +294,6 @@ class Below:
     """
 
     is_planned = False
-    returns_winners = True
 
     def __init__(self, operator: Operator, input: Tensor, arguments: tuple[Any, ...]) -> None:
         self.operator, self.arguments, self.shape = operator, arguments, input.shape
