@@ -5,6 +5,7 @@ of masks and of scales and zero points. Plans are made once for each request.
 import functools
 import itertools
 import math
+import operator
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,12 +166,8 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     is_contiguous = memory_format is torch.contiguous_format
     _, channels, *spatial = sizes
     inner = (channels, *spatial) if is_contiguous else (*spatial, channels)
-    strides = [1]
-    for size in inner[::-1]:
-        strides.append(strides[-1] * size)
-    if is_contiguous:
-        return tuple(strides[::-1])
-    return strides[-1], 1, *strides[-2:0:-1]
+    strides = tuple(itertools.accumulate(inner[::-1], operator.mul, initial=1))
+    return strides[::-1] if is_contiguous else (strides[-1], 1, *strides[-2:0:-1])
 
 
 def _are_like(strides: tuple[int, ...], sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
