@@ -120,6 +120,8 @@ class Averages:
             raise error_of(pool, code)
         return output
 
+    record = run
+
     def gradient(self, arriving: Tensor, mask: Tensor | None = None) -> Tensor:
         plan, spread = self.plan, library.dmlpool_average_pooling_grad
         dtype = plan.dtype
@@ -263,7 +265,8 @@ def _with_winners(
 ) -> tuple[Tensor, Tensor]:
     """The maxima of a plan and the numbers of their winners."""
     source = input if plan.wider is None else input.to(plan.wider)
-    values, winners = _results(plan, source.dtype), _results(plan, plan.number_dtype)
+    sizes, strides = plan.output_sizes, plan.output_strides
+    values, winners = _new(sizes, strides, source.dtype), _new(sizes, strides, plan.number_dtype)
     _maximal(values, plan, source, mask, winners.data_ptr())
     if plan.wider is not None:
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.

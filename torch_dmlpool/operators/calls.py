@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from torch_dmlpool import backends, tensors, window
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
 
 Prepare = Callable[..., Callable[..., Any] | None]
 """Makes the call for a tensor that lies as the input, its backend, and the arguments of a public
@@ -32,22 +33,19 @@ class Call:
     ``arguments`` are the operator's.
     """
 
-    __slots__ = ("apply", "arguments", "plan", "run", "shape", "strides")
+    __slots__ = ("apply", "arguments", "plan", "record", "run", "shape", "strides")
     is_planned = True  # ``plan`` computes the gradient of plain tensors
 
     def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
         self.apply, self.arguments = apply, arguments
         self.plan, self.run = plan, plan.run
+        self.record = plan.record  # the results of maxima, and then the taps of their winners
         self.shape, self.strides = like.shape, like.stride()
 
     def __call__(self, input: Tensor) -> Any:
         if input.requires_grad and is_grad_enabled():
             return self.apply(input, self)
         return self.run(input)
-
-    def record(self, input: Tensor) -> Any:
-        """The results of maxima, and then the taps of their winners."""
-        return self.plan.record(input)
 
     @property
     def channels_last(self) -> bool:
@@ -65,14 +63,14 @@ def prepared(
     dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Callable[..., Any] | None:
     """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
-    ``dtypes``, which marshal does not write, before the arguments.
+    ``dtypes``, which marshal does not write, before the arguments. No compiler traces this.
 
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
     """
     if type(input) is not Tensor or profiler._is_profiler_enabled:
         return None
-    if not may_skip_dispatcher(input):
+    if is_watched() or not lies_in_memory(input):
         return None
     try:
         written = dumps(arguments, 2)
@@ -119,7 +117,7 @@ class Pool:
         *numbers: Any,
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
-        if mask is None:
+        if mask is None and not is_dynamo_compiling():
             call = prepared(self.prepared, input, numbers, dtypes)
             if call is not None:
                 return call(input)
@@ -154,6 +152,8 @@ def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | Non
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
     if is_known and arguments is not None:
         call = prepare(input, backend, *dtypes, *arguments)
+    if isinstance(call, Call):
+        call = call.__call__  # a method is called in less time than an object
     if len(_CALLS) >= _MOST:
         _CALLS.clear()
     _CALLS[key] = call
