@@ -61,15 +61,16 @@ class Axis(NamedTuple):
         """The number of windows along this axis for ``size`` input elements (rule G3); below 1
         where none fits.
         """
-        room = size + self.start_padding + self.end_padding - self.extent
-        whole = room // self.stride + 1
-        if not self.ceil_mode:
+        window, stride, start_padding, end_padding, dilation, ceil_mode = self
+        room = size + start_padding + end_padding - (window - 1) * dilation - 1
+        whole = room // stride + 1
+        if not ceil_mode:
             return whole
         # ceil_mode adds at most one window, and only if it starts before the end of the input. The
         # size may be symbolic: so there is no branch, and the result is a sum, because PyTorch
         # cannot prove of a maximum that it is positive.
-        ceiling = -(-room // self.stride) + 1
-        starting_inside = -(-(size + self.start_padding) // self.stride)
+        ceiling = -(-room // stride) + 1
+        starting_inside = -(-(size + start_padding) // stride)
         return whole + torch.sym_max(0, torch.sym_min(ceiling, starting_inside) - whole)
 
     def first_position(self, output: int) -> int:

@@ -77,7 +77,7 @@ def plan_of(
     planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
-        number_dtype = tensors.tap_dtype(window.taps)  # type: ignore[union-attr]
+        number_dtype = _tap_dtype(window)
     are_found = numbered is not None and spatial_sizes is None
     wider = _wider(axes, numbering, dtype) if are_found else None
     missing = 3 - len(axes)
@@ -108,6 +108,12 @@ def plan_of(
         results,
         numbers,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _tap_dtype(window: Any) -> torch.dtype:
+    """The data type of the numbers of a window's taps."""
+    return tensors.tap_dtype(window.taps)
 
 
 planned = functools.lru_cache(maxsize=4096)(plan_of)
@@ -148,10 +154,13 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
     ``Winner`` in kernels/cpu/maxima.h makes one integer of an element and a number. It has room for
     2**15 numbers beside an element of two bytes, and for 2**31 beside one of four.
     """
-    reach = 0
-    for size, _, taps, _, _, dilation in axes:
-        reach = reach * size + ((taps - 1) * dilation if taps else size - 1)
-    highest = math.prod([axis[2] for axis in axes]) if numbering == TAPS else reach + 1
+    if numbering == TAPS:
+        highest = math.prod([axis[2] for axis in axes])
+    else:
+        highest = 0
+        for size, _, taps, _, _, dilation in axes:
+            highest = highest * size + ((taps - 1) * dilation if taps else size - 1)
+        highest += 1
     wider = torch.float32 if highest <= 2**31 else torch.float64
     return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
 
