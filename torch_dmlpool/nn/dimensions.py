@@ -18,7 +18,7 @@ from torch.overrides import has_torch_function_unary
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.operators.calls import Call, prepared
+from torch_dmlpool.operators.calls import Call, Pool, prepared
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError, Window
 
@@ -28,11 +28,8 @@ class Family:
     """A pool of torch.nn.functional for one to three dimensions.
 
     ``request_of`` takes the number of dimensions, a batch and torch.nn's arguments, in the order of
-    ``parameters``; it checks these and returns the operator's. ``compute`` makes the results of
-    numbers from the batch, a mask or None, and the operator's arguments, and ``through`` those of
-    complex numbers or bools, by what ``compute`` makes of numbers. ``prepare`` makes the call of
-    plain tensors. ``of_quantized`` gets ``compute`` of batches alone, a batch that is a quantized
-    tensor, and the operator's arguments.
+    ``parameters``; it checks these and returns the arguments of ``pool``. ``of_quantized`` gets the
+    pool of batches alone, a batch that is a quantized tensor, and these arguments.
 
     The functions of ``nn.functional`` are named ``family``, the dimensions and ``suffix``.
     """
@@ -40,9 +37,7 @@ class Family:
     family: str
     types: tuple[torch.dtype, ...]
     request_of: Callable[..., tuple[Any, ...]]
-    compute: Callable[..., Any]
-    through: Callable[[Callable[[Tensor], Any], Tensor], Any]
-    prepare: Callable[..., Callable[[Tensor], Any] | None] | None = None
+    pool: Pool
     of_quantized: Callable[..., Any] | None = None
     suffix: str = ""
 
@@ -69,7 +64,7 @@ class Family:
             if not is_traced:
                 original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
                 is_seen = not original or has_torch_function_unary(input)
-                if is_seen or self.prepare is None:
+                if is_seen:
                     pass
                 elif mask is None:
                     call = prepared(self.prepares[rank], input, (None, arguments))
@@ -108,15 +103,11 @@ class Family:
         checked = None if mask is None else _mask_for(input, batched is not input, mask)
         request = self.request_of(rank, batched, *arguments)
         if is_quantized:
-            pool: Any = functools.partial(self.pooled, mask=None, request=request)
+            pool = functools.partial(self.pool.of, mask=None, request=request)
             output = self.of_quantized(pool, batched, request)  # type: ignore[misc]
         else:
-            output = self.pooled(batched, checked, request)
+            output = self.pool.of(batched, checked, request)
         return output if batched is input else without_batch(output)
-
-    def pooled(self, batched: Tensor, mask: Tensor | None, request: tuple[Any, ...]) -> Any:
-        """The results for a batch and the operator's arguments."""
-        return self.through(lambda each: self.compute(each, mask, *request), batched)
 
     def prepared(
         self,
@@ -136,13 +127,13 @@ class Family:
             if depends
             else _known_request(self, rank, dumps(arguments, 2))
         )
+        planned: Any = self.pool.prepare(batched, backend, *request)
         if mask is None:
-            call: Any = self.prepare(batched, backend, *request)  # type: ignore[misc]
+            call = planned
         else:
             empty = torch.empty(mask, dtype=torch.bool, device=like.device)
             added = _mask_for(like, batched is not like, empty).dim() - len(mask)
             missing = (None,) * added
-            planned = self.prepare(batched, backend, *request)  # type: ignore[misc]
             if isinstance(request[0], Window):
                 request[0].output_sizes(batched.shape[2:])  # rejected before any work
             run = planned.plan.run if backend.reads_masks and isinstance(planned, Call) else None
@@ -150,7 +141,7 @@ class Family:
             def call(input: Tensor, mask: Tensor) -> Any:
                 mask = mask[missing] if missing else mask
                 if run is None or (input.requires_grad and is_grad_enabled()):
-                    return self.pooled(input, mask, request)
+                    return self.pool.of(input, mask, request)
                 return run(input, mask)
 
         if call is None or batched is like:

@@ -92,7 +92,7 @@ def prepared(
 
 
 class Pool:
-    """What public functions of a pool have in common.
+    """What public functions of a pool have in common, and those of torch.nn.
 
     ``check`` takes the input, data types and numbers, and returns the operator's arguments.
     ``compute`` takes the input, a mask or None, and these arguments; ``prepare`` makes the call of
@@ -104,7 +104,7 @@ class Pool:
         self,
         check: Callable[..., tuple[Any, ...]],
         compute: Callable[..., Any],
-        prepare: Prepare,
+        prepare: Prepare = lambda *_: None,
         through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
     ) -> None:
         self.check, self.compute, self.prepare, self.through = check, compute, prepare, through
@@ -122,7 +122,10 @@ class Pool:
             if call is not None:
                 return call(input)
         request = self.check(input, *dtypes, *numbers)
-        mask = tensors.checked_mask(mask, input)
+        return self.of(input, tensors.checked_mask(mask, input), request)
+
+    def of(self, input: Tensor, mask: Tensor | None, request: tuple[Any, ...]) -> Any:
+        """The results for the operator's arguments, whatever their data type."""
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
     def _prepared(self, like: Tensor, backend: Backend, *numbers: Any) -> Any:

@@ -62,11 +62,6 @@ def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], *input.shape[2:])
 
 
-def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 for True and 0 for False. PyTorch converts bools faster by way of bytes."""
-    return mask.to(torch.uint8).to(dtype)
-
-
 def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -> Any:
     """The function of the input's backend for plain tensors; None where it has none, or where
     somebody has to see the operators that a pool under a mask is made of.
@@ -162,7 +157,8 @@ def _counts(
     """
     taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
     present = mask.expand(*mask.shape[:2], *sizes)
-    numbers = as_numbers(present, _count_dtype(taps, like))
+    # PyTorch converts bools faster by way of bytes.
+    numbers = present.to(torch.uint8).to(_count_dtype(taps, like))
     counts = sums(numbers, windows, 1)
     if not isinstance(windows, Window):
         return torch.where(counts == 0, 1, counts)

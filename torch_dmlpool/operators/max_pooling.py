@@ -105,7 +105,7 @@ def max_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    maxima: Pooled = _POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    maxima: Pooled = POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
     return maxima
 
 
@@ -231,7 +231,7 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
     return change(values), indices
 
 
-_POOL = Pool(
+POOL = Pool(
     check=numbered_windows, compute=maxima_of, prepare=prepared_max_pooling, through=of_bools
 )
 
