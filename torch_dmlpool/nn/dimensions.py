@@ -11,16 +11,15 @@ from marshal import dumps, loads
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled, strided
+from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.operators.calls import Call, Pool, prepared
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError, Window
+from torch_dmlpool.operators.calls import Pool, is_plain_mask, prepared
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
 
 
 @dataclass(eq=False)
@@ -127,23 +126,11 @@ class Family:
             if depends
             else _known_request(self, rank, dumps(arguments, 2))
         )
-        planned: Any = self.pool.prepare(batched, backend, *request)
-        if mask is None:
-            call = planned
-        else:
+        added = None
+        if mask is not None:
             empty = torch.empty(mask, dtype=torch.bool, device=like.device)
             added = _mask_for(like, batched is not like, empty).dim() - len(mask)
-            missing = (None,) * added
-            if isinstance(request[0], Window):
-                request[0].output_sizes(batched.shape[2:])  # rejected before any work
-            run = planned.plan.run if backend.reads_masks and isinstance(planned, Call) else None
-
-            def call(input: Tensor, mask: Tensor) -> Any:
-                mask = mask[missing] if missing else mask
-                if run is None or (input.requires_grad and is_grad_enabled()):
-                    return self.pool.of(input, mask, request)
-                return run(input, mask)
-
+        call = self.pool.call(batched, backend, request, added)
         if call is None or batched is like:
             return call
         return lambda single, *mask: without_batch(call(self.batched(rank, single), *mask))
@@ -177,12 +164,6 @@ def _known_request(family: Family, rank: int, written: bytes) -> tuple[Any, ...]
     not had before would spend a tenth of its time on them.
     """
     return family.request_of(rank, None, *loads(written))
-
-
-def is_plain_mask(mask: Any, input: Tensor) -> bool:
-    """Whether a mask is a plain tensor of bools where ``input`` is."""
-    is_bool = type(mask) is Tensor and mask.dtype is torch.bool and mask.layout is strided
-    return is_bool and mask.is_cpu == input.is_cpu and may_skip_dispatcher(mask)
 
 
 def _mask_for(input: Tensor, is_single: bool, mask: Tensor) -> Tensor:

@@ -12,14 +12,15 @@ from marshal import dumps, loads
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, is_grad_enabled, strided
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import backends, tensors, window
+from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
+from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory, may_skip_dispatcher
+from torch_dmlpool.window import Window, is_plain
 
 Prepare = Callable[..., Callable[..., Any] | None]
 """Makes the call for a tensor that lies as the input, its backend, and the arguments of a public
@@ -63,12 +64,12 @@ def prepared(
     dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Callable[..., Any] | None:
     """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
-    ``dtypes``, which marshal does not write, before the arguments. No compiler traces this.
+    ``dtypes``, which marshal does not write, before the arguments.
 
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
     """
-    if type(input) is not Tensor or profiler._is_profiler_enabled:
+    if is_dynamo_compiling() or type(input) is not Tensor or profiler._is_profiler_enabled:
         return None
     if is_watched() or not lies_in_memory(input):
         return None
@@ -117,10 +118,14 @@ class Pool:
         *numbers: Any,
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
-        if mask is None and not is_dynamo_compiling():
-            call = prepared(self.prepared, input, numbers, dtypes)
+        if mask is None:
+            call = prepared(self.prepared, input, (None, numbers), dtypes)
             if call is not None:
                 return call(input)
+        elif is_plain_mask(mask, input):
+            call = prepared(self.prepared, input, (tuple(mask.shape), numbers), dtypes)
+            if call is not None:
+                return call(input, mask)
         request = self.check(input, *dtypes, *numbers)
         return self.of(input, tensors.checked_mask(mask, input), request)
 
@@ -128,8 +133,42 @@ class Pool:
         """The results for the operator's arguments, whatever their data type."""
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
-    def _prepared(self, like: Tensor, backend: Backend, *numbers: Any) -> Any:
-        return self.prepare(like, backend, *self.check(like, *numbers))
+    def _prepared(self, like: Tensor, backend: Backend, *given: Any) -> Any:
+        *dtypes, mask, numbers = given
+        request, added = self.check(like, *dtypes, *numbers), None
+        if mask is not None:
+            empty: Any = torch.empty(mask, dtype=torch.bool, device=like.device)
+            added = like.dim() - len(mask)
+            tensors.checked_mask(empty, like)
+        return self.call(like, backend, request, added)
+
+    def call(
+        self, like: Tensor, backend: Backend, request: tuple[Any, ...], added: int | None
+    ) -> Any:
+        """The call of plain tensors that lie as ``like``; under masks, unless ``added`` is None:
+        how many dimensions these lack.
+        """
+        planned = self.prepare(like, backend, *request)
+        if added is None:
+            return planned
+        if isinstance(request[0], Window):
+            request[0].output_sizes(like.shape[2:])  # rejected before any work
+        run = planned.plan.run if backend.reads_masks and isinstance(planned, Call) else None
+        missing = (None,) * added
+
+        def call(input: Tensor, mask: Tensor) -> Any:
+            mask = mask[missing] if missing else mask
+            if run is None or (input.requires_grad and is_grad_enabled()):
+                return self.of(input, mask, request)
+            return run(input, mask)
+
+        return call
+
+
+def is_plain_mask(mask: Any, input: Tensor) -> bool:
+    """Whether a mask is a plain tensor of bools where ``input`` is."""
+    is_bool = type(mask) is Tensor and mask.dtype is torch.bool and mask.layout is strided
+    return is_bool and mask.is_cpu == input.is_cpu and may_skip_dispatcher(mask)
 
 
 _CALLS: dict[Any, Callable[..., Any] | None] = {}
@@ -145,7 +184,7 @@ def _arguments(written: bytes) -> tuple[Any, ...] | None:
     is written as bytes, without its type.
     """
     arguments: tuple[Any, ...] = loads(written)
-    return arguments if window.is_plain(arguments) else None
+    return arguments if is_plain(arguments) else None
 
 
 def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | None:
