@@ -301,11 +301,8 @@ def is_channels_last(tensor: Tensor) -> bool:
     strides = tensor.stride()
     if type(strides[-1]) is int and type(strides[1]) is int and strides[-1] < strides[1]:
         return False  # decided by two strides alone
-    is_row = len(strides) == 3
-    if is_row and strides[1] != 1:
-        return False
     is_known = not torch.compiler.is_compiling() and all(type(size) is int for size in tensor.shape)
-    if is_row or is_known:
+    if is_known or len(strides) == 3:
         return suggests_channels_last(tensor.shape, strides)
     return suggest_memory_format(tensor) is not torch.contiguous_format
 

@@ -5,6 +5,7 @@ An element that has the lowest value itself, such as minus infinity, would tie w
 winner is the first element of the window that the mask keeps. A backend may read the mask itself.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -15,8 +16,9 @@ from torch import Tensor, is_grad_enabled
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends.interface import Backend, Kind, Plan, kind_of
 from torch_dmlpool.backends.reductions import is_unpadded
+from torch_dmlpool.operators.calls import Call
 from torch_dmlpool.operators.derivatives import (
     may_be_differentiated,
     records_gradient,
@@ -60,11 +62,6 @@ def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], *input.shape[2:])
 
 
-def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 for True and 0 for False. PyTorch converts bools faster by way of bytes."""
-    return mask.to(torch.uint8).to(dtype)
-
-
 def kernel_of(computes: Callable[[Backend], Any], input: Tensor, mask: Tensor) -> Any:
     """The function of the input's backend for plain tensors; None where it has none, or where
     somebody has to see the operators that a pool under a mask is made of.
@@ -90,55 +87,45 @@ def averages_under(
     """Averages of windows or bins, by ``sums`` of these."""
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    pool = kernel_of(lambda backend: backend.average_pooling, input, mask)
-    if pool is None:
-        return _composed_averages(sums, input, mask, windows, include_padding, divisor)
-    if records_gradient(input):
-        return _averages(input, mask, sums, windows, include_padding, divisor)
-    return pool(input, windows, include_padding, divisor, mask=mask)
+    request = windows, include_padding, divisor
+    planned = kernel_of(lambda backend: backend.averages, input, mask)
+    if planned is None:
+        return _composed_averages(sums, input, mask, *request)
+    call = Call(_averages, _remembered(planned, kind_of(input), *request), input, sums, *request)
+    return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(planned: Callable[..., Plan], kind: Kind, *request: Any) -> Plan:
+    """A plan of averages."""
+    return planned(kind, *request)
 
 
 class MaskedAveragePooling(torch.autograd.Function):
     """Averages of plain tensors under a mask, by a backend that has them."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        mask: Tensor,
-        sums: Sums,
-        windows: Any,
-        include_padding: bool,
-        divisor: int | None,
-    ) -> Any:
-        save(ctx, sums, mask)
-        ctx.windows, ctx.include_padding, ctx.divisor = windows, include_padding, divisor
-        ctx.sizes, ctx.channels_last = input.shape[2:], tensors.is_channels_last(input)
-        pool = backends.serving(input.device.type).average_pooling
-        return pool(input, windows, include_padding, divisor, mask=mask)
+    def forward(ctx: Any, input: Tensor, mask: Tensor, call: Call) -> Any:
+        save(ctx, call, mask)
+        return call.run(input, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
         if arriving is None:
-            return (None,) * 6
-        (mask,), sizes = saved(ctx), ctx.sizes
-        windows, include_padding, divisor = ctx.windows, ctx.include_padding, ctx.divisor
-        layout = tensors.named_memory_format(ctx.channels_last, len(sizes))
-        if not is_unobserved(arriving, mask):
-            # Averages are linear: their gradient is the same wherever it is taken.
-            with torch.enable_grad():
-                leaf = tensors.empty([*arriving.shape[:2], *sizes], arriving, layout)
-                leaf = leaf.zero_().requires_grad_()
-                averages = _composed_averages(
-                    ctx.call, leaf, mask, windows, include_padding, divisor
-                )
-            create = is_grad_enabled()
-            (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
-        else:
-            spread = backends.serving(arriving.device.type).average_pooling_grad
-            how: dict[str, Any] = {"mask": mask, "memory_format": layout}
-            gradient = spread(arriving, sizes, windows, include_padding, divisor, **how)
-        return gradient, None, None, None, None, None
+            return None, None, None
+        call, (mask,) = ctx.call, saved(ctx)
+        if is_unobserved(arriving, mask):
+            return call.plan.gradient(arriving, mask), None, None
+        # Averages are linear: their gradient is the same wherever it is taken.
+        layout = tensors.named_memory_format(call.channels_last, len(call.shape) - 2)
+        with torch.enable_grad():
+            leaf = tensors.empty([*arriving.shape[:2], *call.shape[2:]], arriving, layout)
+            leaf = leaf.zero_().requires_grad_()
+            sums, *request = call.arguments
+            averages = _composed_averages(sums, leaf, mask, *request)
+        create = is_grad_enabled()
+        (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
+        return gradient, None, None
 
 
 def _composed_averages(
@@ -170,7 +157,8 @@ def _counts(
     """
     taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
     present = mask.expand(*mask.shape[:2], *sizes)
-    numbers = as_numbers(present, _count_dtype(taps, like))
+    # PyTorch converts bools faster by way of bytes.
+    numbers = present.to(torch.uint8).to(_count_dtype(taps, like))
     counts = sums(numbers, windows, 1)
     if not isinstance(windows, Window):
         return torch.where(counts == 0, 1, counts)

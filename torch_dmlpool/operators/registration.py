@@ -167,9 +167,6 @@ class Operator:
 
     def _compute(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd. A call by name may arrive here first."""
-        return self._computed(arguments)
-
-    def _computed(self, arguments: tuple[Any, ...]) -> Any:
         for tensor in self._tensors(arguments):
             tensors.check_memory(tensor)
         checked, _sizes = self._checked(arguments)
@@ -215,7 +212,7 @@ class Operator:
             checked, _sizes = self._checked(arguments)
             return self._applied(checked)
         if is_plain:  # Inductor's code: the dispatcher is not needed again
-            return self._computed(arguments)
+            return self._compute(*arguments)
         with below_autograd():
             return self.dispatch(arguments)
 
@@ -294,7 +291,6 @@ class Below:
     """
 
     is_planned = False
-    returns_winners = True
 
     def __init__(self, operator: Operator, input: Tensor, arguments: tuple[Any, ...]) -> None:
         self.operator, self.arguments, self.shape = operator, arguments, input.shape
