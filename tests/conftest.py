@@ -58,7 +58,8 @@ if hypothesis is not None:
     register("everyday", everyday)
     register("thorough", everyday, max_examples=1500)
     # Not the same examples every time: what it finds, it prints with the way to see it again.
-    register("fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True)
+    requests = int(os.environ.get("REQUESTS", 20_000))
+    register("fuzz", everyday, max_examples=requests, derandomize=False, print_blob=True)
     hypothesis.settings.load_profile("everyday")
 
 

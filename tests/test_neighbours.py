@@ -255,7 +255,9 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
     """E3, E6 and G7, for whatever geometry."""
 
     @hypothesis.given(problem=problems(name), way=strategies.sampled_from(list(SAME_BITS)))
-    @hypothesis.settings(max_examples=20_000 // len(FAMILIES) + 1 if IS_FUZZ else 8)
+    @hypothesis.settings(
+        max_examples=hypothesis.settings().max_examples // len(FAMILIES) + 1 if IS_FUZZ else 8
+    )
     def agrees(problem: tuple[Call, Roundings, Tensor], way: str) -> None:
         call, rounded, view = problem
         expected, magnitudes = expected_of(call, rounded, view)

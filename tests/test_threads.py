@@ -259,3 +259,44 @@ def test_every_way_to_share_work_gives_the_same_bits(
     for count in (2, 5):
         threads(count)
         assert bits_of(shared(image, window)) == expected
+
+
+def masked(image: Tensor, mask: Tensor) -> list[Tensor]:
+    """Results and gradients of pools under a mask, of tokens and sets, and of statistics."""
+    found: list[Tensor] = []
+    around = {"start_padding": 1, "end_padding": 1, "mask": mask}
+    tokens = image.flatten(2).transpose(1, 2)
+    lengths = torch.linspace(0, tokens.shape[1], 40).long()
+
+    def add(results: Tensor | tuple[Tensor, ...], leaf: Tensor) -> None:
+        for each in (results,) if isinstance(results, Tensor) else results:
+            found.append(each.detach())
+            if each.dtype.is_floating_point:
+                found.extend(torch.autograd.grad(each, leaf, each.detach(), retain_graph=True))
+
+    leaf = image.detach().requires_grad_()
+    add(dmlpool.max_pooling(leaf, 3, 2, **around, return_indices=True), leaf)
+    add(dmlpool.average_pooling(leaf, 3, 2, **around), leaf)
+    add(dmlpool.average_pooling(leaf, image.shape[2:], mask=mask), leaf)
+    add(dmlpool.adaptive_average_pooling(leaf, 7, mask=mask), leaf)
+    add(dmlpool.statistics_pooling(leaf, mask), leaf)
+    leaf = tokens.detach().requires_grad_()
+    for reduction in ("mean", "max"):
+        add(dmlpool.token_pooling(leaf, mask.flatten(2)[:, 0], reduction), leaf)
+        add(dmlpool.segment_pooling(leaf[0], lengths, reduction), leaf)
+    return found
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("sizes", [(2, 70, 60, 50), (1, 6, 150, 140)], ids=str)
+def test_masked_pools_and_sets_share_work(
+    layout: str, sizes: tuple[int, ...], one_thread: None
+) -> None:
+    """As above."""
+    threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)
+    image = samples.LAYOUTS[layout](samples.normal(*sizes))
+    mask = samples.normal(sizes[0], 1, *sizes[2:], seed=3) > -0.5
+    threads(1)
+    expected = masked(image, mask)
+    threads(4)
+    assert bits_of(masked(image, mask)) == bits_of(expected)

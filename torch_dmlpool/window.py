@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
+
+from torch_dmlpool._private import is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.

@@ -28,6 +28,7 @@ from torch_dmlpool._private import (
     applied_at_a_single_level,
     enable_single_level_autograd_function,
     forward_ad,
+    is_exporting,
 )
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend, Function
@@ -230,7 +231,7 @@ class Operator:
 def of_rows(operator: Operator, *operands: Any) -> Any:
     """The results of an operator on rows for a public function, with the checks of its results."""
     operator.output_sizes(*operands)
-    if torch.compiler.is_exporting() or shards_of(operands[0]) is not None:
+    if is_exporting() or shards_of(operands[0]) is not None:
         # Programs are exported in operators of PyTorch alone, which also know DTensors.
         return operator.computes(reference.BACKEND)(*operands)  # type: ignore[misc]
     return operator(*operands)
