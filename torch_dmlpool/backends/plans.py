@@ -93,7 +93,14 @@ def plan_of(
     own, results = strides_of(sizes, memory_format), strides_of(output_sizes, memory_format)
     is_empty = 0 in sizes or 0 in output_sizes
     wanted = own if spatial_sizes is None else results
-    is_laid_out = strides is not None and _are_like(strides, shape, wanted)
+    # Strides along sizes of 1 are never used.
+    is_laid_out = strides == wanted or (
+        strides is not None
+        and all(
+            size == 1 or one == other
+            for size, one, other in zip(shape, strides, wanted, strict=True)
+        )
+    )
     return CpuPlan(
         numbers.buffer_info()[0],
         memory_format,
@@ -177,15 +184,6 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     inner = (channels, *spatial) if is_contiguous else (*spatial, channels)
     strides = tuple(itertools.accumulate(inner[::-1], operator.mul, initial=1))
     return strides[::-1] if is_contiguous else (strides[-1], 1, *strides[-2:0:-1])
-
-
-def _are_like(strides: tuple[int, ...], sizes: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a tensor of these ``sizes`` lies as one with the ``wanted`` strides: those along
-    sizes of 1 are never used.
-    """
-    return strides == wanted or all(
-        size == 1 or own == each for size, own, each in zip(sizes, strides, wanted, strict=True)
-    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,7 +12,7 @@ from marshal import dumps, loads
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled, strided
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from torch_dmlpool import backends, tensors
@@ -69,9 +69,8 @@ def prepared(
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
     """
-    if is_dynamo_compiling() or type(input) is not Tensor or profiler._is_profiler_enabled:
-        return None
-    if is_watched() or not lies_in_memory(input):
+    is_seen = is_dynamo_compiling() or profiler._is_profiler_enabled or is_watched()
+    if is_seen or type(input) is not Tensor or not lies_in_memory(input):
         return None
     try:
         written = dumps(arguments, 2)
@@ -167,7 +166,7 @@ class Pool:
 
 def is_plain_mask(mask: Any, input: Tensor) -> bool:
     """Whether a mask is a plain tensor of bools where ``input`` is."""
-    is_bool = type(mask) is Tensor and mask.dtype is torch.bool and mask.layout is strided
+    is_bool = type(mask) is Tensor and mask.dtype is torch.bool
     return is_bool and mask.is_cpu == input.is_cpu and may_skip_dispatcher(mask)
 
 
