@@ -134,6 +134,7 @@ class MaskedAveragePooling(torch.autograd.Function):
                 )
             create = is_grad_enabled()
             (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
+            gradient = tensors.laid_out(gradient, layout)
         else:
             spread = backends.serving(arriving.device.type).average_pooling_grad
             how: dict[str, Any] = {"mask": mask, "memory_format": layout}
