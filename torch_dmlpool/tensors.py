@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool._private import (
-    _are_functorch_transforms_active,
     _has_storage,
     _is_functional_tensor,
     _is_zerotensor,
+    is_mapped,
     suggest_memory_format,
 )
 from torch_dmlpool.window import (
@@ -378,7 +378,7 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """``tensor`` in a memory format, where sizes are known with the strides that :func:`empty`
     gives. Under vmap, which knows no memory formats, it stays as it is.
     """
-    if not torch.compiler.is_dynamo_compiling() and _are_functorch_transforms_active():
+    if not torch.compiler.is_dynamo_compiling() and is_mapped():
         return tensor
     if not all(type(size) is int for size in tensor.shape):
         return in_format(tensor, memory_format)

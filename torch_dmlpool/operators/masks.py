@@ -125,7 +125,7 @@ class MaskedAveragePooling(torch.autograd.Function):
             averages = _composed_averages(sums, leaf, mask, *request)
         create = is_grad_enabled()
         (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
-        return gradient, None, None
+        return tensors.laid_out(gradient, layout), None, None
 
 
 def _composed_averages(
