@@ -8,6 +8,7 @@
 
 #include "choose.h"
 #include "counts.h"
+#include "kept.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -155,16 +156,23 @@ struct AverageGradient {
 
 }  // namespace
 
-void average_pooling(const Problem &plain, const void *input, void *output) {
+void pool_averages(const Problem &plain, const void *input, void *output, const Kept *kept) {
     const Problem p = joined_averages(plain, false, true);
     const Windows windows(p);
     const bool is_turned = choose({AVERAGE, windows}) == TURNED;
     const Kernels kernels = kernels_of(p.type);
     const int64_t element = kernels.sums.element_size;
     use_large_pages(output, p.planes * p.output_plane() * element);
-    const CountedWindows g(is_turned ? turned_problem(p) : p, false);
-    const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
-    pool_sums(kernels.sums, finish, p, g, input, output);
+    CountedWindows g(is_turned ? turned_problem(p) : p, false);
+    g.kept = is_turned ? nullptr : kept;
+    const int64_t sum = kernels.sums.value_size;
+    const Divide finish(g, sum, kept ? sum : element,
+                        kept ? kernels_of(p.type == 1).divide : kernels.divide);
+    pool_sums(kernels.sums, finish, p, g, input, output, kept);
+}
+
+void average_pooling(const Problem &p, const void *input, void *output) {
+    pool_averages(p, input, output, nullptr);
 }
 
 void average_pooling_grad(const Problem &plain, const void *arriving, void *gradient) {

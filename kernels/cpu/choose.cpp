@@ -404,7 +404,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     if (strategy == AUTOMATIC)
         strategy = choose(request);
     if (strategy == PLANES)
-        pool_planes(op, finish, input, output, windows.p);
+        pool_planes(op, finish, input, output, windows);
     else if (strategy == WINDOWS)
         pool_windows(op, finish, input, output, windows);
     else if (strategy == ROWS)

@@ -7,6 +7,7 @@
 #include "maxima.h"
 
 #include "choose.h"
+#include "kept.h"
 #include "numbers.h"
 #include "operators.h"
 #include "turned.h"
@@ -150,8 +151,8 @@ struct WinningTaps final : Finish {
 };
 
 // Pools a problem, or a block of turned planes, from plane `first` on.
-void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const void *input,
-                 void *output, void *winners) {
+void pool_by(const Windows &windows, Strategy strategy, int64_t first, const void *input,
+             void *output, void *winners) {
     const Problem &p = windows.p;
     const DataType &data_type = type_of(p);
     const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
@@ -195,7 +196,8 @@ void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const
 
 }  // namespace
 
-void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
+void pool_maxima(const Problem &plain, const void *input, void *output, void *winners,
+                 const Kept *kept) {
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
@@ -203,21 +205,26 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
         use_large_pages(output, outputs * bytes);
     if (winners != nullptr)
         use_large_pages(winners, outputs * p.bytes);
-    const Windows windows(p);
+    Windows windows(p);
+    windows.kept = kept;
     const Numbers numbers(p, winners);
     const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
                                       winners != nullptr, false, numbers.units});
     if (strategy != TURNED)
-        return pool_maxima(windows, strategy, 0, input, output, winners);
+        return pool_by(windows, strategy, 0, input, output, winners);
     const Windows turned(turned_problem(p));
     turn_planes(p.planes, turned.p.channels, 1,
-                {{input, bytes, p.plane()},
+                {{input, bytes, p.plane(), kept},
                  {output, bytes, output ? p.output_plane() : 0},
                  {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
                 [&](int64_t first, void *const *blocks) {
-                    pool_maxima(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
-                                winners ? blocks[2] : nullptr);
+                    pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
+                            winners ? blocks[2] : nullptr);
                 });
+}
+
+void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    pool_maxima(p, input, output, winners, nullptr);
 }
 
 }  // namespace dmlpool

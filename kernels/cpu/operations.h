@@ -190,7 +190,7 @@ inline bool reads_first(const Windows &windows, int64_t element) {
     const int64_t bytes = windows.p.input_bytes(element);
     const bool pays_early = h.window > h.stride || windows.p.channels * element >= 1024;
     const int64_t weight = windows.p.channels > 1 ? 1 + pays_early : h.stride > 1 ? 3 : 1;
-    return is_large(bytes * weight) && !without(READ_FIRST) &&
+    return is_large(bytes * weight) && !without(READ_FIRST) && windows.kept == nullptr &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 
@@ -203,7 +203,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *input, void
 
 // The strategies, each in its file.
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p);
+                 const Windows &windows);
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
                const Windows &windows);
 void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,

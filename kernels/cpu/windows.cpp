@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "choose.h"
+#include "kept.h"
 #include "operations.h"
 #include "parallel.h"
 #include "vectors.h"
@@ -77,6 +78,10 @@ struct WindowPooling {
     const bool is_finished = finish.is_direct || divisor != 0;
     // Whether each result is written to the first output of its group.
     const bool writes_first = are_grouped && is_finished && channels > 1;
+    // Whether masks have a byte for each position: then windows read other taps in place of those
+    // that are left out.
+    const bool leaves_out = windows.kept != nullptr && channels > 1 && !shares_columns &&
+                            windows.kept->each == channels;
     // What each row of outputs reads along H, if there are several planes of few rows.
     std::vector<Span> heights;
     // Outputs [first, stop) of a row.
@@ -114,6 +119,9 @@ struct WindowPooling {
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
         std::vector<char> results;                        // of groups
+        std::vector<char> kept;                           // rows that a mask was applied to
+        std::vector<const uint8_t *> masks;               // of rows whose positions are masked
+        std::vector<char> filled;                         // a position that is left out
     };
 
     void pool() {
@@ -127,6 +135,10 @@ struct WindowPooling {
             p.planes * d.outputs * h.outputs * tiles, cost, [this](int64_t begin, int64_t end) {
                 Memory m;
                 m.rows.resize(most_rows);
+                if (leaves_out) {
+                    m.masks.resize(most_rows);
+                    m.filled = windows.kept->filled(channels);
+                }
                 if (channels > 1)
                     m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
                 // Rows come before tiles, so that runs are listed once for many rows.
@@ -240,12 +252,18 @@ struct WindowPooling {
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
         const int64_t count = find_rows(op, p, input, t.plane, m.depth, m.height, 0, rows);
-        if (channels == 1 ? count == 1 : !shares_columns)
+        const bool are_elements = channels == 1 ? count == 1 : !shares_columns;
+        for (int64_t r = 0; r < count && leaves_out; ++r)
+            m.masks[r] = windows.kept->byte_of(rows[r].from);
+        if (are_elements && (windows.kept == nullptr || leaves_out))
             return {rows, count, 0, false, position};
-        if (int64_t(m.staged.size()) < length * pitch)
-            m.staged.resize(length * pitch);
         for (int64_t r = 0; r < count && length > 0; ++r)
             rows[r].from += reach.begin * position;
+        read_rows(windows.kept, rows, count, length * channels, m.kept);
+        if (are_elements)
+            return {rows, count, reach.begin, false, position};
+        if (int64_t(m.staged.size()) < length * pitch)
+            m.staged.resize(length * pitch);
         if (length > 0)
             op.combine_window(false, rows, count, length * channels, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
@@ -256,7 +274,9 @@ struct WindowPooling {
     void combine_windows(const Tile &t, const TileRows &found, const Runs &runs, char *values,
                          char *out, Memory &m) const {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
-        const int64_t most = without(SEVERAL_WINDOWS) ? 1 : is_finished ? tile : at_once;
+        const int64_t most = without(SEVERAL_WINDOWS) || leaves_out ? 1
+                             : is_finished                          ? tile
+                                                                    : at_once;
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -276,7 +296,7 @@ struct WindowPooling {
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + g * run.step, run.count, run.tap};
-                const int64_t count = find_taps(found, span, m.taps.data());
+                const int64_t count = find_taps(found, span, m);
                 if (reads_windows_ahead && found.count > 0)
                     read_windows_ahead(found.count, count / found.count, n * run.step, n == 1, m);
                 const int64_t place = writes_first ? run.first + g * apart : k;
@@ -297,13 +317,17 @@ struct WindowPooling {
                           (positions - (is_single && r == rows - 1)) * position);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
-    int64_t find_taps(const TileRows &found, const Span &span, Row *taps) const {
+    int64_t find_taps(const TileRows &found, const Span &span, Memory &m) const {
+        Row *const taps = m.taps.data();
         int64_t count = 0;
         for (int64_t r = 0; r < found.count; ++r) {
             Row tap = {found.rows[r].from + (span.begin - found.low) * found.step,
                        found.rows[r].number + span.tap * op.units[2]};
             for (int64_t t = 0; t < span.count; ++t) {
-                taps[count++] = tap;
+                taps[count] = tap;
+                if (leaves_out && !m.masks[r][span.begin + t * w.dilation])
+                    taps[count].from = m.filled.data();
+                ++count;
                 tap.from += w.dilation * found.step;
                 tap.number += op.units[2];
             }
