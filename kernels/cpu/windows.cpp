@@ -79,9 +79,10 @@ struct WindowPooling {
     // Whether each result is written to the first output of its group.
     const bool writes_first = are_grouped && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
-    // that are left out.
+    // that are left out. A row of planes that are joined has more than one mask.
     const bool leaves_out = windows.kept != nullptr && channels > 1 && !shares_columns &&
-                            windows.kept->each == channels;
+                            windows.kept->each == channels &&
+                            windows.kept->p.plane() % p.row() == 0;
     // What each row of outputs reads along H, if there are several planes of few rows.
     std::vector<Span> heights;
     // Outputs [first, stop) of a row.

@@ -21,3 +21,13 @@ def test_no_row_is_copied(name: str, is_masked: bool, device: torch.device) -> N
         MASKED[name](input, mask)
     copied = [event.name for event in profile.events() if event.name == "aten::copy_"]
     assert not copied or device.type != "cpu"
+
+
+@pytest.mark.parametrize("masks", [1, 3])
+def test_samples_that_are_joined_have_masks_of_their_own(masks: int, device: torch.device) -> None:
+    """K2: windows that tile the rows of all samples as one read one mask for all, or one each."""
+    leaf = tokens().to(device)
+    mask = (torch.rand(masks, 1, 50, generator=samples.seeded(masks)) < 0.6).to(device)
+    filled = torch.where(mask, leaf, -torch.inf)
+    found = dmlpool.max_pooling(leaf, 2, 2, mask=mask)
+    assert torch.equal(found, dmlpool.max_pooling(filled, 2, 2))
