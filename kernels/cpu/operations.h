@@ -45,7 +45,7 @@ struct Digits {
 
 // Calls act with a 0 whose type is the signed integer of `bytes` bytes.
 template <class Act>
-void with_integers(int bytes, Act act) {
+void with_integers(int bytes, const Act &act) {
     if (bytes == 1)
         return act(int8_t());
     if (bytes == 2)
@@ -82,6 +82,7 @@ struct WindowOperations {
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
     bool writes_results = false;  // combine_window writes `result`, too
     bool is_separable = true;     // rows or columns that windows share can be combined first
+    bool is_plain = false;        // elements are values
 
     // Combines what each of `groups` groups of outputs reads of a row of one channel, into
     // `produced`. `step` is the distance of two taps. The row begins at position `origin`.
@@ -100,7 +101,6 @@ struct WindowOperations {
 
 // What a strategy calls for each row.
 struct RowOperations : WindowOperations {
-    bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
@@ -122,9 +122,9 @@ struct RowOperations : WindowOperations {
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
                   bool is_plain, bool is_idempotent)
-        : WindowOperations(element_size, value_size, units),
-          is_plain(is_plain),
-          is_idempotent(is_idempotent) {}
+        : WindowOperations(element_size, value_size, units), is_idempotent(is_idempotent) {
+        this->is_plain = is_plain;
+    }
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.

@@ -87,7 +87,9 @@ struct RowPooling : BlockPooling {
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
             char *const into = m.staged + r * pitch * value;
             const int64_t row = b.oh + r;
-            repeated = repeating.contains(row) ? std::min(b.outputs_h - r, repeating.end - row) : 1;
+            repeated = depth.count == 0          ? b.outputs_h - r
+                       : repeating.contains(row) ? std::min(b.outputs_h - r, repeating.end - row)
+                                                 : 1;
             const int64_t found =
                 find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
             if (found == 0) {

@@ -102,6 +102,8 @@ struct WindowPooling {
         std::vector<Run> list;
         int64_t groups;
         Range reach;
+        // If each group reads one of these elements, one after the other, or nothing. Else empty.
+        Range elements;
     };
     // A thread's memory.
     struct Memory {
@@ -123,38 +125,55 @@ struct WindowPooling {
         const double row_cost =
             double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
         const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
-        parallel(
-            p.planes * d.outputs * h.outputs * tiles, cost, [this](int64_t begin, int64_t end) {
-                Memory m;
-                m.rows.resize(most_rows);
-                if (channels > 1)
-                    m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
-                // Rows come before tiles, so that runs are listed once for many rows.
-                Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
-                for (int64_t number = begin; number < end; ++number, ++digits) {
-                    const int64_t first = digits[1] * tile;
-                    const int64_t row = (digits[3] * d.outputs + digits[2]) * h.outputs + digits[0];
-                    const Tile t = {digits[3],
-                                    digits[2],
-                                    digits[0],
-                                    first,
-                                    std::min(first + tile, w.outputs),
-                                    output + (row * w.outputs + first) * result_pitch};
-                    const bool is_first = number == begin || t.oh == 0;
-                    if (is_first)
-                        list_runs(t, m);
-                    const Span above = m.height;
-                    m.height = heights.empty() ? windows.at(1, t.oh) : heights[t.oh];
-                    if (m.depth.count == 0)
-                        m.height = {0, 0, 0};  // as in all rows of this depth
-                    // The row before may read the same.
-                    if (!is_first && !are_numbered && finish.is_uniform && m.height.matches(above))
-                        std::memcpy(t.out, t.out - w.outputs * result_pitch,
-                                    (t.stop - first) * result_pitch);
-                    else
-                        pool_tile(t, m);
-                }
-            });
+        parallel(p.planes * d.outputs * h.outputs * tiles, cost,
+                 [this](int64_t begin, int64_t end) {
+                     Memory m;
+                     m.rows.resize(most_rows);
+                     if (channels > 1)
+                         m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
+                     // Rows come before tiles, so that runs are listed once for many rows.
+                     Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
+                     for (int64_t number = begin; number < end;)
+                         for (const int64_t next =
+                                  number + pool_next(digits, number - begin, end - number, m);
+                              number < next; ++number)
+                             ++digits;
+                 });
+    }
+    Span height_at(int64_t oh) const { return heights.empty() ? windows.at(1, oh) : heights[oh]; }
+    // Pools the tile at `digits`, and copies it to the rows below that read the same. A thread that
+    // has written all rows of the depth before copies these if they read the same. Returns how many
+    // tiles of the `left` ones are written. The thread has written `before` of those before.
+    int64_t pool_next(const Digits<4> &digits, int64_t before, int64_t left, Memory &m) const {
+        const int64_t first = digits[1] * tile;
+        const int64_t row = (digits[3] * d.outputs + digits[2]) * h.outputs + digits[0];
+        const int64_t row_bytes = w.outputs * result_pitch;
+        const Tile t = {digits[3],
+                        digits[2],
+                        digits[0],
+                        first,
+                        std::min(first + tile, w.outputs),
+                        output + row * row_bytes + first * result_pitch};
+        const bool copies = !are_numbered && finish.is_uniform;
+        if (before == 0 || t.oh == 0) {
+            const Span above = m.depth;
+            m.depth = windows.at(0, t.od);
+            if (copies && tiles == 1 && t.od > 0 && before >= h.outputs && left >= h.outputs &&
+                m.depth.matches(above)) {
+                std::memcpy(t.out, t.out - h.outputs * row_bytes, h.outputs * row_bytes);
+                return h.outputs;
+            }
+            if (before == 0 || tiles > 1)
+                list_runs(t, m);
+        }
+        m.height = m.depth.count > 0 ? height_at(t.oh) : Span{0, 0, 0};
+        pool_tile(t, m);
+        const int64_t most = copies ? std::min(left, h.outputs - t.oh) : 1;
+        int64_t done = 1;
+        for (; done < most && (m.depth.count == 0 || height_at(t.oh + done).matches(m.height));
+             ++done)
+            std::memcpy(t.out + done * row_bytes, t.out, (t.stop - first) * result_pitch);
+        return done;
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const TileRows found = find_tile_rows(t, m);
@@ -163,19 +182,22 @@ struct WindowPooling {
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
             combine_windows(t, found, runs, values, out, m);
-        else {
+        else if (runs.elements.end > 0 && (found.are_shared || op.is_plain)) {
+            const char *from = found.rows[0].from + (runs.elements.begin - found.low) * found.step;
+            if (!finish.is_direct) {
+                finish(t.plane, t.od, t.oh, 0, runs.elements.end - runs.elements.begin, from, out);
+                from = out;
+            }
+            return copy_elements(runs.list, true, from, t);
+        } else {
             op.reduce_windows(found.are_shared, found.rows[0], found.low, runs.list.data(),
                               runs.groups, w.dilation, values);
             if (!finish.is_direct)
                 finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
         }
-        if (!are_grouped)
-            return;
-        if (channels > 1)
-            return copy_positions(runs.list, out, t.out);
-        with_integers(int(finish.result_size), [&](auto bits) {
-            copy_elements<decltype(bits)>(runs.list, out, t.stop - t.first, t.out);
-        });
+        if (are_grouped)
+            channels > 1 ? copy_positions(runs.list, out, t.out)
+                         : copy_elements(runs.list, false, out, t);
     }
     // Lists the runs of a tile, and makes room for what its groups produce.
     void list_runs(const Tile &t, Memory &m) const {
@@ -183,11 +205,21 @@ struct WindowPooling {
         are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
                     : find_runs(windows, are_numbered, t.first, t.stop, runs.list);
         runs.groups = 0;
-        for (const Run &run : runs.list)
+        runs.elements = {0, 0};
+        bool are_elements = are_grouped;
+        for (const Run &run : runs.list) {
             runs.groups += run.groups;
+            if (run.count == 0)
+                continue;
+            if (runs.elements.end == 0)
+                runs.elements = {run.begin, run.begin};
+            are_elements &= run.count == 1 && run.step == 1 && run.begin == runs.elements.end;
+            runs.elements.end += run.groups;
+        }
+        if (!are_elements)
+            runs.elements = {0, 0};
         runs.reach = windows.reach(2, t.first, t.stop - t.first);
-        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}};
-        m.depth = windows.at(0, t.od);
+        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}, {0, 0}};
         m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
         m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
     }
@@ -206,29 +238,40 @@ struct WindowPooling {
                 }
             }
     }
-    // The same for one channel. Vectors write past the end of a group what the next one overwrites.
-    template <class E>
-    static void copy_elements(const std::vector<Run> &runs, const char *results, int64_t outputs,
-                              char *to) {
-        constexpr int64_t n = LANES<E>;
-        const E *__restrict from = reinterpret_cast<const E *>(results);
-        for (const Run &run : runs) {
-            E *__restrict out = reinterpret_cast<E *>(to) + run.first;
-            if (run.each == 2 && run.apart == 2)
-                for (int64_t g = 0; g < run.groups; ++g)
-                    out[2 * g] = out[2 * g + 1] = from[g];
-            else {
-                const int64_t written = parts_of(run.each, n) * n;
-                int64_t g = 0;
-                for (int64_t room = outputs - run.first;
-                     run.each == run.apart && g < run.groups && room >= written;
-                     ++g, out += run.apart, room -= run.apart)
-                    for (int64_t i = 0; i < run.each; i += n)
-                        write(Vector<E, n>{} + from[g], out + i);
-                for (; g < run.groups; ++g, out += run.apart)
-                    std::fill_n(out, run.each, from[g]);
+    // The same for one channel. `from` has results, or if they `are_elements` none of empty groups.
+    void copy_elements(const std::vector<Run> &runs, bool are_elements, const char *from,
+                       const Tile &t) const {
+        with_integers(int(finish.result_size), [&](auto bits) {
+            using E = decltype(bits);
+            const E none = 0;
+            const E *results = reinterpret_cast<const E *>(from);
+            for (const Run &run : runs) {
+                const bool is_none = are_elements && run.count == 0;
+                E *const out = reinterpret_cast<E *>(t.out) + run.first;
+                copy_run(run, is_none ? &none : results, !is_none, t.stop - t.first - run.first,
+                         out);
+                results += is_none ? 0 : run.groups;
             }
-            from += run.groups;
+        });
+    }
+    // Copies results `step` apart to the outputs of groups, where there is room for `room` outputs.
+    // Vectors write past the end of a group what the next one overwrites.
+    template <class E>
+    static void copy_run(const Run &run, const E *__restrict from, int64_t step, int64_t room,
+                         E *__restrict out) {
+        constexpr int64_t n = LANES<E>;
+        if (run.each == 2 && run.apart == 2 && step == 1)
+            for (int64_t g = 0; g < run.groups; ++g)
+                out[2 * g] = out[2 * g + 1] = from[g];
+        else {
+            const int64_t written = parts_of(run.each, n) * n;
+            int64_t g = 0;
+            for (; run.each == run.apart && g < run.groups && room >= written;
+                 ++g, out += run.apart, room -= run.apart)
+                for (int64_t i = 0; i < run.each; i += n)
+                    write(Vector<E, n>{} + from[g * step], out + i);
+            for (; g < run.groups; ++g, out += run.apart)
+                std::fill_n(out, run.each, from[g * step]);
         }
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
