@@ -179,10 +179,8 @@ Reason turned_is_slower(const Request &r) {
     const int64_t most = width <= TURNED_NARROW && r.operation != WINNERS_GRADIENT ? TURNED_TAPS
                          : width <= turned_width(r)                                ? TURNED_TAPS / 4
                                                                                    : 0;
-    // Windows of more rows would share columns, so that bits depended on the number of planes.
     const Windows seen = is_gradient ? adjoint_of(r.windows) : r.windows;
-    const int64_t rows = seen.most_taps(0) * seen.most_taps(1);
-    return rows >= SHARED_ROWS || rows * seen.most_taps(2) > most
+    return seen.most_taps(0) * seen.most_taps(1) * seen.most_taps(2) > most
                ? "windows are large or rows are long"
                : nullptr;
 }

@@ -68,7 +68,6 @@ struct ChannelWinners final : WindowOperations {
           none(numbers.none()),
           has_values(has_values) {
         writes_results = true;
-        is_separable = false;
     }
 
     // The elements of a tap from `at` on, as they are compared.
@@ -86,8 +85,8 @@ struct ChannelWinners final : WindowOperations {
         else
             return ~(challenger <= best) & (best == best);
     }
-    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *produced,
-                        char *result, const Times &times) const override {
+    void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *result,
+                        const Times &times) const override {
         S *which = reinterpret_cast<S *>(produced);
         S *values = reinterpret_cast<S *>(result);
         if (count == 0) {

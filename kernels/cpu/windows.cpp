@@ -24,17 +24,15 @@ constexpr int64_t TILE_READS = 65536;
 // The bytes that are read in order before they are combined: few, so that the processor does both
 // at the same time.
 constexpr int64_t READ_BYTES = 4096;
+// Positions of fewer bytes are read fast enough as they are combined.
+constexpr int64_t READ_POSITION = 384;
 // Bytes of the values of a tile whose results are copied to groups of outputs.
 constexpr int64_t COPIED_BYTES = 65536;
 // Bytes of values of several channels that become results together.
 constexpr int64_t FINISHED_BYTES = 4096;
-// Windows of at least SHARED_ROWS rows share columns if a position between two of them has less
-// than SHARED_CHANNELS channels.
-constexpr int64_t SHARED_CHANNELS = 64;
 
 // One channel: the rows that a row of outputs reads are combined into one, and each window reduces
-// its part of it. Several channels: each window combines all its elements, or, if windows have many
-// rows and few channels, its columns of one combined row.
+// its part of it. Several channels: each window combines all its elements.
 struct WindowPooling {
     const WindowOperations &op;
     const Finish &finish;
@@ -51,14 +49,11 @@ struct WindowPooling {
     const int64_t pitch = channels * op.value_size;
     const int64_t most_rows = std::max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
     const int64_t most_taps = std::max<int64_t>(1, windows.most_taps(2));
-    const bool shares_columns = !without(SHARED_COLUMNS) && op.is_separable &&
-                                most_rows >= SHARED_ROWS &&
-                                channels * w.stride < SHARED_CHANNELS * w.extent();
     // A window that a first-level cache does not hold is read from memory as it is combined, but
     // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
-        channels > 1 && !shares_columns && reads_first(windows, op.element_size) &&
-        (h.window > h.stride || !op.is_separable || most_rows * most_taps * position <= 16384);
+        position >= READ_POSITION && reads_first(windows, op.element_size) &&
+        (h.window > h.stride || op.writes_results || most_rows * most_taps * position <= 16384);
     // Rows that windows share with those above are read once; else windows are read one by one.
     const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
@@ -88,14 +83,12 @@ struct WindowPooling {
         int64_t stop;
         char *out;
     };
-    // The rows that a tile reads, from position `low` on: elements, or one of values if
-    // `are_shared`.
+    // The rows that a tile reads, from position `low` on: elements, or one row of values.
     struct TileRows {
         Row *rows;
         int64_t count;
         int64_t low;
-        bool are_shared;
-        int64_t step;  // bytes of a position
+        bool are_values;
     };
     // The runs of a tile, and what they read.
     struct Runs {
@@ -130,7 +123,7 @@ struct WindowPooling {
                      Memory m;
                      m.rows.resize(most_rows);
                      if (channels > 1)
-                         m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
+                         m.taps.resize(most_rows * most_taps);
                      // Rows come before tiles, so that runs are listed once for many rows.
                      Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
                      for (int64_t number = begin; number < end;)
@@ -182,15 +175,15 @@ struct WindowPooling {
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
             combine_windows(t, found, runs, values, out, m);
-        else if (runs.elements.end > 0 && (found.are_shared || op.is_plain)) {
-            const char *from = found.rows[0].from + (runs.elements.begin - found.low) * found.step;
+        else if (runs.elements.end > 0 && (found.are_values || op.is_plain)) {
+            const char *from = found.rows[0].from + (runs.elements.begin - found.low) * pitch;
             if (!finish.is_direct) {
                 finish(t.plane, t.od, t.oh, 0, runs.elements.end - runs.elements.begin, from, out);
                 from = out;
             }
             return copy_elements(runs.list, true, from, t);
         } else {
-            op.reduce_windows(found.are_shared, found.rows[0], found.low, runs.list.data(),
+            op.reduce_windows(found.are_values, found.rows[0], found.low, runs.list.data(),
                               runs.groups, w.dilation, values);
             if (!finish.is_direct)
                 finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
@@ -283,16 +276,16 @@ struct WindowPooling {
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
         const int64_t count = find_rows(op, p, input, t.plane, m.depth, m.height, 0, rows);
-        if (channels == 1 ? count == 1 : !shares_columns)
-            return {rows, count, 0, false, position};
+        if (channels > 1 || count == 1)
+            return {rows, count, 0, false};
         if (int64_t(m.staged.size()) < length * pitch)
             m.staged.resize(length * pitch);
         for (int64_t r = 0; r < count && length > 0; ++r)
             rows[r].from += reach.begin * position;
         if (length > 0)
-            op.combine_window(false, rows, count, length * channels, m.staged.data(), nullptr, {});
+            op.combine_window(rows, count, length, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
-        return {rows, 1, reach.begin, true, pitch};
+        return {rows, 1, reach.begin, true};
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
@@ -323,9 +316,9 @@ struct WindowPooling {
                 if (reads_windows_ahead && found.count > 0)
                     read_windows_ahead(found.count, count / found.count, n * run.step, n == 1, m);
                 const int64_t place = writes_first ? run.first + g * apart : k;
-                op.combine_window(found.are_shared, m.taps.data(), count, channels,
-                                  values + place * pitch, out + place * result_pitch,
-                                  {n, run.step * found.step, channels * apart, divisor});
+                op.combine_window(m.taps.data(), count, channels, values + place * pitch,
+                                  out + place * result_pitch,
+                                  {n, run.step * position, channels * apart, divisor});
             }
         }
         finish_all();
@@ -343,11 +336,11 @@ struct WindowPooling {
     int64_t find_taps(const TileRows &found, const Span &span, Row *taps) const {
         int64_t count = 0;
         for (int64_t r = 0; r < found.count; ++r) {
-            Row tap = {found.rows[r].from + (span.begin - found.low) * found.step,
+            Row tap = {found.rows[r].from + span.begin * position,
                        found.rows[r].number + span.tap * op.units[2]};
             for (int64_t t = 0; t < span.count; ++t) {
                 taps[count++] = tap;
-                tap.from += w.dilation * found.step;
+                tap.from += w.dilation * position;
                 tap.number += op.units[2];
             }
         }
