@@ -176,21 +176,23 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
     for (int64_t k = 0; k < t.runs; ++k) {
         for (int64_t tap = 0; tap < parts; ++tap)
             m.shifted[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
-        char *const to = t.to + k * t.pitch * value;
+        char *to = t.to + k * t.pitch * value;
         if (bytes >= FEW_BYTES) {
             op.combine(true, m.shifted, parts, channels, to,
                        {t.outputs, step * value, channels, t.divisor});
             continue;
         }
-        // A copy of FEW_BYTES may write what the next ones overwrite.
-        const int64_t ahead = FEW_BYTES / bytes;
         op.combine(true, m.shifted, parts, (t.outputs - 1) * step + channels, m.scratch,
                    {1, 0, 0, t.divisor});
-        for (int64_t o = 0; o < t.outputs; ++o)
-            if (o + ahead < t.outputs)
-                std::memcpy(to + o * bytes, m.scratch + o * step * value, FEW_BYTES);
-            else
-                std::memcpy(to + o * bytes, m.scratch + o * step * value, bytes);
+        // A copy of FEW_BYTES may write what the next ones overwrite.
+        const int64_t outputs = t.outputs;
+        const int64_t whole = outputs - FEW_BYTES / bytes;
+        const char *taken = m.scratch;
+        int64_t o = 0;
+        for (; o < whole; ++o, to += bytes, taken += step * value)
+            std::memcpy(to, taken, FEW_BYTES);
+        for (; o < outputs; ++o, to += bytes, taken += step * value)
+            std::memcpy(to, taken, bytes);
     }
 }
 

@@ -190,9 +190,10 @@ void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const
         const Max<S> op(data_type);
         pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, windows, by);
     };
-    const auto pool_winners = [&](auto element_of_channels, auto element, auto wide) {
+    const auto pool_winners = [&](auto element_of_channels, auto element) {
         using S = decltype(element);
-        using P = decltype(wide);
+        using P = std::conditional_t<sizeof(S) == 8, __int128,
+                                     std::conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
         const Numbers numbers(p, winners, first);
         const Winner<S, P> op(data_type);
         void *const to = output ? output : winners;  // nothing is written where it is winners
@@ -206,15 +207,9 @@ void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const
     };
     if (winners != nullptr) {
         if (p.type == 0)
-            pool_winners(float(), int32_t(), int64_t());
-        else if (data_type.bytes == 1)
-            pool_winners(int8_t(), int8_t(), int32_t());
-        else if (data_type.bytes == 2)
-            pool_winners(int16_t(), int16_t(), int32_t());
-        else if (data_type.bytes == 4)
-            pool_winners(int32_t(), int32_t(), int64_t());
+            pool_winners(float(), int32_t());
         else
-            pool_winners(int64_t(), int64_t(), __int128());
+            with_integers(data_type.bytes, [&](auto element) { pool_winners(element, element); });
     } else if (p.type == 0)
         pool_values(float());
     else if (p.type == 1)
