@@ -129,7 +129,9 @@ struct RowPooling : BlockPooling {
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
             char *const into = m.staged + r * pitch * value;
             const int64_t row = b.oh + r;
-            repeated = repeating.contains(row) ? std::min(b.outputs_h - r, repeating.end - row) : 1;
+            repeated = s.depth.count == 0        ? b.outputs_h - r
+                       : repeating.contains(row) ? std::min(b.outputs_h - r, repeating.end - row)
+                                                 : 1;
             Span height = windows.at(1, row);
             height.begin -= s.y;
             const int64_t found =
