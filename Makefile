@@ -55,7 +55,7 @@ test-onnx-versions: $(FOR)test $(LIBRARY) $(ONNX_RUNTIMES:%=.onnxruntime/%)  ## 
 .onnxruntime/%: | $(FOR)test
 	$(BIN)/python -m pip install --no-deps --target $@ onnxruntime==$*
 
-fuzz: $(FOR)test $(LIBRARY)  ## 20,000 random requests through every property
+fuzz: $(FOR)test $(LIBRARY)  ## 20,000 random requests through every property; REQUESTS=1000 fewer
 	$(PYTEST) --hypothesis-profile=fuzz tests/test_properties.py tests/test_neighbours.py
 
 # GCC or Clang with their sanitizers; a quarter of an hour on two cores, most of it compiling.

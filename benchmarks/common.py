@@ -120,10 +120,6 @@ class Workload:
         return (*self.sizes[:2], *(self.outputs or self.geometry.output_sizes(self.sizes[2:])))
 
     @property
-    def bytes_read(self) -> int:
-        return math.prod(self.sizes) * self.torch_dtype.itemsize
-
-    @property
     def layout(self) -> str:
         return "channels_last" if self.channels_last else "contiguous"
 
@@ -136,7 +132,8 @@ class Workload:
     def bytes_moved(self) -> int:
         """What no implementation can avoid: each input read once, each result written once."""
         written = self.torch_dtype.itemsize + 8 * (self.mode == "indices")
-        moved = self.bytes_read + math.prod(self.output_sizes) * written
+        read = math.prod(self.sizes) * self.torch_dtype.itemsize
+        moved = read + math.prod(self.output_sizes) * written
         return moved * (1 + (self.mode == "training"))
 
     def pool_of(self, functions: Any) -> Callable[[Tensor], Any]:

@@ -27,6 +27,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.virtualized import V
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -70,6 +71,9 @@ def h200() -> Iterator[None]:
                     patched.enter_context(mock.patch.object(owner, name, kept))
         patched.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         patched.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu"))
+        # PyTorch 2.11 allocates on the GPU for the first of its fake tensors.
+        init = mock.patch.object(fake_tensor, "init_gpu_context", create=True)
+        patched.enter_context(init)
         # PyTorch keeps the answer from before, when no GPU was there.
         patched.enter_context(mock.patch.object(scheduler, "has_triton", _answer(True)))
         patched.enter_context(config.patch(compile_threads=1, fx_graph_cache=False))

@@ -112,7 +112,7 @@ def without_the_driver() -> Iterator[None]:
         yield
 
 
-def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
+def prepare(folder: Path, prunes: bool) -> int:
     started = time.monotonic()
     os.environ["TRITON_CACHE_DIR"] = str(folder)
     without_pytorch()
@@ -122,7 +122,7 @@ def prepare(folder: Path, processes: int | None, prunes: bool) -> int:
     kernels = pickle.loads((folder / LIST).read_bytes())
     before = {path.parent for path in folder.glob("*/*.cubin")}
     # Forked: this process has no threads, and each import of Triton takes half a second.
-    with without_the_driver(), multiprocessing.get_context("fork").Pool(processes) as pool:
+    with without_the_driver(), multiprocessing.get_context("fork").Pool() as pool:
         found = list(pool.imap_unordered(compiled, kernels))
     paths = {folder / name for name, _ in found if name}
     failed = [why for _, why in found if why]
@@ -308,8 +308,7 @@ def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, help="as many as there are processors")
     parser.add_argument("--prune", action="store_true", help="remove what the list does not name")
     given = parser.parse_args()
     relocate(given.folder)
-    sys.exit(prepare(given.folder.resolve(), given.processes, given.prune))
+    sys.exit(prepare(given.folder.resolve(), given.prune))

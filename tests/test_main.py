@@ -8,8 +8,6 @@ import torch
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import __main__ as program
-from torch_dmlpool.backends import cpu
-from torch_dmlpool.bench import conditions
 
 
 def test_as_a_command(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
@@ -28,11 +26,3 @@ def test_the_version_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         program.main(["--version"])
     assert capsys.readouterr().out == f"torch_dmlpool {dmlpool.__version__}\n"
-
-
-def test_what_the_cpu_lacks_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "library", None)
-    monkeypatch.setattr(cpu, "missing", "cpu_avx2.so was not built: install a C++ compiler")
-    assert conditions.backend_of(torch.device("cpu")) == (
-        "plain PyTorch (SLOW: cpu_avx2.so was not built: install a C++ compiler)"
-    )

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import pkgutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import nn
+from torch_dmlpool.operators import calls
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
@@ -95,6 +98,31 @@ def test_caches_have_an_end() -> None:
     assert len(found) > 4
     endless = {name for name, each in found.items() if each.cache_parameters()["maxsize"] is None}
     assert endless <= ENDLESS
+
+
+def test_remembered_calls_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in no cache of functools. A new size beyond the most makes room, and is right."""
+    monkeypatch.setattr(calls, "_MOST", 5)
+    monkeypatch.setattr(calls, "_CALLS", {})
+    for width in range(4, 20):
+        input = samples.normal(1, 2, 3, width)
+        expected = torch.nn.functional.max_pool2d(input, 2)
+        assert torch.equal(dmlpool.nn.functional.max_pool2d(input, 2), expected)
+        assert 0 < len(calls._CALLS) <= 5
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.MinPool2d(2), nn.LPPool2d(2, 2)]
+)
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_remembered_call_keeps_no_tensor(pool: torch.nn.Module, is_single: bool) -> None:
+    """Neither the input that it was prepared for nor its mask."""
+    input, mask = samples.normal(2, 3, 4, 5), torch.ones(4, 5, dtype=torch.bool)
+    input = input[0] if is_single else input
+    pool(input), pool(input, mask), pool(input.requires_grad_()).sum().backward()
+    kept = [weakref.ref(each) for each in (input, mask)]
+    del input, mask
+    assert [each() for each in kept] == [None, None]
 
 
 def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype, int]:

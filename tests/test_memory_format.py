@@ -1,6 +1,8 @@
 """What results look like in memory (G7): the format PyTorch suggests, in fake tensors exactly as in
 real ones."""
 
+import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,9 @@ from operators import MASKED, NAMES, calls_of
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DECIDES = {"max_pooling_gather": 1, "gather_positions": 1}
 """The tensor whose format the results have where that is not the first one."""
@@ -72,6 +77,7 @@ SIZES = [
     (2, 3, 1, 1),
     (1, 1, 1, 1),
     (0, 3, 4, 5),
+    (2, 0, 4, 5),
     (2, 3, 4, 5, 3),
     (1, 3, 4, 1, 5),
 ]
@@ -83,8 +89,8 @@ LAYOUTS += ["one element everywhere"]
 def test_real_and_fake_strides(
     name: str, sizes: tuple[int, ...], layout: str, device: torch.device
 ) -> None:
-    """G7, dimensions of size 1 included, where strides are a matter of convention and opcheck does
-    not look."""
+    """G5 and G7: of nothing too, and dimensions of size 1 included, where strides are a matter of
+    convention and opcheck does not look."""
     operator, arguments, memory_format = call_of(name, sizes, layout, device)
     mode = FakeTensorMode()
 
@@ -148,3 +154,51 @@ def test_strides_of_composites(
                         mask is not None,
                         records,
                     )
+
+
+class FunctionsPass(TorchFunctionMode):
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class OperatorsPass(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+WATCHED = contextlib.nullcontext, FunctionsPass, OperatorsPass, forward_ad.dual_level
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("name", MASKED)
+def test_whoever_watches_sees_the_same_strides(
+    name: str, layout: str, device: torch.device
+) -> None:
+    """G7: values, and gradients of masked averages and extrema, lie as the input does in every mode
+    and under transforms, whatever lies otherwise."""
+    input = samples.LAYOUTS[layout](samples.normal(2, 3, 6, 5)).to(device)
+    other = torch.Tensor.contiguous if layout == "channels last" else samples.channels_last
+    mask = other(samples.normal(2, 3, 6, 5, seed=1).to(device) > -0.5)
+
+    def pool(x: Tensor) -> Tensor:
+        return samples.listed(MASKED[name](x, mask))[0]
+
+    def gradient(leaf: Tensor, values: Tensor, creates: bool = False) -> Tensor:
+        arriving = other(torch.sin(values.detach() * 9))
+        return torch.autograd.grad(values, leaf, arriving, create_graph=creates)[0]
+
+    values, back = torch.func.vjp(pool, input)
+    found = [(values, back(other(torch.sin(values * 9)))[0])]
+    for forward, backward in itertools.product(WATCHED, WATCHED):
+        with forward():
+            leaf = input.detach().requires_grad_()
+            values = pool(leaf)
+        with backward():
+            found.append((values, gradient(leaf, values)))
+    found.append((values, gradient(leaf, pool(leaf), creates=True)))
+    expected = suggested(input)
+    for values, slope in found:
+        torch.testing.assert_close([values, slope], [*found[1]])
+        assert values.stride() == strides_in(expected, values.shape)
+        if "lp" not in name:
+            assert slope.stride() == input.stride()

@@ -155,14 +155,6 @@ def test_data_types_of_any_other_kind_are_refused_by_name(wrong: Any) -> None:
         dmlpool.quantized_linear_average_pooling(plain, 1.0, 0, 1.0, 0, 2, output_dtype=wrong)
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel")
-def test_data_types_of_quantized_tensors() -> None:
-    image = torch.quantize_per_tensor(IMAGE, 0.1, 3, torch.quint8)
-    for wrong in ([torch.quint8], np.array([1, 2]), {}):
-        with pytest.raises(TypeError, match=r"^output_dtype must be one of "):
-            dmlpool.quantized_average_pooling(image, 2, output_dtype=wrong)
-
-
 LAYERS: dict[str, Callable[[Any], torch.nn.Module]] = {
     "kernel_size": lambda n: dmlpool.nn.MaxPool2d((n(2), n(3)), n(2)),
     "padding": lambda n: dmlpool.nn.AvgPool2d(3, padding=((n(1), n(0)), (n(1), n(2)))),
@@ -183,12 +175,3 @@ def test_compiled_layers_take_numpys_integers(name: str) -> None:
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         assert torch.equal(compiled(IMAGE), expected(IMAGE))
         assert torch.equal(layer(IMAGE), expected(IMAGE))
-
-
-@pytest.mark.parametrize("argument", ["padding", "output_size", "divisor of F"])
-def test_compiled_functions_take_numpys_integers(argument: str) -> None:
-    """Outside of one graph, as a compiler that takes them for tensors breaks it there."""
-    call = (ENTRIES | SINGLE)[argument]
-    for kind in (np.uint8, np.int64):
-        torch._dynamo.reset()
-        assert torch.equal(torch.compile(call, backend="eager")(kind(2)), call(2))

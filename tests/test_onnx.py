@@ -7,7 +7,6 @@ forms in several, from every opset.
 
 import io
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,48 +75,6 @@ def on(
     """Functions of one image, whose averages may be rounded otherwise."""
     inputs = make(2, 3, 14, 13), make(*larger)
     return [Form(name, function, *inputs, "close") for name, function in functions.items()]
-
-
-def of_window(case: cases.Case) -> list[Form]:
-    """What a window can be asked for."""
-    window, named = case.arguments, samples.spelled_out(case.pooling)
-    per_plane = *named, torch.int32, True
-    maximum, average = dmlpool.max_pooling, dmlpool.average_pooling
-    norm, indexed = dmlpool.lp_pooling, torch.ops.dmlpool.max_pooling_with_indices
-    functions: list[Callable[[Tensor], Any]] = [
-        lambda x: maximum(x, **window),
-        lambda x: maximum(x, **window, return_indices=True),
-        lambda x: indexed(x, *per_plane),
-        lambda x: average(x, **window),
-        lambda x: average(x, **window, include_padding=True),
-        lambda x: average(x, **window, divisor_override=-3),
-        *(lambda x, p=p: norm(x, **window, p=p) for p in (2, 2.5, math.inf)),
-    ]
-    inputs = [samples.ties(2 + more, 3, *(size + more for size in case.sizes)) for more in (0, 3)]
-    bounds = ["equal"] * 3 + ["close"] * 6
-    pairs = zip(functions, bounds, strict=True)
-    return [Form(case.name, function, *inputs, bound) for function, bound in pairs]
-
-
-FEW = [*cases.SMALL, cases.case("ceil refused in end padding")]
-ALL = [*cases.LINES, *FEW, cases.case("dilated", "padding above the window")]
-ALL += [
-    cases.case("taps straddle the input", "padded"),
-    cases.case("padded", "ceil refused in end padding"),
-]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "dynamic"),
-    [
-        (FEW, False),
-        *(pytest.param(ALL, dynamic, marks=pytest.mark.slow) for dynamic in (False, True)),
-    ],
-    ids=["few", "all", "all, dynamic"],
-)
-def test_windows(chosen: list[cases.Case], dynamic: bool) -> None:
-    """G3, A1 to A5, M1 to M4: sizes known when the model is exported, or not."""
-    exported(list(itertools.chain(*map(of_window, chosen))), dynamic=dynamic)
 
 
 FORMS = list(itertools.product((2, 1, 3), (False, True), onnx_forms.HALVES, (False, True)))
@@ -385,45 +342,6 @@ def test_counted_padding(rank: int, dynamic: bool, exact: bool) -> None:
             assert producer is None or producer.op_type != "Pad"
 
 
-def test_padding_that_is_counted_right_stays_in_the_node() -> None:
-    """So that runtimes can merge it with what stands around it: in one dimension always, elsewhere
-    where ends are alike or the node has opset 18."""
-    alike = ("padded alike", "last dimension padded")
-    planes = [form for form in counted(2) if form.name.split("counted, ")[-1] in alike]
-    rows = [form for form in counted(1) if "same" in form.name or "ends unlike" in form.name]
-    early = [form for form in counted(2) if not form.is_refused_before_19]
-    for opset, forms in ((20, [*planes, *rows]), (18, early)):
-        program = exported(forms, opset=opset)
-        nodes = [node for node in program.model.graph if node.op_type == "AveragePool"]
-        assert len([node for node in nodes if "pads" in node.attributes]) >= 6
-        assert bool(miscounted(program)) is (opset == 18)
-
-
-def test_reductions_of_older_opsets() -> None:
-    """Adaptive maxima and whole planes: no attribute that opset 17 does not have."""
-    # LpPool keeps a model at opset 18.
-    every = [*onnx_forms.whole_planes(2), *onnx_forms.quantized(2)]
-    names = ("adaptive average, uneven", "average, whole", "average, whole rows")
-    names += ("adaptive maximum, indices True, uneven", "quantized, whole")
-    forms = [form for form in every if form.name in names]
-    assert len(forms) == len(names)
-    for exact in (False, True):
-        program = exported(forms, opset=17, exact=exact)
-        assert program.model.opset_imports[""] == 17
-        reductions = [node for node in program.model.graph if node.op_type.startswith("Reduce")]
-        assert len(reductions) >= 2
-        assert not [node for node in reductions if "noop_with_empty_axes" in node.attributes]
-
-
-def test_no_bytes_are_compared_under_a_mask() -> None:
-    """ONNX Runtime 1.20 has no Equal of uint8, which pooled masks are."""
-    forms = [form for form in onnx_forms.masked(1) if "indices True" in form.name][::5]
-    nodes = exported(forms).model.graph
-    compared = [node for node in nodes if node.op_type in ("Equal", "Less", "Greater")]
-    assert compared
-    assert not [node for node in compared if node.inputs[0].dtype.name in ("UINT8", "INT8")]
-
-
 def test_masked_integers() -> None:
     """K4: types that ONNX Runtime pools without a mask it pools with one; Where lacks some."""
     request = {"window_size": 3, "strides": 2, "start_padding": 1, "return_indices": True}
@@ -437,22 +355,6 @@ def test_masked_integers() -> None:
         for pool, dtype in pools
     }
     exported(on(functions))
-
-
-def test_norms_of_whole_planes() -> None:
-    """Norms over sizes that are left open, in an opset whose GlobalLpPool no Runtime has."""
-    forms = [form for form in onnx_forms.whole_planes(2) if "norm" in form.name]
-    assert len(forms) == 3
-    exported(forms, opset=22, dynamic=True)
-
-
-def test_maxima_of_bytes_in_padding_that_is_computed() -> None:
-    """Which may hold a window: then a value is chosen, for which Runtimes before 1.25 have no
-    int8."""
-    forms = [form for form in onnx_forms.types(2) if "False, torch.int8" in form.name]
-    nodes = exported(forms, dynamic=True).model.graph
-    chosen = [node.outputs[0].dtype.name for node in nodes if node.op_type == "Where"]
-    assert chosen == ["FLOAT"]
 
 
 @cases.each(("dynamic", "exact"), itertools.product((False, True), (False, True)), [(True, False)])

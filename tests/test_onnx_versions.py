@@ -291,14 +291,3 @@ def converted(model: Any, optimized: Collection[int] = ()) -> dict[int, Any]:
             optimizer.optimize(program)
         reached[got] = ir.to_proto(program)
     return reached
-
-
-@pytest.mark.parametrize("opset", [13, 15, 17, 18])
-def test_the_exporter_converts_so(opset: int) -> None:
-    form = next(form for form in onnx_forms.first_half(1, False) if "adaptive maximum" in form.name)
-    program = Program([form], False, False)
-    model = program.exported(opset)
-    alike = converted(program.exported(WRITTEN, optimize=False).model_proto, [opset])
-    reached = model.model.opset_imports[""]
-    nodes = [node.op_type for node in alike[reached].graph.node]
-    assert nodes == [node.op_type for node in model.model.graph]

@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 
-import cases
 import operators
 import pytest
 import samples
@@ -199,30 +198,6 @@ def test_data_loaders(start: str) -> None:
             assert torch.equal(indices[part], expected[1])
 
 
-def pooled(image: Tensor) -> list[Tensor]:
-    """Windows that overlap, tile, and are long sums, with their gradients."""
-    found = []
-    for window, stride in ((3, 2), (5, 1), (31, 1), (32, 32), (100, 1)):
-        for pool in (dmlpool.max_pooling, dmlpool.average_pooling):
-            leaf = image.detach().requires_grad_()
-            values = pool(leaf, window, stride)
-            gradients = torch.autograd.grad(values, leaf, torch.sin(values.detach()))
-            found += [values.detach(), *gradients]
-    return found
-
-
-@cases.in_pairs(dtype=samples.FLOATS, layout=["contiguous", "channels last"])
-def test_the_number_of_threads_changes_no_bit(
-    dtype: torch.dtype, layout: str, one_thread: None
-) -> None:
-    image = samples.LAYOUTS[layout](samples.normal(2, 12, 105, 103, dtype=dtype))
-    expected = pooled(image)
-    for threads in (2, 5):
-        torch.set_num_threads(threads)
-        for one, other in zip(pooled(image), expected, strict=True):
-            assert (samples.bits(one) == samples.bits(other)).all()
-
-
 SHARED = {
     "contiguous": [
         ((1, 6, 56, 56), (3, 2, 1)),
@@ -260,18 +235,68 @@ def shared(image: Tensor, window: tuple[int, int, int]) -> list[Tensor]:
     return [indices, averages, *found]
 
 
+EVERY_WAY = [(layout, *call) for layout, calls in SHARED.items() for call in calls]
+
+
 @pytest.mark.parametrize(
-    ("layout", "sizes", "window"),
-    [(layout, *call) for layout, calls in SHARED.items() for call in calls],
+    ("layout", "sizes", "window", "dtype"),
+    [(*way, dtype) for way, dtype in zip(EVERY_WAY, samples.FLOATS * 3, strict=False)],
 )
 def test_every_way_to_share_work_gives_the_same_bits(
-    layout: str, sizes: tuple[int, ...], window: tuple[int, int, int], one_thread: None
+    layout: str,
+    sizes: tuple[int, ...],
+    window: tuple[int, int, int],
+    dtype: torch.dtype,
+    one_thread: None,
 ) -> None:
-    """tools/sanitize.py runs it with a library that has threads of its own."""
+    """Long and short windows, in the next data type each. tools/sanitize.py runs it with a library
+    that has threads of its own."""
     threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)
-    image = torch.rand(sizes, generator=torch.Generator().manual_seed(0))
+    image = torch.rand(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
     image = samples.LAYOUTS[layout](image)
     threads(1)
-    expected = shared(image, window)
+    expected = bits_of(shared(image, window))
+    for count in (2, 5):
+        threads(count)
+        assert bits_of(shared(image, window)) == expected
+
+
+def masked(image: Tensor, mask: Tensor) -> list[Tensor]:
+    """Results and gradients of pools under a mask, of tokens and sets, and of statistics."""
+    found: list[Tensor] = []
+    around = {"start_padding": 1, "end_padding": 1, "mask": mask}
+    tokens = image.flatten(2).transpose(1, 2)
+    lengths = torch.linspace(0, tokens.shape[1], 40).long()
+
+    def add(results: Tensor | tuple[Tensor, ...], leaf: Tensor) -> None:
+        for each in (results,) if isinstance(results, Tensor) else results:
+            found.append(each.detach())
+            if each.dtype.is_floating_point:
+                found.extend(torch.autograd.grad(each, leaf, each.detach(), retain_graph=True))
+
+    leaf = image.detach().requires_grad_()
+    add(dmlpool.max_pooling(leaf, 3, 2, **around, return_indices=True), leaf)
+    add(dmlpool.average_pooling(leaf, 3, 2, **around), leaf)
+    add(dmlpool.average_pooling(leaf, image.shape[2:], mask=mask), leaf)
+    add(dmlpool.adaptive_average_pooling(leaf, 7, mask=mask), leaf)
+    add(dmlpool.statistics_pooling(leaf, mask), leaf)
+    leaf = tokens.detach().requires_grad_()
+    for reduction in ("mean", "max"):
+        add(dmlpool.token_pooling(leaf, mask.flatten(2)[:, 0], reduction), leaf)
+        add(dmlpool.segment_pooling(leaf[0], lengths, reduction), leaf)
+    return found
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("sizes", [(2, 70, 60, 50), (1, 6, 150, 140)], ids=str)
+def test_masked_pools_and_sets_share_work(
+    layout: str, sizes: tuple[int, ...], one_thread: None
+) -> None:
+    """As above."""
+    threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)
+    image = samples.LAYOUTS[layout](samples.normal(*sizes))
+    mask = samples.normal(sizes[0], 1, *sizes[2:], seed=3) > -0.5
+    threads(1)
+    expected = masked(image, mask)
     threads(4)
-    assert bits_of([each.detach() for each in shared(image, window)]) == bits_of(expected)
+    assert bits_of(masked(image, mask)) == bits_of(expected)

@@ -57,7 +57,7 @@ def test_mypy_finds_mistakes(tmp_path: Path, python: Callable[..., Any]) -> None
     source = tmp_path / "user.py"
     source.write_text(WRONG, encoding="utf-8")
     arguments = "--strict", "--no-error-summary", "--follow-imports=silent"
-    found = python("-m", "mypy", *arguments, source, fails=True).stdout
+    found = python("-m", "mypy", *arguments, source, cwd=tmp_path, fails=True).stdout
     wrong = [int(line.split(":")[1]) for line in found.splitlines() if ": error:" in line]
     assert wrong == list(range(FIRST_WRONG, LAST_WRONG + 1)), found
 

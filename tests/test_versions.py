@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torch_dmlpool
+from torch_dmlpool import keywords
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
 
@@ -233,7 +234,7 @@ def test_importing_and_compiling_leave_the_users_settings_alone(python: Callable
 
 def test_importing_does_nothing_but_register(python: Callable[..., Any]) -> None:
     """E7: operators are there before the first call, settings stay; neither triton nor a kernel of
-    it is loaded."""
+    it is loaded. A module that must be imported says so, unless somebody has imported it."""
     program = """
 import sys, torch
 before = set(sys.modules), torch.get_num_threads(), torch.get_default_dtype()
@@ -246,13 +247,22 @@ torch_dmlpool.max_pooling(torch.ones(1, 1, 4, 4), 2)
 unwanted = ("triton", "torch_dmlpool.kernels.", "torch_dmlpool.backends.triton",
             "torch._inductor", "torch._dynamo")
 print([name for name in set(sys.modules) - before[0] if name.startswith(unwanted)])
-from torch_dmlpool import backends
+from torch_dmlpool import backends, keywords
 torch.cuda.is_available = lambda: False
 print(*(backends.serving(device).name for device in ("cuda", "mps", "xpu")))
+import importlib, warnings
+warnings.simplefilter("ignore")
+for name in keywords.MODULES:
+    try: getattr(torch_dmlpool, name)
+    except AttributeError as error: print(error)
+for name in keywords.MODULES: importlib.import_module(f"torch_dmlpool.{name}")
 """
-    assert python("-W", "error", "-c", program).stdout.splitlines() == [
+    printed = python("-W", "error", "-c", program).stdout.splitlines()
+    assert printed[:4] == [
         "dmlpool::max_pooling dmlpool::average_pooling",
         "True True",
         "[]",
         "reference reference reference",
     ]
+    said = "module 'torch_dmlpool' has no attribute {!r}: write import torch_dmlpool.{}"
+    assert set() < {*printed[4:]} <= {said.format(*[each] * 2) for each in keywords.MODULES}

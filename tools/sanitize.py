@@ -23,7 +23,8 @@ PLAIN = "-m pytest -q -p no:cacheprovider"
 # A sanitizer's own memory is not what the test measures that is left out.
 PYTEST = f"{PLAIN} -n 2 -m 'not slow' --sample 4 -k 'not memory_beside'"
 TESTS = (
-    "tests/operators tests/backends/test_cpu.py tests/nn/test_layers.py tests/test_properties.py"
+    "tests/operators tests/backends/test_cpu.py tests/nn/test_layers.py tests/test_morphology.py "
+    "tests/test_properties.py tests/test_quantized.py"
 )
 ASAN_OPTIONS = "detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0"
 
@@ -62,7 +63,7 @@ def main() -> int:
     sources = sorted((FOLDER / "kernels").rglob("*.cpp"))
     # The last is not among GCC's undefined.
     checks = "-fsanitize=address,undefined,float-cast-overflow"
-    tests = [*shlex.split(f"{PYTEST} {TESTS} tests/test_quantized.py"), *sys.argv[1:]]
+    tests = [*shlex.split(f"{PYTEST} {TESTS}"), *sys.argv[1:]]
     wrong = run(tests, sources, ["asan", "ubsan"], checks, "-fno-sanitize-recover=all")
     sources.append(FOLDER / "tools" / "threads.cpp")
     shares = shlex.split(f"{PLAIN} tests/test_threads.py -k share_work")

@@ -139,6 +139,19 @@ def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
     return single.apply
 
 
+def is_mapped() -> bool:
+    """Whether vmap is at work, at any level of torch.func's transforms."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces. Dynamo of PyTorch 2.11 takes the public function of that name
+    for True in graphs of torch.compile, too.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def constant_in_graphs(function: _Function) -> _Function:
     """What ``torch.compiler.assume_constant_result`` does, which would load the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -173,7 +173,10 @@ def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int
 
 def _bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Any:
     pools = _ATEN._adaptive_avg_pool2d.default, _ATEN._adaptive_avg_pool3d.default
-    return _bins(pools, input, output_sizes)
+    # ATen adds volumes of half precision in half precision (rule A4).
+    wide = tensors.widened(input) if input.dim() == 5 else input
+    averages: Tensor = _bins(pools, wide, output_sizes)
+    return averages.to(input.dtype)
 
 
 def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool._private import (
-    _are_functorch_transforms_active,
     _has_storage,
     _is_functional_tensor,
     _is_zerotensor,
+    is_mapped,
     suggest_memory_format,
 )
 from torch_dmlpool.window import (
@@ -301,11 +301,8 @@ def is_channels_last(tensor: Tensor) -> bool:
     strides = tensor.stride()
     if type(strides[-1]) is int and type(strides[1]) is int and strides[-1] < strides[1]:
         return False  # decided by two strides alone
-    is_row = len(strides) == 3
-    if is_row and strides[1] != 1:
-        return False
     is_known = not torch.compiler.is_compiling() and all(type(size) is int for size in tensor.shape)
-    if is_row or is_known:
+    if is_known or len(strides) == 3:
         return suggests_channels_last(tensor.shape, strides)
     return suggest_memory_format(tensor) is not torch.contiguous_format
 
@@ -381,7 +378,7 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """``tensor`` in a memory format, where sizes are known with the strides that :func:`empty`
     gives. Under vmap, which knows no memory formats, it stays as it is.
     """
-    if not torch.compiler.is_dynamo_compiling() and _are_functorch_transforms_active():
+    if not torch.compiler.is_dynamo_compiling() and is_mapped():
         return tensor
     if not all(type(size) is int for size in tensor.shape):
         return in_format(tensor, memory_format)

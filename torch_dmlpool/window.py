@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
+
+from torch_dmlpool._private import is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
@@ -61,15 +63,16 @@ class Axis(NamedTuple):
         """The number of windows along this axis for ``size`` input elements (rule G3); below 1
         where none fits.
         """
-        room = size + self.start_padding + self.end_padding - self.extent
-        whole = room // self.stride + 1
-        if not self.ceil_mode:
+        window, stride, start_padding, end_padding, dilation, ceil_mode = self
+        room = size + start_padding + end_padding - (window - 1) * dilation - 1
+        whole = room // stride + 1
+        if not ceil_mode:
             return whole
         # ceil_mode adds at most one window, and only if it starts before the end of the input. The
         # size may be symbolic: so there is no branch, and the result is a sum, because PyTorch
         # cannot prove of a maximum that it is positive.
-        ceiling = -(-room // self.stride) + 1
-        starting_inside = -(-(size + self.start_padding) // self.stride)
+        ceiling = -(-room // stride) + 1
+        starting_inside = -(-(size + start_padding) // stride)
         return whole + torch.sym_max(0, torch.sym_min(ceiling, starting_inside) - whole)
 
     def first_position(self, output: int) -> int:
@@ -78,56 +81,19 @@ class Axis(NamedTuple):
         """
         return output * self.stride - self.start_padding
 
-    def _bounds(self, size: int) -> tuple[int, int, int, int]:
-        """The numbers of the first windows that reach the input, that start in it and that start
-        after it, and the number of windows.
-        """
-        outputs, pad = self.output_size(size), self.start_padding
-        ends = pad - self.extent + 1, pad, pad + size
-        reaching, inside, after = (min(max(0, -(-end // self.stride)), outputs) for end in ends)
-        return reaching, inside, after, outputs
-
-    def empty_windows(self, size: int) -> list[int]:
-        """The numbers of the windows that have no tap inside the input."""
-        reaching, inside, after, outputs = self._bounds(size)
-        # A window that starts before the input steps over it only if its taps are far enough apart:
-        # its first tap at a position of 0 or more lies at the remainder of the division.
-        straddling = range(reaching, inside) if size < self.dilation else ()
-        over = [at for at in straddling if self.first_position(at) % self.dilation >= size]
-        return [*range(reaching), *over, *range(after, outputs)]
-
     def may_be_empty(self, size: Any) -> bool:
         """Whether a window may have no tap inside an input of ``size``, which may be unknown. It
         takes no longer for a large size.
+
+        Windows that start before an input of fewer elements than the dilation may step over it.
         """
         straddles = self.dilation > 1 and self.start_padding > 0
         if max(self.start_padding, self.end_padding) < self.extent and not straddles:
             return False
-        if type(size) is not int:
+        if type(size) is not int or (straddles and size < self.dilation):
             return True
-        reaching, inside, after, outputs = self._bounds(size)
-        if reaching > 0 or after < outputs or size >= self.dilation:
-            return reaching > 0 or after < outputs
-        # The windows in ``empty_windows`` whose remainder is at least the size, counted.
-        first, past = self.first_position(reaching), self.dilation - size
-        least, most = (
-            _quotients(inside - reaching, self.dilation, self.stride, at)
-            for at in (first, first + past)
-        )
-        return most > least
-
-
-def _quotients(number: int, divisor: int, step: int, first: int) -> int:
-    """The sum of ``(first + at * step) // divisor`` over ``at`` from 0 to ``number - 1``. It takes
-    the steps of Euclid's algorithm.
-    """
-    total = 0
-    while number > 0:
-        total += number * (number - 1) // 2 * (step // divisor) + number * (first // divisor)
-        step, first = step % divisor, first % divisor
-        number, first = divmod(step * number + first, divisor)
-        step, divisor = divisor, step
-    return total
+        last = self.first_position(self.output_size(size) - 1)
+        return self.start_padding >= self.extent or last >= size
 
 
 @dataclass(frozen=True, slots=True)

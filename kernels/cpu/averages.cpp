@@ -8,6 +8,7 @@
 
 #include "choose.h"
 #include "counts.h"
+#include "kept.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -63,8 +64,10 @@ Kernels kernels_of(int64_t type) {
 }
 
 // The most shares that are kept at once. Where windows divide by different numbers, the gradient
-// needs the shares of all windows before it adds them.
+// needs the shares of all windows before it adds them. Planes of at most CACHED_SHARES outputs are
+// a part of a thread's work, so that a second-level cache keeps their shares.
 constexpr int64_t SHARES_MOST = 1 << 21;
+constexpr int64_t CACHED_SHARES = 1 << 16;
 
 struct AverageGradient {
     const CountedWindows &g;
@@ -104,10 +107,11 @@ struct AverageGradient {
         const Divide by(adjoint, value, element, kernels.divide);
         pool(op, by, shares, to, adjoint, strategy);
     }
-    // Writes the shares of the outputs of a part of a plane, or of whole planes from `plane` on.
-    // `q` is the problem of that part, which begins with output `begins`.
-    void divide_part(int64_t plane, const int64_t (&begins)[3], const Problem &q,
-                     char *shares) const {
+    // Writes the gradient of a part of a plane, or of whole planes from `plane` on. `q` is the
+    // problem of that part, which begins with output `begins` and with element `first` of the
+    // gradient. `shares` has room for those of its outputs.
+    void add_part(int64_t plane, const int64_t (&begins)[3], const Problem &q, int64_t first,
+                  char *shares) const {
         const Divide by(g, value, value, of_shares.divide);
         const int64_t width = q.output_row();
         const int64_t column = begins[2] * p.channels;
@@ -122,49 +126,62 @@ struct AverageGradient {
                            shares + number * width * value);
             }
         });
+        pool_shares(of_shares.sums, Windows(q), shares, 1, gradient + first * element);
     }
     void run() const {
         if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
-        // Small planes are divided together, large ones in parts.
-        const bool is_small = p.output_plane() <= SHARES_MOST || p.w().window == 0;
-        const double size = double(p.plane()) / double(p.output_plane());
-        const PlaneParts parts{p, is_small ? p.plane() : int64_t(size * double(SHARES_MOST)), 2};
-        const int64_t at_a_time = std::max<int64_t>(1, SHARES_MOST / p.output_plane());
-        const int64_t step = is_small ? at_a_time : 1;
+        // The shares of small planes stay in a cache. Those of larger ones are divided in parts.
+        const int64_t outputs = p.output_plane();
+        if (outputs <= CACHED_SHARES)
+            return for_parts(p.planes, CACHED_SHARES / outputs, 4. * double(outputs + p.plane()),
+                             outputs * value, [&](int64_t first, int64_t planes, char *shares) {
+                                 Problem q = p;
+                                 q.planes = planes;
+                                 add_part(first, {0, 0, 0}, q, first * p.plane(), shares);
+                             });
+        const double size = double(p.plane()) / double(outputs);
+        const bool is_whole = outputs <= SHARES_MOST || p.w().window == 0;
+        const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES_MOST)), 2};
         std::vector<char> shares;
-        for (int64_t number = 0; number < p.planes * parts.count; number += step) {
+        for (int64_t number = 0; number < p.planes * parts.count; ++number) {
             PlanePart part = parts.of(number);
             part.outputs.begin = std::min(part.outputs.begin, parts.axis.outputs - 1);
             part.outputs.end = std::max(part.outputs.end, part.outputs.begin + 1);
             Problem q = p;
             Axis &axis = q.axes[parts.cut];
-            q.planes = std::min(step, p.planes * parts.count - number);
+            q.planes = 1;
             axis.size = part.positions.end - part.positions.begin;
             axis.outputs = part.outputs.end - part.outputs.begin;
             axis.padding += part.positions.begin - part.outputs.begin * axis.stride;
-            shares.resize(q.planes * q.output_plane() * value);
+            shares.resize(q.output_plane() * value);
             int64_t begins[3] = {0, 0, 0};
             begins[parts.cut] = part.outputs.begin;
-            divide_part(part.plane, begins, q, shares.data());
-            const int64_t first = part.plane * p.plane() + part.positions.begin * parts.slab;
-            pool_shares(of_shares.sums, Windows(q), shares.data(), 1, gradient + first * element);
+            add_part(part.plane, begins, q,
+                     part.plane * p.plane() + part.positions.begin * parts.slab, shares.data());
         }
     }
 };
 
 }  // namespace
 
-void average_pooling(const Problem &plain, const void *input, void *output) {
+void pool_averages(const Problem &plain, const void *input, void *output, const Kept *kept) {
     const Problem p = joined_averages(plain, false, true);
     const Windows windows(p);
     const bool is_turned = choose({AVERAGE, windows}) == TURNED;
     const Kernels kernels = kernels_of(p.type);
     const int64_t element = kernels.sums.element_size;
     use_large_pages(output, p.planes * p.output_plane() * element);
-    const CountedWindows g(is_turned ? turned_problem(p) : p, false);
-    const Divide finish(g, kernels.sums.value_size, element, kernels.divide);
-    pool_sums(kernels.sums, finish, p, g, input, output);
+    CountedWindows g(is_turned ? turned_problem(p) : p, false);
+    g.kept = is_turned ? nullptr : kept;
+    const int64_t sum = kernels.sums.value_size;
+    const Divide finish(g, sum, kept ? sum : element,
+                        kept ? kernels_of(p.type == 1).divide : kernels.divide);
+    pool_sums(kernels.sums, finish, p, g, input, output, kept);
+}
+
+void average_pooling(const Problem &p, const void *input, void *output) {
+    pool_averages(p, input, output, nullptr);
 }
 
 void average_pooling_grad(const Problem &plain, const void *arriving, void *gradient) {

@@ -3,6 +3,7 @@
 #include "blocks.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -13,6 +14,10 @@ namespace dmlpool {
 // Rows of workspace that are pooled along W together have at most this many values of 4 bytes or
 // more, or four times as many bytes of smaller values.
 constexpr int64_t WORKSPACE_VALUES = 1024;
+
+// Windows of channels of less than this many bytes are combined at each position of a row, as
+// vectors hold several positions, and then those at strides are taken.
+constexpr int64_t FEW_BYTES = 16;
 
 int64_t block_outputs(const Axis &axis, int64_t least) {
     const int64_t wanted = std::max(least, 2 * axis.extent() / axis.stride);
@@ -43,7 +48,8 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     constexpr uintptr_t ALIGNMENT = 64;  // of a vector
     const int64_t size = rows * pitch;
     const int64_t staged = size + vector;
-    const bool has_scratch = (channels == 1 && w.stride > 1) || windows.spacing > 1;
+    const bool has_scratch =
+        (w.stride > 1 && (channels == 1 || channels * value < FEW_BYTES)) || windows.spacing > 1;
     const int64_t scratch = has_scratch ? size : 0;
     const int64_t taps = std::max(w.window, box_size > 0 ? h.window : 0);
     Workspace m;
@@ -165,11 +171,28 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
         return op.combine(true, m.parts, parts, t.outputs, t.to,
                           {t.runs, row_length * value, t.pitch});
     }
+    const int64_t step = w.stride * channels;
+    const int64_t bytes = channels * value;
     for (int64_t k = 0; k < t.runs; ++k) {
         for (int64_t tap = 0; tap < parts; ++tap)
             m.shifted[tap] = {m.parts[tap].from + k * pitch * value, m.parts[tap].number};
-        op.combine(true, m.shifted, parts, channels, t.to + k * t.pitch * value,
-                   {t.outputs, w.stride * channels * value, channels, t.divisor});
+        char *to = t.to + k * t.pitch * value;
+        if (bytes >= FEW_BYTES) {
+            op.combine(true, m.shifted, parts, channels, to,
+                       {t.outputs, step * value, channels, t.divisor});
+            continue;
+        }
+        op.combine(true, m.shifted, parts, (t.outputs - 1) * step + channels, m.scratch,
+                   {1, 0, 0, t.divisor});
+        // A copy of FEW_BYTES may write what the next ones overwrite.
+        const int64_t outputs = t.outputs;
+        const int64_t whole = outputs - FEW_BYTES / bytes;
+        const char *taken = m.scratch;
+        int64_t o = 0;
+        for (; o < whole; ++o, to += bytes, taken += step * value)
+            std::memcpy(to, taken, FEW_BYTES);
+        for (; o < outputs; ++o, to += bytes, taken += step * value)
+            std::memcpy(to, taken, bytes);
     }
 }
 

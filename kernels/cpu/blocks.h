@@ -49,12 +49,13 @@ struct Workspace {
     Row *parts_of_h;  // the same along H
     Row *shifted;     // the parts of a later window
     std::vector<char> memory;
-    char *staged;    // rows that were combined along D and H
-    char *produced;  // values of outputs, before they are finished
-    char *scratch;   // rows of every stride-th value, or rows before zeros are inserted
-    char *box;       // a box that was combined along D
-    char *sums_h;    // of doubled windows along H
-    char *sums_w;    // of doubled windows along W
+    mutable std::vector<char> kept;  // rows of the input that a mask was applied to
+    char *staged;                    // rows that were combined along D and H
+    char *produced;                  // values of outputs, before they are finished
+    char *scratch;  // rows of every stride-th value, or rows before zeros are inserted
+    char *box;      // a box that was combined along D
+    char *sums_h;   // of doubled windows along H
+    char *sums_w;   // of doubled windows along W
 };
 
 // What RowPooling and BoxPooling have in common.

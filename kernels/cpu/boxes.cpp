@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "blocks.h"
+#include "kept.h"
 #include "parallel.h"
 
 namespace dmlpool {
@@ -71,12 +72,18 @@ struct BoxPooling : BlockPooling {
         op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
         if (rows == 0)
             return;
-        const int64_t found =
-            find_rows(op, p, input, b.plane, depth, {top + y, 1, 0}, b.low, m.rows);
-        if (length == p.row())
-            op.combine(false, m.rows, found, rows * length, to);
-        else
-            op.combine(false, m.rows, found, length, to, {rows, row_bytes, length});
+        // Rows are read under a mask one by one.
+        const int64_t at_once = windows.kept != nullptr ? 1 : rows;
+        for (int64_t r = 0; r < rows; r += at_once) {
+            const int64_t found =
+                find_rows(op, p, input, b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows);
+            read_rows(windows.kept, m.rows, found, length, m.kept);
+            char *const into = to + r * length * value;
+            if (length == p.row())
+                op.combine(false, m.rows, found, at_once * length, into);
+            else
+                op.combine(false, m.rows, found, length, into, {at_once, row_bytes, length});
+        }
     }
 };
 

@@ -36,12 +36,14 @@ constexpr double COMPARED_COST = BYTES == 64 ? 2 : 3;
 constexpr double COMPARED_COST_OF_8_BYTES = 8;
 
 // Costs of the gradient of maxima in nanoseconds. Gathering reads, for each position, all windows
-// that may have won it: GATHER_START, and GATHER_VECTOR for each vector of each window. Scattering
-// adds each window to its winner: SCATTER_WINDOW for a window, SCATTER_ELEMENT for an element.
-constexpr double GATHER_START = 4;
-constexpr double GATHER_VECTOR = BYTES == 64 ? 0.85 : 0.55;
+// that may have won it: GATHER_START, GATHER_WRITE for each vector, and GATHER_VECTOR for each
+// vector of each window. Scattering adds each window to its winner: SCATTER_WINDOW for a window,
+// SCATTER_ELEMENT for an element.
+constexpr double GATHER_START = 1.5;
+constexpr double GATHER_WRITE = BYTES == 64 ? 1.4 : 0.7;
+constexpr double GATHER_VECTOR = BYTES == 64 ? 0.7 : 0.45;
 constexpr double SCATTER_WINDOW = 1.05;
-constexpr double SCATTER_ELEMENT = 0.1;
+constexpr double SCATTER_ELEMENT = 0.09;
 // Limits for inserting stride - 1 zeros between gradient elements: the time grows with the extent
 // of the window, zeros included.
 constexpr int64_t ZEROS_STRIDE = 8;
@@ -177,10 +179,8 @@ Reason turned_is_slower(const Request &r) {
     const int64_t most = width <= TURNED_NARROW && r.operation != WINNERS_GRADIENT ? TURNED_TAPS
                          : width <= turned_width(r)                                ? TURNED_TAPS / 4
                                                                                    : 0;
-    // Windows of more rows would share columns, so that bits depended on the number of planes.
     const Windows seen = is_gradient ? adjoint_of(r.windows) : r.windows;
-    const int64_t rows = seen.most_taps(0) * seen.most_taps(1);
-    return rows >= SHARED_ROWS || rows * seen.most_taps(2) > most
+    return seen.most_taps(0) * seen.most_taps(1) * seen.most_taps(2) > most
                ? "windows are large or rows are long"
                : nullptr;
 }
@@ -212,7 +212,7 @@ Reason gathered_is_slower(const Request &r) {
         strides *= double(axis.stride);
     }
     const double vectors = double(parts_of(r.windows.p.channels, BYTES / r.value_size));
-    return GATHER_START + GATHER_VECTOR * vectors * taps / strides <
+    return GATHER_START + vectors * (GATHER_WRITE + GATHER_VECTOR * taps / strides) <
                    double(r.windows.p.channels) * (SCATTER_WINDOW / strides + SCATTER_ELEMENT)
                ? nullptr
                : "many windows may have won an element";
@@ -404,7 +404,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     if (strategy == AUTOMATIC)
         strategy = choose(request);
     if (strategy == PLANES)
-        pool_planes(op, finish, input, output, windows.p);
+        pool_planes(op, finish, input, output, windows);
     else if (strategy == WINDOWS)
         pool_windows(op, finish, input, output, windows);
     else if (strategy == ROWS)

@@ -62,8 +62,6 @@ void force(Strategy strategy);
 // The number of calls that the forced strategy has computed since the last `force`.
 int64_t calls_forced();
 
-// Windows of at least this many rows may combine rows first, which windows share.
-constexpr int64_t SHARED_ROWS = 8;
 // Windows of one channel whose elements are converted are reduced one by one from LONG_CONVERTED
 // taps on. Planes whose rows have at most TURNED_WIDTH elements are transposed rather than joined.
 constexpr int64_t LONG_CONVERTED = 16;

@@ -104,14 +104,15 @@ struct CountedWindows : Windows {
 };
 
 // Pools planes of p by sums. `g` has their windows, or those of `turned_problem`: then planes are
-// transposed first, and results must have as many bytes as elements.
+// transposed first, and only then `kept` says what a mask keeps.
 inline void pool_sums(const RowOperations &sums, const Finish &finish, const Problem &p,
-                      const CountedWindows &g, const void *input, void *output) {
+                      const CountedWindows &g, const void *input, void *output,
+                      const Kept *kept = nullptr) {
     if (g.p.channels == p.channels)
         return pool(sums, finish, input, output, g);
     const int64_t bytes = sums.element_size;
     turn_planes(p.planes, g.p.channels, 1,
-                {{input, bytes, p.plane()}, {output, bytes, p.output_plane()}},
+                {{input, bytes, p.plane(), kept}, {output, finish.result_size, p.output_plane()}},
                 [&](int64_t, void *const *blocks) {
                     pool(sums, finish, blocks[0], blocks[1], g, WINDOWS);
                 });

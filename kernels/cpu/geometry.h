@@ -136,6 +136,8 @@ struct Problem {
 
 namespace dmlpool {
 
+struct Kept;
+
 // The windows of an axis seen from the input: which outputs read position x. They lie `step` apart.
 struct SeenAxis {
     Axis axis;
@@ -206,6 +208,8 @@ struct Windows {
     int64_t spacing = 1;
     // An entry for each axis whose windows are seen from the input, else empty.
     std::vector<SeenAxis> seen[3];
+    // What a mask keeps of the tensor that is read, or null.
+    const Kept *kept = nullptr;
 
     explicit Windows(const Problem &problem) : p(problem) {}
     // What an output reads along an axis: 0 for D, 1 for H, 2 for W.

@@ -143,7 +143,7 @@ struct Scatter {
         T *const out = gradient + part.plane * p.plane() + first;
         if constexpr (is_direct)
             sums = out;
-        std::fill_n(sums, size, L(0));
+        std::memset(sums, 0, size * sizeof(L));  // writes lines that it does not read
         const Range depth = parts.outputs_along(part, 0);
         const Range height = parts.outputs_along(part, 1);
         const Range columns = parts.outputs_along(part, 2);

@@ -1,8 +1,8 @@
 // Pools under a mask: an element where the mask is false is not there.
 //
-// A part of the input is masked on its way into a thread's workspace, and pooled there while it is
-// in a cache. Masked elements become 0 in sums and the lowest value in maxima. What the mask keeps
-// is counted by the same windows, once for all channels that share a mask:
+// Strategies read what is kept (see kept.h): masked elements become 0 in sums and the lowest value
+// in maxima. Averages are pooled in parts that stay in a cache until they are divided. What the
+// mask keeps is counted by the same windows, once for all channels that share a mask:
 //
 //     input   | 3 5 | 7 9 |                       sums   |  8 |  7 |
 //                            masked: | 3 5 | 7 0 |  ->              ->  averages | 4 | 7 |
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "counts.h"
+#include "kept.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -21,22 +22,29 @@
 namespace dmlpool {
 namespace {
 
-constexpr int64_t PART = 1 << 15;  // elements that are masked and pooled together
+constexpr int64_t PART = 1 << 17;  // elements that are pooled and divided together
 constexpr int64_t AHEAD = 2048;    // bytes that are prefetched before they are masked
 
-// Copies `count` elements, but writes `fill` where the mask is false. The elements may be copied to
-// where they are. There is a vector of n elements at least; the last one may overlap the one
-// before.
-template <int64_t n, class T, class L>
-void keep(const T *from, const uint8_t *mask, int64_t count, L fill, L *to) {
-    using I = IntegerOf<L>;
-    for (int64_t at = 0; at < count; at += n) {
-        const int64_t i = std::min(at, count - n);
-        __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
-        const auto values = load<L, n>(from + i);
-        const auto kept = load<I, n>(mask + i);
-        write(Vector<L, n>(kept != 0 ? values : Vector<L, n>{} + fill), to + i);
-    }
+// Copies the elements of `count` bytes of a mask, `each` of them for a byte, but writes `fill`
+// where the mask is false. There is a vector of n elements at least; the last one may overlap the
+// one before.
+template <int64_t n, class S>
+void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fill, S *to) {
+    const auto filled = Vector<S, n>{} + fill;
+    const auto copy = [&](int64_t i, const Vector<S, n> &is_kept) {
+        const auto elements = read<Vector<S, n>>(from + i);
+        write(Vector<S, n>(is_kept != 0 ? elements : filled), to + i);
+    };
+    if (each == 1)
+        for (int64_t at = 0; at < count; at += n) {
+            const int64_t i = std::min(at, count - n);
+            __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
+            copy(i, load<S, n>(mask + i));
+        }
+    else
+        for (int64_t k = 0; k < count; ++k)
+            for (int64_t at = 0; at < each; at += n)
+                copy(k * each + std::min(at, each - n), Vector<S, n>{} + S(mask[k]));
 }
 
 // Some planes whose masks follow each other or are one, or a band of one plane.
@@ -64,9 +72,10 @@ struct Masked {
     const int64_t each = p.channels / m.channels;  // elements of a byte of the mask
     const int64_t mask_plane = p.plane() / each;
     const int64_t largest = std::max(p.plane(), p.output_plane());
+    // As many planes of each part, as small parts leave vectors of turned planes empty.
+    const int64_t most = parts.count > 1 ? 1 : std::max<int64_t>(1, PART / largest);
     const int64_t planes =
-        parts.count > 1 ? 1
-                        : std::clamp<int64_t>(PART / largest, 1, std::max<int64_t>(m.planes, 1));
+        std::max<int64_t>(1, parts_of(m.planes, std::max<int64_t>(1, parts_of(m.planes, most))));
 
     const uint8_t *mask_of(int64_t plane) const {
         return mask + (plane / m.planes * m.step + m.is_own * (plane % m.planes)) * mask_plane;
@@ -153,38 +162,13 @@ struct Masked {
                 p.type,    p.counting.divisor, 0,
                 0};
     }
-    // Copies planes from `plane` on to `to`, but writes `fill` where the mask is false. They have
-    // `count` elements each from position `begin` of their masks on.
-    template <class T, class L>
-    void copy(int64_t plane, int64_t planes, int64_t begin, int64_t count, const T *from, L fill,
-              L *to) const {
-        const RowOperations &convert = row_sums(std::is_same_v<T, L> ? 0 : p.type);
-        const int64_t bytes = count / each;  // of the mask of a plane
-        parallel(planes * bytes, double(each), [&](int64_t first, int64_t last) {
-            for (int64_t at = first, n; at < last; at += n) {
-                n = std::min(last - at, bytes - at % bytes);
-                const uint8_t *const kept = mask_of(plane + at / bytes) + begin + at % bytes;
-                if (each == 1)
-                    n < LANES<L> ? keep<1>(from + at, kept, n, fill, to + at)
-                                 : keep<LANES<L>>(from + at, kept, n, fill, to + at);
-                for (int64_t i = 0; i < n && each > 1; ++i) {
-                    const T *const elements = from + (at + i) * each;
-                    L *const out = to + (at + i) * each;
-                    if (!kept[i])
-                        std::fill_n(out, each, fill);
-                    else if constexpr (!std::is_same_v<T, L>) {
-                        const Row row = {reinterpret_cast<const char *>(elements), 0};
-                        convert.combine(false, &row, 1, each, out);
-                    } else if (elements != out)
-                        std::memcpy(out, elements, each * sizeof(L));
-                }
-            }
-        });
-    }
-    template <class T, class L>
-    void copy(const Part &part, const T *from, L fill, L *to) const {
-        copy(part.plane, part.problem.planes, part.positions.begin * parts.slab / each,
-             part.problem.plane(), from, fill, to);
+    // What is kept of a part, which begins at `tensor`. It refers to the part.
+    Kept kept(const Part &part, const void *tensor, int64_t bytes) const {
+        return {part.problem,
+                {1, part.problem.planes, m.is_own, 0, m.channels, m.fill},
+                mask_of(part.plane) + part.positions.begin * parts.slab / each,
+                tensor,
+                bytes};
     }
 };
 
@@ -236,12 +220,12 @@ struct Counts {
         if (of.p.counting.divisor != 0)
             return divide<T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
         for (int64_t k = 0; k < part.problem.planes; ++k, sums += n, out += n) {
-            const double *const by = counts.data() + (of.m.is_own ? k * n / each : 0);
+            const double *by = counts.data() + (of.m.is_own ? k * n / each : 0);
             if (each == 1)
                 divide<T>(sums, n, 1, by, out);
             else
                 for (int64_t i = 0; i < n; i += each)
-                    divide<T>(sums + i, each, by[i / each], nullptr, out + i);
+                    divide<T>(sums + i, each, *by++, nullptr, out + i);
         }
     }
 };
@@ -249,30 +233,27 @@ struct Counts {
 template <class T>
 void pool_averages(const Masked &masked, const T *input, T *output) {
     using L = Wide<T>;
-    masked.each_part(masked.bands_of_results, false,
-                     [&, counts = Counts{masked}, elements = std::vector<L>(),
-                      sums = std::vector<L>()](const Part &part) mutable {
-                         counts.find(part);
-                         elements.resize(part.elements());
-                         masked.copy(part, input + part.input, L(0), elements.data());
-                         T *const out = output + part.output;
-                         L *to;
-                         if constexpr (std::is_same_v<T, L>)
-                             to = out;
-                         else {
-                             sums.resize(part.results());
-                             to = sums.data();
-                         }
-                         average_pooling(sums_of(part.problem, sizeof(L) == 8), elements.data(),
-                                         to);
-                         counts.divide_part<T>(part, to, out);
-                     });
+    masked.each_part(
+        masked.bands_of_results, false,
+        [&, counts = Counts{masked}, sums = std::vector<L>()](const Part &part) mutable {
+            counts.find(part);
+            T *const out = output + part.output;
+            L *to;
+            if constexpr (std::is_same_v<T, L>)
+                to = out;
+            else {
+                sums.resize(part.results());
+                to = sums.data();
+            }
+            const Kept kept = masked.kept(part, input + part.input, sizeof(T));
+            pool_averages(sums_of(part.problem, masked.p.type), kept.tensor, to, &kept);
+            counts.divide_part<T>(part, to, out);
+        });
 }
 
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    using I = IntegerOf<T>;
     masked.each_part(
         masked.bands_of_elements, true,
         [&, counts = Counts{masked}, shares = std::vector<L>(),
@@ -291,100 +272,111 @@ void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
                 average_pooling_grad(q, shares.data(), sums.data());
                 divide<T>(sums.data(), part.elements(), 1, nullptr, out);
             }
-            masked.copy(part, reinterpret_cast<I *>(out), I(0), reinterpret_cast<I *>(out));
+            masked.kept(part, out, sizeof(T)).read(out, part.elements(), out);
         });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
-// found first. Then the winner is the first element that the mask keeps: the first maximum of the
-// mask.
-struct WinnersUnderMask {
-    const Masked &of;
-    const Problem &p = of.p;
-    std::vector<uint8_t> are_lowest = {};
-    std::vector<uint8_t> are_there = {};
-    std::vector<char> firsts = {};
+// found first. Then the winner is the first element that the mask keeps.
+template <class S>
+struct FirstKept {
+    const Kept &kept;
+    const S *const values;
+    void *const winners;
 
-    template <class S>
-    void find(const Part &part, const S *values) {
-        const int64_t count = part.results();
-        are_lowest.resize(count);
-        uint8_t is_any = 0;
-        for (int64_t i = 0; i < count; ++i)
-            is_any |= are_lowest[i] = values[i] == S(of.m.fill);
-        if (!part.has_same_mask)
-            firsts.clear();
-        if (!is_any)
-            return are_lowest.clear();
-        if (!firsts.empty())
-            return;
-        Problem q = part.problem;
-        q.planes = of.m.is_own ? part.problem.planes : 1;
-        q.channels = of.m.channels;
-        q.type = int64_t(std::size(TYPES)) - 1;  // bool
-        are_there.resize(q.planes * q.output_plane());
-        firsts.resize(are_there.size() * p.bytes);
-        const int64_t begin = part.positions.begin * of.parts.slab / of.each;
-        max_pooling(q, of.mask_of(part.plane) + begin, are_there.data(), firsts.data());
+    const Problem &p = kept.p;
+    const Windows windows{p};
+    const int64_t size = p.plane() / p.channels;
+
+    // The number of the first element of a window that the mask keeps, or -1. The mask has `step`
+    // bytes for each position.
+    int64_t first(int64_t d, int64_t h, int64_t w, const uint8_t *mask, int64_t step) const {
+        const Span spans[] = {windows.at(0, d), windows.at(1, h), windows.at(2, w)};
+        for (int64_t z = 0; z < spans[0].count; ++z)
+            for (int64_t y = 0; y < spans[1].count; ++y)
+                for (int64_t x = 0; x < spans[2].count; ++x) {
+                    const int64_t steps[] = {z, y, x};
+                    int64_t position = 0, tap = 0;
+                    for (int a = 0; a < 3; ++a) {
+                        const Axis &axis = p.axes[a];
+                        position = position * axis.size + spans[a].begin + steps[a] * axis.dilation;
+                        tap = tap * axis.window + spans[a].tap + steps[a];
+                    }
+                    if (mask[position * step])
+                        return p.numbering == TAPS ? tap : position;
+                }
+        return -1;
     }
-    template <class N>
-    void write(const Part &part, N *numbers) const {
-        const bool are_taps = p.numbering == TAPS;
-        const int64_t n = part.problem.output_plane();
-        for (int64_t i = 0; i < int64_t(are_lowest.size()); ++i)
-            if (are_lowest[i]) {
-                const int64_t at = (of.m.is_own ? i : i % n) / of.each;
-                const N first = read<N>(firsts.data() + at * int64_t(sizeof(N)));
-                numbers[i] = are_taps || are_there[at] ? first : N(-1);
-            }
-        if (are_taps)
+    void find_row(int64_t plane, int64_t d, int64_t h, int64_t row) const {
+        const S lowest = S(kept.m.fill);
+        const int64_t length = p.output_row();
+        if (std::find(values + row, values + row + length, lowest) == values + row + length)
             return;
-        // Positions count from the beginning of the plane, or of the tensor, on.
-        const int64_t begin = part.positions.begin * of.parts.slab / p.channels;
-        const int64_t size = p.numbering == INDICES ? p.plane() / p.channels : 0;
-        const int64_t length = p.channels > 1 ? p.channels : n;
-        const int64_t step = p.channels > 1 ? size : 0;
-        for (int64_t i = 0; i < part.results(); i += length) {
-            const int64_t origin = begin + (part.plane + i / n) * p.channels * size;
-            VECTORIZE
-            for (int64_t k = 0; k < length; ++k)
-                if (numbers[i + k] != N(-1))
-                    numbers[i + k] += N(origin + k * step);
-        }
+        with_integers(int(p.bytes), [&](auto number) {
+            using N = decltype(number);
+            N *const out = static_cast<N *>(winners) + row;
+            const uint8_t *const mask = kept.mask_of(plane);
+            int64_t known = -1, found = -1;  // the output that `found` belongs to
+            for (int64_t i = 0; i < length; ++i) {
+                const int64_t channel = i % p.channels, output = i / p.channels;
+                if (values[row + i] != lowest)
+                    continue;
+                if (kept.m.channels > 1 || output != known)
+                    found = first(d, h, output, mask + channel % kept.m.channels, kept.m.channels);
+                known = output;
+                const int64_t before =
+                    p.numbering == INDICES ? (plane * p.channels + channel) * size : 0;
+                if (found >= 0 || p.numbering != TAPS)
+                    out[i] = N(found < 0 ? -1 : before + found);
+            }
+        });
+    }
+    void find() const {
+        const int64_t length = p.output_row();
+        parallel(p.planes * p.output_plane() / length, double(length),
+                 [&](int64_t begin, int64_t end) {
+                     Digits<3> digits(begin, {p.h().outputs, p.d().outputs, p.planes});
+                     for (int64_t row = begin; row < end; ++row, ++digits)
+                         find_row(digits[2], digits[1], digits[0], row * length);
+                 });
     }
 };
 
-template <class S>
-void pool_maxima(const Masked &masked, const S *input, S *output, char *winners) {
-    const Problem &p = masked.p;
-    masked.each_part(
-        masked.bands_of_results, false,
-        [&, by = WinnersUnderMask{masked}, elements = std::vector<S>()](Part part) mutable {
-            part.problem.numbering = p.numbering == TAPS ? TAPS : POSITIONS;
-            elements.resize(part.elements());
-            masked.copy(part, input + part.input, S(masked.m.fill), elements.data());
-            S *const values = output + part.output;
-            char *const numbers = winners ? winners + part.output * p.bytes : nullptr;
-            max_pooling(part.problem, elements.data(), values, numbers);
-            if (numbers == nullptr)
-                return;
-            by.find(part, values);
-            with_integers(int(p.bytes), [&](auto number) {
-                by.write(part, reinterpret_cast<decltype(number) *>(numbers));
-            });
-        });
-}
-
 }  // namespace
 
+void Kept::read(const void *from, int64_t count, void *to) const {
+    with_integers(int(bytes), [&](auto bits) {
+        using S = decltype(bits);
+        const S *elements = static_cast<const S *>(from);
+        S *out = static_cast<S *>(to);
+        const int64_t size = p.plane(), first = elements - static_cast<const S *>(tensor);
+        int64_t plane = first / size, at = first % size;
+        for (int64_t n; count > 0; ++plane, at = 0, count -= n, elements += n, out += n) {
+            n = std::min(count, size - at);
+            const uint8_t *const bytes = mask_of(plane) + at / each;
+            (each == 1 ? n : each) < LANES<S>
+                ? keep<1>(elements, bytes, n / each, each, S(m.fill), out)
+                : keep<LANES<S>>(elements, bytes, n / each, each, S(m.fill), out);
+        }
+    });
+}
+
+std::vector<char> Kept::filled(int64_t count) const {
+    std::vector<char> row(count * bytes);
+    with_integers(int(bytes), [&](auto bits) {
+        std::fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
+    });
+    return row;
+}
+
 void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output) {
-    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
-    const int bytes = type_of(p).bytes;
+    const int64_t bytes = type_of(p).bytes;
+    const Kept kept{p, m, static_cast<const uint8_t *>(mask), input, bytes};
     use_large_pages(output, p.input_bytes(bytes));
-    with_integers(bytes, [&](auto number) {
-        using S = decltype(number);
-        masked.copy(0, p.planes, 0, p.plane(), static_cast<const S *>(input), S(m.fill),
-                    static_cast<S *>(output));
+    parallel(p.planes * p.plane() / kept.each, double(kept.each), [&](int64_t begin, int64_t end) {
+        const int64_t first = begin * kept.each * bytes;
+        kept.read(static_cast<const char *>(input) + first, (end - begin) * kept.each,
+                  static_cast<char *>(output) + first);
     });
 }
 
@@ -412,12 +404,13 @@ void masked_average_pooling_grad(const Problem &p, const Masking &m, const void 
 
 void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
                         void *output, void *winners) {
-    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
-    with_integers(type_of(p).bytes, [&](auto element) {
-        using S = decltype(element);
-        pool_maxima(masked, static_cast<const S *>(input), static_cast<S *>(output),
-                    static_cast<char *>(winners));
-    });
+    const Kept kept{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes};
+    pool_maxima(p, input, output, winners, &kept);
+    if (winners != nullptr)
+        with_integers(int(kept.bytes), [&](auto bits) {
+            using S = decltype(bits);
+            FirstKept<S>{kept, static_cast<const S *>(output), winners}.find();
+        });
 }
 
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
@@ -429,7 +422,7 @@ void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arr
             S *const out = static_cast<S *>(gradient) + part.input;
             max_pooling_grad(part.problem, static_cast<const S *>(arriving) + part.output,
                              static_cast<const char *>(taps) + part.output * p.bytes, out);
-            masked.copy(part, out, S(0), out);
+            masked.kept(part, out, sizeof(S)).read(out, part.elements(), out);
         });
     });
 }

@@ -7,6 +7,7 @@
 #include "maxima.h"
 
 #include "choose.h"
+#include "kept.h"
 #include "numbers.h"
 #include "operators.h"
 #include "turned.h"
@@ -55,6 +56,7 @@ struct Winners final : Finish {
 template <class E, class S, class P>
 struct ChannelWinners final : WindowOperations {
     static constexpr int64_t n = LANES<S>;
+    static constexpr int64_t CHAINS = 4;  // comparisons that do not wait for each other
     using V = Vector<E, n>;
     using N = Vector<S, n>;
     const Winner<S, P> op;
@@ -67,7 +69,6 @@ struct ChannelWinners final : WindowOperations {
           none(numbers.none()),
           has_values(has_values) {
         writes_results = true;
-        is_separable = false;
     }
 
     // The elements of a tap from `at` on, as they are compared.
@@ -85,8 +86,8 @@ struct ChannelWinners final : WindowOperations {
         else
             return ~(challenger <= best) & (best == best);
     }
-    void combine_window(bool, Row *taps, int64_t count, int64_t channels, char *produced,
-                        char *result, const Times &times) const override {
+    void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *result,
+                        const Times &times) const override {
         S *which = reinterpret_cast<S *>(produced);
         S *values = reinterpret_cast<S *>(result);
         if (count == 0) {
@@ -95,44 +96,74 @@ struct ChannelWinners final : WindowOperations {
                 std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
             return;
         }
+        // Several taps of all channels are read at a time, in the order of memory.
+        const bool splits = channels < CHAINS * n;
+        const int64_t group = has_values && !splits ? 16 : count;
+        const auto run = splits ? &ChannelWinners::compare<true> : &ChannelWinners::compare<false>;
         for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {
-            const int64_t offset = t * times.step;
-            compare(taps, count, channels, offset / element_size, which, values);
+            const int64_t offset = t * times.step / element_size;
+            for (int64_t first = 0; first < count; first += group)
+                (this->*run)(taps + first, std::min(group, count - first), channels, offset,
+                             first > 0, which, values);
             if (has_values && op.are_bools)
                 normalize_bools(values, channels);
         }
     }
-    // Compares two vectors of channels at a time. The last vectors may overlap those before.
-    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
-                 S *values) const {
-        constexpr int64_t VECTORS = 2;
-        for (int64_t begin = 0; begin < channels; begin += VECTORS * n) {
-            const int64_t first = std::min(begin, std::max(channels - VECTORS * n, int64_t(0)));
-            const auto at = [=](int64_t v) { return std::min(first + v * n, channels - n); };
-            V best[VECTORS];
-            N winning[VECTORS];
-#pragma GCC unroll 2
-            for (int64_t v = 0; v < VECTORS; ++v) {
-                best[v] = load(taps[0], offset + at(v));
-                winning[v] = N{} + S(taps[0].number);
+    // Compares CHAINS vectors of channels at a time, and with `continues` their winners with those
+    // found before. The last vectors may overlap those before. Fewer channels have a chain for each
+    // part of the taps, the last of which may overlap too.
+    template <bool splits>
+    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, bool continues,
+                 S *which, S *values) const {
+        const int64_t length = splits ? parts_of(count, CHAINS) : count;
+        const int64_t step = splits ? n : CHAINS * n;
+        for (int64_t begin = 0; begin < channels; begin += step) {
+            const int64_t first = std::min(begin, channels - step);
+            const Row *from[CHAINS];
+            V best[CHAINS];
+            N winning[CHAINS];
+#pragma GCC unroll 4
+            for (int64_t v = 0; v < CHAINS; ++v) {
+                from[v] = taps + (splits ? std::min(v * length, count - length) : 0);
+                best[v] = load(from[v][0], offset + first + (splits ? 0 : v * n));
+                winning[v] = N{} + S(from[v][0].number);
             }
-            for (int64_t t = 1; t < count; ++t)
-#pragma GCC unroll 2
-                for (int64_t v = 0; v < VECTORS; ++v) {
-                    const V challenger = load(taps[t], offset + at(v));
-                    const N is_better = wins(challenger, best[v]);
-                    winning[v] = is_better ? N{} + S(taps[t].number) : winning[v];
-                    best[v] = is_better ? challenger : best[v];
+            for (int64_t t = 1; t < length; ++t)
+#pragma GCC unroll 4
+                for (int64_t v = 0; v < CHAINS; ++v)
+                    take(load(from[v][t], offset + first + (splits ? 0 : v * n)),
+                         N{} + S(from[v][t].number), best[v], winning[v]);
+            if (splits)
+#pragma GCC unroll 4
+                for (int64_t v = 1; v < CHAINS; ++v)
+                    take(best[v], winning[v], best[0], winning[0]);
+            const auto store = [&](int64_t v) {
+                const int64_t at = first + v * n;
+                if (continues) {
+                    V earlier = load({reinterpret_cast<const char *>(values), 0}, at);
+                    N earlier_tap = read<N>(which + at);
+                    take(best[v], winning[v], earlier, earlier_tap);
+                    best[v] = earlier;
+                    winning[v] = earlier_tap;
                 }
-#pragma GCC unroll 2
-            for (int64_t v = 0; v < VECTORS; ++v) {
                 if constexpr (std::is_same_v<E, S>)
                     best[v] = op.template reordered<n>(best[v]);
                 if (has_values)
-                    write(best[v], values + at(v));
-                write(winning[v], which + at(v));
-            }
+                    write(best[v], values + at);
+                write(winning[v], which + at);
+            };
+            store(0);
+#pragma GCC unroll 4
+            for (int64_t v = 1; v < CHAINS; ++v)
+                if (!splits)
+                    store(v);
         }
+    }
+    // Takes the challenger and its tap where it wins.
+    static void take(const V &challenger, const N &tap, V &best, N &winning) {
+        const N is_better = wins(challenger, best);
+        winning = is_better ? tap : winning;
+        best = is_better ? challenger : best;
     }
 };
 
@@ -150,8 +181,8 @@ struct WinningTaps final : Finish {
 };
 
 // Pools a problem, or a block of turned planes, from plane `first` on.
-void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const void *input,
-                 void *output, void *winners) {
+void pool_by(const Windows &windows, Strategy strategy, int64_t first, const void *input,
+             void *output, void *winners) {
     const Problem &p = windows.p;
     const DataType &data_type = type_of(p);
     const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
@@ -160,9 +191,10 @@ void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const
         const Max<S> op(data_type);
         pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, windows, by);
     };
-    const auto pool_winners = [&](auto element_of_channels, auto element, auto wide) {
+    const auto pool_winners = [&](auto element_of_channels, auto element) {
         using S = decltype(element);
-        using P = decltype(wide);
+        using P = std::conditional_t<sizeof(S) == 8, __int128,
+                                     std::conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
         const Numbers numbers(p, winners, first);
         const Winner<S, P> op(data_type);
         void *const to = output ? output : winners;  // nothing is written where it is winners
@@ -176,15 +208,9 @@ void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const
     };
     if (winners != nullptr) {
         if (p.type == 0)
-            pool_winners(float(), int32_t(), int64_t());
-        else if (data_type.bytes == 1)
-            pool_winners(int8_t(), int8_t(), int32_t());
-        else if (data_type.bytes == 2)
-            pool_winners(int16_t(), int16_t(), int32_t());
-        else if (data_type.bytes == 4)
-            pool_winners(int32_t(), int32_t(), int64_t());
+            pool_winners(float(), int32_t());
         else
-            pool_winners(int64_t(), int64_t(), __int128());
+            with_integers(data_type.bytes, [&](auto element) { pool_winners(element, element); });
     } else if (p.type == 0)
         pool_values(float());
     else if (p.type == 1)
@@ -195,7 +221,8 @@ void pool_maxima(const Windows &windows, Strategy strategy, int64_t first, const
 
 }  // namespace
 
-void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
+void pool_maxima(const Problem &plain, const void *input, void *output, void *winners,
+                 const Kept *kept) {
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
@@ -203,21 +230,26 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
         use_large_pages(output, outputs * bytes);
     if (winners != nullptr)
         use_large_pages(winners, outputs * p.bytes);
-    const Windows windows(p);
+    Windows windows(p);
+    windows.kept = kept;
     const Numbers numbers(p, winners);
     const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
                                       winners != nullptr, false, numbers.units});
     if (strategy != TURNED)
-        return pool_maxima(windows, strategy, 0, input, output, winners);
+        return pool_by(windows, strategy, 0, input, output, winners);
     const Windows turned(turned_problem(p));
     turn_planes(p.planes, turned.p.channels, 1,
-                {{input, bytes, p.plane()},
+                {{input, bytes, p.plane(), kept},
                  {output, bytes, output ? p.output_plane() : 0},
                  {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
                 [&](int64_t first, void *const *blocks) {
-                    pool_maxima(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
-                                winners ? blocks[2] : nullptr);
+                    pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
+                            winners ? blocks[2] : nullptr);
                 });
+}
+
+void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    pool_maxima(p, input, output, winners, nullptr);
 }
 
 }  // namespace dmlpool

@@ -45,7 +45,7 @@ struct Digits {
 
 // Calls act with a 0 whose type is the signed integer of `bytes` bytes.
 template <class Act>
-void with_integers(int bytes, Act act) {
+void with_integers(int bytes, const Act &act) {
     if (bytes == 1)
         return act(int8_t());
     if (bytes == 2)
@@ -81,16 +81,16 @@ struct WindowOperations {
     int64_t value_size;
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
     bool writes_results = false;  // combine_window writes `result`, too
-    bool is_separable = true;     // rows or columns that windows share can be combined first
+    bool is_plain = false;        // elements are values
 
     // Combines what each of `groups` groups of outputs reads of a row of one channel, into
     // `produced`. `step` is the distance of two taps. The row begins at position `origin`.
     virtual void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *runs,
                                 int64_t groups, int64_t step, void *produced) const {}
-    // Combines the taps of a window, each a row of elements or values of `channels` channels, as
-    // often as `times` says. Writes a value of each channel to `produced`.
-    virtual void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels,
-                                char *produced, char *result, const Times &times) const = 0;
+    // Combines the taps of a window, each a row of elements of `channels` channels, as often as
+    // `times` says. Writes a value of each channel to `produced`.
+    virtual void combine_window(Row *taps, int64_t count, int64_t channels, char *produced,
+                                char *result, const Times &times) const = 0;
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
@@ -100,7 +100,6 @@ struct WindowOperations {
 
 // What a strategy calls for each row.
 struct RowOperations : WindowOperations {
-    bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
@@ -113,18 +112,18 @@ struct RowOperations : WindowOperations {
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;
-    void combine_window(bool are_values, Row *taps, int64_t count, int64_t channels, char *produced,
-                        char *, const Times &times) const override {
-        count > 0 ? combine(are_values, taps, count, channels, produced, times)
+    void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *,
+                        const Times &times) const override {
+        count > 0 ? combine(false, taps, count, channels, produced, times)
                   : fill(produced, channels, times.pitch, times.count);
     }
 
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
                   bool is_plain, bool is_idempotent)
-        : WindowOperations(element_size, value_size, units),
-          is_plain(is_plain),
-          is_idempotent(is_idempotent) {}
+        : WindowOperations(element_size, value_size, units), is_idempotent(is_idempotent) {
+        this->is_plain = is_plain;
+    }
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.
@@ -184,13 +183,15 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
 
 // Whether a strategy calls `read_new_rows`: for inputs that no cache holds, unless windows leave
 // out rows. It pays for inputs of half that size where windows of channels share rows or a position
-// is long, and of a third for strided rows of one channel.
+// is long, and of a third for rows of one channel, if these have a small stride.
 inline bool reads_first(const Windows &windows, int64_t element) {
     const Axis &h = windows.p.h();
     const int64_t bytes = windows.p.input_bytes(element);
     const bool pays_early = h.window > h.stride || windows.p.channels * element >= 1024;
-    const int64_t weight = windows.p.channels > 1 ? 1 + pays_early : h.stride > 1 ? 3 : 1;
-    return is_large(bytes * weight) && !without(READ_FIRST) &&
+    const int64_t weight = windows.p.channels > 1          ? 1 + pays_early
+                           : h.stride == 1 || h.stride > 4 ? 0
+                                                           : 3;
+    return is_large(bytes * weight) && !without(READ_FIRST) && windows.kept == nullptr &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 
@@ -203,7 +204,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *input, void
 
 // The strategies, each in its file.
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p);
+                 const Windows &windows);
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
                const Windows &windows);
 void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kept.h"
 #include "operations.h"
 #include "parallel.h"
 #include "vectors.h"
@@ -23,14 +24,17 @@ constexpr int64_t ROW_ELEMENTS = 512;
 // One call finishes planes whose values have FINISHED_BYTES, but at least FINISHED_PLANES planes.
 constexpr int64_t FINISHED_BYTES = 65536;
 constexpr int64_t FINISHED_PLANES = 64;
+// Elements that are read under a mask together, for the first-level cache.
+constexpr int64_t KEPT_ELEMENTS = 4096;
 
 struct PlanePooling {
     const RowOperations &op;
     const Finish &finish;
     const char *const input;
     char *const output;
-    const Problem &p;
+    const Windows &windows;
 
+    const Problem &p = windows.p;
     const int64_t channels = p.channels;
     const int64_t size = p.plane() / channels;
     const int64_t position_bytes = channels * op.element_size;
@@ -43,6 +47,8 @@ struct PlanePooling {
                      std::min(part, size) / 4}));
     const int64_t planes_at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
+    // Small planes of one channel are read under a mask together.
+    const int64_t read_at_once = std::max<int64_t>(1, KEPT_ELEMENTS / size);
 
     void pool() const {
         const double cost = double(std::min(part, size) * channels);
@@ -53,12 +59,20 @@ struct PlanePooling {
                       char *const out = output + first * channels * finish.result_size;
                       char *const results = is_in_place ? out : produced;
                       const char *const elements = input + first * size * position_bytes;
+                      std::vector<char> kept;
                       if (size == 1) {
-                          const Row copied = {elements, 0};
+                          Row copied = {elements, 0};
+                          read_rows(windows.kept, &copied, 1, planes * channels, kept);
                           op.combine(false, &copied, 1, planes * channels, results);
                       } else if (channels == 1) {
-                          const Run whole = {0, size, 0, planes, size};
-                          op.reduce_windows(false, {elements, 0}, 0, &whole, planes, 1, results);
+                          const int64_t most = windows.kept != nullptr ? read_at_once : planes;
+                          for (int64_t k = 0, n; k < planes; k += n) {
+                              n = std::min(most, planes - k);
+                              Row row = {elements + k * size * position_bytes, 0};
+                              read_rows(windows.kept, &row, 1, n * size, kept);
+                              const Run whole = {0, size, 0, n, size};
+                              op.reduce_windows(false, row, 0, &whole, n, 1, results + k * pitch);
+                          }
                       } else
                           pool_parts(first, first + planes, results);
                       if (!finish.is_direct)
@@ -84,14 +98,17 @@ struct PlanePooling {
     void pool_parts(int64_t begin, int64_t end, char *results) const {
         std::vector<char> folded((row_positions + 1) * pitch);
         std::vector<Row> rows;
+        std::vector<char> kept;
         for (int64_t number = begin; number < end; ++number, results += pitch) {
             const int64_t from = number % parts * part;
             const int64_t count = std::min(part, size - from);
             const int64_t remainder = count % row_positions;
-            const char *const elements = input + (number / parts * size + from) * position_bytes;
+            Row row = {input + (number / parts * size + from) * position_bytes, 0};
+            read_rows(windows.kept, &row, 1, count * channels, kept);
+            const char *const elements = row.from;
             const Run whole = {0, count, 0, 1, 0};
             if (channels == 1)
-                op.reduce_windows(false, {elements, 0}, 0, &whole, 1, 1, results);
+                op.reduce_windows(false, row, 0, &whole, 1, 1, results);
             else if (row_positions == 1)
                 combine(false, elements, position_bytes, count, channels, results, rows);
             else {
@@ -116,8 +133,8 @@ struct PlanePooling {
 }  // namespace
 
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Problem &p) {
-    PlanePooling{op, finish, input, output, p}.pool();
+                 const Windows &windows) {
+    PlanePooling{op, finish, input, output, windows}.pool();
 }
 
 }  // namespace dmlpool

@@ -2,6 +2,7 @@
 
 #include "turned.h"
 
+#include "kept.h"
 #include "parallel.h"
 #include "vectors.h"
 
@@ -91,12 +92,21 @@ void turn(const PlaneTensor &tensor, bool is_back, int64_t first, int64_t count,
           void *block) {
     with_integers(int(tensor.bytes), [&](auto bits) {
         using E = decltype(bits);
-        const E *const elements = static_cast<const E *>(tensor.elements);
-        E *const planes = const_cast<E *>(elements) + first * tensor.size;
         E *const turned = static_cast<E *>(block);
-        const Turned<E> planes_of_block{count, tensor.size, channels};
-        is_back ? planes_of_block.template turn<true>(turned, planes)
-                : planes_of_block.template turn<false>(planes, turned);
+        const char *const planes =
+            static_cast<const char *>(tensor.elements) + first * tensor.size * tensor.bytes;
+        // Under a mask a row of squares at a time.
+        const int64_t most = tensor.kept != nullptr ? Turned<E>::n : count;
+        std::vector<char> kept;
+        for (int64_t k = 0; k < count; k += most) {
+            const int64_t n = std::min(most, count - k);
+            Row row = {planes + k * tensor.size * tensor.bytes, 0};
+            read_rows(tensor.kept, &row, 1, n * tensor.size, kept);
+            E *const some = const_cast<E *>(elements<E>(row));
+            const Turned<E> planes_of_block{n, tensor.size, channels};
+            is_back ? planes_of_block.template turn<true>(turned + k, some)
+                    : planes_of_block.template turn<false>(some, turned + k);
+        }
     });
 }
 

@@ -15,6 +15,8 @@
 
 namespace dmlpool {
 
+struct Kept;
+
 // A block of planes has about TURNED_ELEMENTS elements, for the first-level cache, but at least
 // LEAST_VECTORS vectors of planes, which share the cost of finding what windows read.
 constexpr int64_t TURNED_ELEMENTS = 8192;
@@ -35,8 +37,9 @@ inline Problem turned_problem(const Problem &p, int64_t least = 16) {
 // A tensor whose planes are turned, or into which turned planes are turned back.
 struct PlaneTensor {
     const void *elements;
-    int64_t bytes;  // of an element
-    int64_t size;   // elements of a plane
+    int64_t bytes;               // of an element
+    int64_t size;                // elements of a plane
+    const Kept *kept = nullptr;  // what a mask keeps of it
 };
 
 // Calls work(first, blocks) for each block of `channels` planes, from plane `first` on. blocks[k]

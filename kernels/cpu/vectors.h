@@ -170,7 +170,7 @@ inline float widen(Half value) {
 
 // Calls act with a 0 of the float data type of this number (see TYPES). Errors say `what` has it.
 template <class Act>
-auto with_floats(int64_t type, const char *what, Act act) {
+auto with_floats(int64_t type, const char *what, const Act &act) {
     if (type == 0)
         return act(float());
     if (type == 1)

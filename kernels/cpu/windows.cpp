@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "choose.h"
+#include "kept.h"
 #include "operations.h"
 #include "parallel.h"
 #include "vectors.h"
@@ -24,17 +25,15 @@ constexpr int64_t TILE_READS = 65536;
 // The bytes that are read in order before they are combined: few, so that the processor does both
 // at the same time.
 constexpr int64_t READ_BYTES = 4096;
+// Positions of fewer bytes are read fast enough as they are combined.
+constexpr int64_t READ_POSITION = 384;
 // Bytes of the values of a tile whose results are copied to groups of outputs.
 constexpr int64_t COPIED_BYTES = 65536;
 // Bytes of values of several channels that become results together.
 constexpr int64_t FINISHED_BYTES = 4096;
-// Windows of at least SHARED_ROWS rows share columns if a position between two of them has less
-// than SHARED_CHANNELS channels.
-constexpr int64_t SHARED_CHANNELS = 64;
 
 // One channel: the rows that a row of outputs reads are combined into one, and each window reduces
-// its part of it. Several channels: each window combines all its elements, or, if windows have many
-// rows and few channels, its columns of one combined row.
+// its part of it. Several channels: each window combines all its elements.
 struct WindowPooling {
     const WindowOperations &op;
     const Finish &finish;
@@ -51,14 +50,11 @@ struct WindowPooling {
     const int64_t pitch = channels * op.value_size;
     const int64_t most_rows = std::max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
     const int64_t most_taps = std::max<int64_t>(1, windows.most_taps(2));
-    const bool shares_columns = !without(SHARED_COLUMNS) && op.is_separable &&
-                                most_rows >= SHARED_ROWS &&
-                                channels * w.stride < SHARED_CHANNELS * w.extent();
     // A window that a first-level cache does not hold is read from memory as it is combined, but
     // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
-        channels > 1 && !shares_columns && reads_first(windows, op.element_size) &&
-        (h.window > h.stride || !op.is_separable || most_rows * most_taps * position <= 16384);
+        position >= READ_POSITION && reads_first(windows, op.element_size) &&
+        (h.window > h.stride || op.writes_results || most_rows * most_taps * position <= 16384);
     // Rows that windows share with those above are read once; else windows are read one by one.
     const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
     const bool are_numbered = op.units[0] != 0 || op.units[1] != 0 || op.units[2] != 0;
@@ -77,6 +73,10 @@ struct WindowPooling {
     const bool is_finished = finish.is_direct || divisor != 0;
     // Whether each result is written to the first output of its group.
     const bool writes_first = are_grouped && is_finished && channels > 1;
+    // Whether masks have a byte for each position: then windows read other taps in place of those
+    // that are left out. A row of planes that are joined has more than one mask.
+    const bool leaves_out = windows.kept != nullptr && channels > 1 &&
+                            windows.kept->each == channels &&windows.kept->p.plane() % p.row() == 0;
     // What each row of outputs reads along H, if there are several planes of few rows.
     std::vector<Span> heights;
     // Outputs [first, stop) of a row.
@@ -88,20 +88,20 @@ struct WindowPooling {
         int64_t stop;
         char *out;
     };
-    // The rows that a tile reads, from position `low` on: elements, or one of values if
-    // `are_shared`.
+    // The rows that a tile reads, from position `low` on: elements, or one row of values.
     struct TileRows {
         Row *rows;
         int64_t count;
         int64_t low;
-        bool are_shared;
-        int64_t step;  // bytes of a position
+        bool are_values;
     };
     // The runs of a tile, and what they read.
     struct Runs {
         std::vector<Run> list;
         int64_t groups;
         Range reach;
+        // If each group reads one of these elements, one after the other, or nothing. Else empty.
+        Range elements;
     };
     // A thread's memory.
     struct Memory {
@@ -114,6 +114,9 @@ struct WindowPooling {
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
         std::vector<char> results;                        // of groups
+        std::vector<char> kept;                           // rows that a mask was applied to
+        std::vector<const uint8_t *> masks;               // of rows whose positions are masked
+        std::vector<char> filled;                         // a position that is left out
     };
 
     void pool() {
@@ -123,38 +126,59 @@ struct WindowPooling {
         const double row_cost =
             double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
         const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
-        parallel(
-            p.planes * d.outputs * h.outputs * tiles, cost, [this](int64_t begin, int64_t end) {
-                Memory m;
-                m.rows.resize(most_rows);
-                if (channels > 1)
-                    m.taps.resize(shares_columns ? most_taps : most_rows * most_taps);
-                // Rows come before tiles, so that runs are listed once for many rows.
-                Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
-                for (int64_t number = begin; number < end; ++number, ++digits) {
-                    const int64_t first = digits[1] * tile;
-                    const int64_t row = (digits[3] * d.outputs + digits[2]) * h.outputs + digits[0];
-                    const Tile t = {digits[3],
-                                    digits[2],
-                                    digits[0],
-                                    first,
-                                    std::min(first + tile, w.outputs),
-                                    output + (row * w.outputs + first) * result_pitch};
-                    const bool is_first = number == begin || t.oh == 0;
-                    if (is_first)
-                        list_runs(t, m);
-                    const Span above = m.height;
-                    m.height = heights.empty() ? windows.at(1, t.oh) : heights[t.oh];
-                    if (m.depth.count == 0)
-                        m.height = {0, 0, 0};  // as in all rows of this depth
-                    // The row before may read the same.
-                    if (!is_first && !are_numbered && finish.is_uniform && m.height.matches(above))
-                        std::memcpy(t.out, t.out - w.outputs * result_pitch,
-                                    (t.stop - first) * result_pitch);
-                    else
-                        pool_tile(t, m);
-                }
-            });
+        parallel(p.planes * d.outputs * h.outputs * tiles, cost,
+                 [this](int64_t begin, int64_t end) {
+                     Memory m;
+                     m.rows.resize(most_rows);
+                     if (leaves_out) {
+                         m.masks.resize(most_rows);
+                         m.filled = windows.kept->filled(channels);
+                     }
+                     if (channels > 1)
+                         m.taps.resize(most_rows * most_taps);
+                     // Rows come before tiles, so that runs are listed once for many rows.
+                     Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
+                     for (int64_t number = begin; number < end;)
+                         for (const int64_t next =
+                                  number + pool_next(digits, number - begin, end - number, m);
+                              number < next; ++number)
+                             ++digits;
+                 });
+    }
+    Span height_at(int64_t oh) const { return heights.empty() ? windows.at(1, oh) : heights[oh]; }
+    // Pools the tile at `digits`, and copies it to the rows below that read the same. A thread that
+    // has written all rows of the depth before copies these if they read the same. Returns how many
+    // tiles of the `left` ones are written. The thread has written `before` of those before.
+    int64_t pool_next(const Digits<4> &digits, int64_t before, int64_t left, Memory &m) const {
+        const int64_t first = digits[1] * tile;
+        const int64_t row = (digits[3] * d.outputs + digits[2]) * h.outputs + digits[0];
+        const int64_t row_bytes = w.outputs * result_pitch;
+        const Tile t = {digits[3],
+                        digits[2],
+                        digits[0],
+                        first,
+                        std::min(first + tile, w.outputs),
+                        output + row * row_bytes + first * result_pitch};
+        const bool copies = !are_numbered && finish.is_uniform;
+        if (before == 0 || t.oh == 0) {
+            const Span above = m.depth;
+            m.depth = windows.at(0, t.od);
+            if (copies && tiles == 1 && t.od > 0 && before >= h.outputs && left >= h.outputs &&
+                m.depth.matches(above)) {
+                std::memcpy(t.out, t.out - h.outputs * row_bytes, h.outputs * row_bytes);
+                return h.outputs;
+            }
+            if (before == 0 || tiles > 1)
+                list_runs(t, m);
+        }
+        m.height = m.depth.count > 0 ? height_at(t.oh) : Span{0, 0, 0};
+        pool_tile(t, m);
+        const int64_t most = copies ? std::min(left, h.outputs - t.oh) : 1;
+        int64_t done = 1;
+        for (; done < most && (m.depth.count == 0 || height_at(t.oh + done).matches(m.height));
+             ++done)
+            std::memcpy(t.out + done * row_bytes, t.out, (t.stop - first) * result_pitch);
+        return done;
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const TileRows found = find_tile_rows(t, m);
@@ -163,19 +187,22 @@ struct WindowPooling {
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
             combine_windows(t, found, runs, values, out, m);
-        else {
-            op.reduce_windows(found.are_shared, found.rows[0], found.low, runs.list.data(),
+        else if (runs.elements.end > 0 && (found.are_values || op.is_plain)) {
+            const char *from = found.rows[0].from + (runs.elements.begin - found.low) * pitch;
+            if (!finish.is_direct) {
+                finish(t.plane, t.od, t.oh, 0, runs.elements.end - runs.elements.begin, from, out);
+                from = out;
+            }
+            return copy_elements(runs.list, true, from, t);
+        } else {
+            op.reduce_windows(found.are_values, found.rows[0], found.low, runs.list.data(),
                               runs.groups, w.dilation, values);
             if (!finish.is_direct)
                 finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
         }
-        if (!are_grouped)
-            return;
-        if (channels > 1)
-            return copy_positions(runs.list, out, t.out);
-        with_integers(int(finish.result_size), [&](auto bits) {
-            copy_elements<decltype(bits)>(runs.list, out, t.stop - t.first, t.out);
-        });
+        if (are_grouped)
+            channels > 1 ? copy_positions(runs.list, out, t.out)
+                         : copy_elements(runs.list, false, out, t);
     }
     // Lists the runs of a tile, and makes room for what its groups produce.
     void list_runs(const Tile &t, Memory &m) const {
@@ -183,11 +210,21 @@ struct WindowPooling {
         are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
                     : find_runs(windows, are_numbered, t.first, t.stop, runs.list);
         runs.groups = 0;
-        for (const Run &run : runs.list)
+        runs.elements = {0, 0};
+        bool are_elements = are_grouped;
+        for (const Run &run : runs.list) {
             runs.groups += run.groups;
+            if (run.count == 0)
+                continue;
+            if (runs.elements.end == 0)
+                runs.elements = {run.begin, run.begin};
+            are_elements &= run.count == 1 && run.step == 1 && run.begin == runs.elements.end;
+            runs.elements.end += run.groups;
+        }
+        if (!are_elements)
+            runs.elements = {0, 0};
         runs.reach = windows.reach(2, t.first, t.stop - t.first);
-        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}};
-        m.depth = windows.at(0, t.od);
+        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}, {0, 0}};
         m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
         m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
     }
@@ -206,29 +243,40 @@ struct WindowPooling {
                 }
             }
     }
-    // The same for one channel. Vectors write past the end of a group what the next one overwrites.
-    template <class E>
-    static void copy_elements(const std::vector<Run> &runs, const char *results, int64_t outputs,
-                              char *to) {
-        constexpr int64_t n = LANES<E>;
-        const E *__restrict from = reinterpret_cast<const E *>(results);
-        for (const Run &run : runs) {
-            E *__restrict out = reinterpret_cast<E *>(to) + run.first;
-            if (run.each == 2 && run.apart == 2)
-                for (int64_t g = 0; g < run.groups; ++g)
-                    out[2 * g] = out[2 * g + 1] = from[g];
-            else {
-                const int64_t written = parts_of(run.each, n) * n;
-                int64_t g = 0;
-                for (int64_t room = outputs - run.first;
-                     run.each == run.apart && g < run.groups && room >= written;
-                     ++g, out += run.apart, room -= run.apart)
-                    for (int64_t i = 0; i < run.each; i += n)
-                        write(Vector<E, n>{} + from[g], out + i);
-                for (; g < run.groups; ++g, out += run.apart)
-                    std::fill_n(out, run.each, from[g]);
+    // The same for one channel. `from` has results, or if they `are_elements` none of empty groups.
+    void copy_elements(const std::vector<Run> &runs, bool are_elements, const char *from,
+                       const Tile &t) const {
+        with_integers(int(finish.result_size), [&](auto bits) {
+            using E = decltype(bits);
+            const E none = 0;
+            const E *results = reinterpret_cast<const E *>(from);
+            for (const Run &run : runs) {
+                const bool is_none = are_elements && run.count == 0;
+                E *const out = reinterpret_cast<E *>(t.out) + run.first;
+                copy_run(run, is_none ? &none : results, !is_none, t.stop - t.first - run.first,
+                         out);
+                results += is_none ? 0 : run.groups;
             }
-            from += run.groups;
+        });
+    }
+    // Copies results `step` apart to the outputs of groups, where there is room for `room` outputs.
+    // Vectors write past the end of a group what the next one overwrites.
+    template <class E>
+    static void copy_run(const Run &run, const E *__restrict from, int64_t step, int64_t room,
+                         E *__restrict out) {
+        constexpr int64_t n = LANES<E>;
+        if (run.each == 2 && run.apart == 2 && step == 1)
+            for (int64_t g = 0; g < run.groups; ++g)
+                out[2 * g] = out[2 * g + 1] = from[g];
+        else {
+            const int64_t written = parts_of(run.each, n) * n;
+            int64_t g = 0;
+            for (; run.each == run.apart && g < run.groups && room >= written;
+                 ++g, out += run.apart, room -= run.apart)
+                for (int64_t i = 0; i < run.each; i += n)
+                    write(Vector<E, n>{} + from[g * step], out + i);
+            for (; g < run.groups; ++g, out += run.apart)
+                std::fill_n(out, run.each, from[g * step]);
         }
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
@@ -240,23 +288,31 @@ struct WindowPooling {
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
         const int64_t count = find_rows(op, p, input, t.plane, m.depth, m.height, 0, rows);
-        if (channels == 1 ? count == 1 : !shares_columns)
-            return {rows, count, 0, false, position};
-        if (int64_t(m.staged.size()) < length * pitch)
-            m.staged.resize(length * pitch);
+        const bool are_elements = channels > 1 || count == 1;
+        for (int64_t r = 0; r < count && leaves_out; ++r)
+            m.masks[r] = windows.kept->byte_of(rows[r].from);
+        if (are_elements && (windows.kept == nullptr || leaves_out))
+            return {rows, count, 0, false};
         for (int64_t r = 0; r < count && length > 0; ++r)
             rows[r].from += reach.begin * position;
+        read_rows(windows.kept, rows, count, length * channels, m.kept);
+        if (are_elements)
+            return {rows, count, reach.begin, false};
+        if (int64_t(m.staged.size()) < length * pitch)
+            m.staged.resize(length * pitch);
         if (length > 0)
-            op.combine_window(false, rows, count, length * channels, m.staged.data(), nullptr, {});
+            op.combine_window(rows, count, length, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
-        return {rows, 1, reach.begin, true, pitch};
+        return {rows, 1, reach.begin, true};
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
     void combine_windows(const Tile &t, const TileRows &found, const Runs &runs, char *values,
                          char *out, Memory &m) const {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
-        const int64_t most = without(SEVERAL_WINDOWS) ? 1 : is_finished ? tile : at_once;
+        const int64_t most = without(SEVERAL_WINDOWS) || leaves_out ? 1
+                             : is_finished                          ? tile
+                                                                    : at_once;
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -276,13 +332,13 @@ struct WindowPooling {
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + g * run.step, run.count, run.tap};
-                const int64_t count = find_taps(found, span, m.taps.data());
+                const int64_t count = find_taps(found, span, m);
                 if (reads_windows_ahead && found.count > 0)
                     read_windows_ahead(found.count, count / found.count, n * run.step, n == 1, m);
                 const int64_t place = writes_first ? run.first + g * apart : k;
-                op.combine_window(found.are_shared, m.taps.data(), count, channels,
-                                  values + place * pitch, out + place * result_pitch,
-                                  {n, run.step * found.step, channels * apart, divisor});
+                op.combine_window(m.taps.data(), count, channels, values + place * pitch,
+                                  out + place * result_pitch,
+                                  {n, run.step * position, channels * apart, divisor});
             }
         }
         finish_all();
@@ -297,14 +353,18 @@ struct WindowPooling {
                           (positions - (is_single && r == rows - 1)) * position);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
-    int64_t find_taps(const TileRows &found, const Span &span, Row *taps) const {
+    int64_t find_taps(const TileRows &found, const Span &span, Memory &m) const {
+        Row *const taps = m.taps.data();
         int64_t count = 0;
         for (int64_t r = 0; r < found.count; ++r) {
-            Row tap = {found.rows[r].from + (span.begin - found.low) * found.step,
+            Row tap = {found.rows[r].from + (span.begin - found.low) * position,
                        found.rows[r].number + span.tap * op.units[2]};
             for (int64_t t = 0; t < span.count; ++t) {
-                taps[count++] = tap;
-                tap.from += w.dilation * found.step;
+                taps[count] = tap;
+                if (leaves_out && !m.masks[r][span.begin + t * w.dilation])
+                    taps[count].from = m.filled.data();
+                ++count;
+                tap.from += w.dilation * position;
                 tap.number += op.units[2];
             }
         }

@@ -11,9 +11,7 @@ import cases
 import pytest
 import samples
 import torch
-from torch import Tensor
 
-import torch_dmlpool as dmlpool
 from torch_dmlpool.backends import cpu, library, plans
 from torch_dmlpool.backends.interface import Kind
 from torch_dmlpool.window import Window
@@ -152,33 +150,3 @@ def test_a_number_that_no_kernel_knows_is_an_error(
     if "bytes" not in changes:
         assert all(bool(operand.eq(7).all()) for operand in operands)
     del kept
-
-
-POOLS: list[Callable[[Tensor], Tensor]] = [
-    lambda x: dmlpool.average_pooling(x, 2, 2),
-    lambda x: dmlpool.average_pooling(x, 3, 1, 1, 1),
-    lambda x: dmlpool.average_pooling(x, x.shape[-2:], include_padding=True),
-    lambda x: dmlpool.adaptive_average_pooling(x, (4, 5)),
-    lambda x: dmlpool.average_pooling(x, 3, 2, 1, 1, mask=x > 0),
-    lambda x: dmlpool.max_pooling(x, 3, 1, 1, 1),
-    lambda x: dmlpool.max_pooling(x, 2, 2, return_indices=True)[0],
-    lambda x: dmlpool.adaptive_max_pooling(x, (5, 4), return_indices=True)[0],
-    lambda x: dmlpool.max_unpooling(x, INDICES, (2, 18, 12, 11)),
-]
-INDICES = torch.arange(2 * 18 * 12 * 11).view(2, 18, 12, 11).flip(-1)
-
-
-@pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-def test_operands_need_not_be_aligned_to_their_elements(dtype: torch.dtype, is_last: bool) -> None:
-    """As of ``torch.frombuffer`` at an odd offset; lanes beyond a short row may hold anything."""
-    image = samples.normal(2, 18, 12, 11).to(dtype)
-    image = samples.channels_last(image) if is_last else image
-    for pool in POOLS:
-        expected = pool(image.clone().requires_grad_())
-        arriving = torch.ones_like(expected).mul_(3)
-        leaf = samples.unaligned(image).requires_grad_()
-        assert torch.equal(pool(leaf), expected)
-        (gradient,) = torch.autograd.grad(pool(leaf), leaf, samples.unaligned(arriving))
-        aligned = image.clone().requires_grad_()
-        assert torch.equal(gradient, torch.autograd.grad(pool(aligned), aligned, arriving)[0])

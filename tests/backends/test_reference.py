@@ -133,15 +133,6 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
     assert result.flatten().tolist() == expected
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[:3])
-@pytest.mark.parametrize("rank", [1, 2, 3])
-def test_winners_where_everything_is_the_lowest(rank: int, layout: str) -> None:
-    """M2: the first element of each window, whatever index ATen gives there."""
-    input = samples.LAYOUTS[layout](torch.full((2, 3, *(4, 5, 3)[:rank]), -math.inf))
-    one = (1,) * rank
-    samples.check_maximum(input, oracle.Pooling((2,) * rank, one, one, one, one))
-
-
 @cases.in_pairs(
     layout=["contiguous", "channels last"],
     dtype=[torch.float32, torch.float64],
@@ -211,25 +202,3 @@ def test_a_huge_padding_costs_no_memory_of_its_size() -> None:
     axis = Window.directml(1, 3, 1, 2**30, 2**30).axes[0]
     assert not reductions.is_sliceable(axis, 16)
     assert reductions.is_sliceable(Window.directml(1, 3, 1, 1, 1).axes[0], 16)
-
-
-def test_programs_that_are_taken_apart_hold_no_operator_in_place() -> None:
-    """ATen's ways and in-place additions are for plain tensors in eager mode."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    window = Window.directml(2, 3, 2, 1, 1)
-
-    def program(input: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values, taps = reference.max_pooling_with_taps(input, window)
-        return (
-            values,
-            reference.max_pooling_grad_from_taps(gradient, taps, (8, 8), window, False),
-            reference.average_pooling_grad(gradient, (8, 8), window, False, None),
-        )
-
-    image, gradient = samples.normal(1, 2, 8, 8), samples.normal(1, 2, 4, 4)
-    traced = make_fx(program)(image, gradient)
-    names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
-    assert not [name for name in names if name.split(".")[0].endswith("_") or "max_pool" in name]
-    for result, expected in zip(traced(image, gradient), program(image, gradient), strict=True):
-        torch.testing.assert_close(result, expected)

@@ -195,19 +195,6 @@ def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
         assert ("ld.global.v4" in compiled.asm["ptx"]) is aligned
 
 
-@pytest.mark.usefixtures("launched")
-def test_no_size_is_compiled_in() -> None:
-    """Triton specializes on 1 and on multiples of 16 among the numbers of a tuple: what replaces a
-    size is neither, so that one kernel fits every size."""
-    how = a_launch()
-    compiled, _ = backend._compiled(
-        how.kernel, how.constants, how.size_types, 0, ((torch.float32, True),) * 4
-    )
-    source = compiled.src
-    assert source.signature["sizes"] == how.size_types
-    assert {path[0] for path, attributes in source.attrs.items() if attributes} == {0, 1, 2, 3}
-
-
 def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:
     """Triton finds what another process compiled in another order."""
     kernels = [backend.kernel_named(*each) for each in (("sliding", "share"), ("folding", "fold"))]

@@ -26,13 +26,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_every_result_is_right_on_this_machine() -> None:
-    """A dozen functions are checked in both layouts, and their gradients in float32."""
-    found = dict(bench.checked(CPU))
-    assert len(found) == 2 * len(bench.CHECKS) + 1 == 23
-    assert set(found.values()) == {None}
-
-
 def test_a_wrong_result_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, small: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,25 +85,3 @@ def test_quartiles_that_overlap_tell_nothing(ours: Times, theirs: Times, expecte
     assert timing.line("a pool", "torch.nn", ours, theirs, None).endswith(f"x  {expected}")
     busy = timing.line("a pool", "torch.nn", ours, theirs, "9 processes")
     assert busy.endswith("x  cannot tell")
-
-
-def test_samples_are_taken_in_turn() -> None:
-    """Each call first as often as the other, and short calls several times in a sample."""
-    order: list[str] = []
-    found = timing.in_turn(
-        {name: (lambda name=name: order.append(name)) for name in "ab"}, CPU, 0.0, least=4
-    )
-    assert set(found) == {"a", "b"}
-    changes = [name for name, before in zip(order, ["", *order], strict=False) if name != before]
-    assert "".join(changes[-6:]) in ("abababa", "babab", "ababab", "bababa")
-    assert order.count("a") > 100
-
-
-def test_what_serves_a_device_is_said_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert conditions.backend_of(torch.device("meta")).startswith(
-        "plain PyTorch (SLOW: there are no"
-    )
-    monkeypatch.setenv("TORCH_DMLPOOL_TRITON", "0")
-    assert "TORCH_DMLPOOL_TRITON=0" in conditions.backend_of(torch.device("cuda"))
-    described = conditions.described(CPU)
-    assert set(described) >= {"processor", "threads", "load", "torch", "runs on"}

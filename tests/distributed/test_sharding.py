@@ -48,18 +48,6 @@ def test_every_operator_has_a_rule() -> None:
     assert defined - composed - rows == set(RULES)
 
 
-@pytest.mark.parametrize(
-    ("shape", "mesh", "dimensions"),
-    [(SHAPE, (4,), (0,)), (SHAPE, (4,), (1,)), ((3, *SHAPE[1:]), (2, 2), (0, 1))],
-    ids=["batch", "channels", "both, uneven"],
-)
-def test_batch_and_channels_stay_sharded(
-    ranks: Ranks, shape: tuple[int, ...], mesh: tuple[int, ...], dimensions: tuple[int, ...]
-) -> None:
-    """Every operator and gradient: nothing moves, and indices are global (M4)."""
-    ranks.run(sharded.compare, POOLING, shape, mesh, dimensions)
-
-
 def passes_partial_sums_through(reduce_op: str) -> None:
     mesh = sharded.mesh_of(4)
     parts = [samples.ties(*SHAPE, seed=rank) for rank in range(4)]

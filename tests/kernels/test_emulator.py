@@ -11,10 +11,8 @@ triton = pytest.importorskip("triton")
 pytest.importorskip("triton._C.libtriton")
 
 import triton.language as tl  # noqa: E402
-from emulator import machine  # noqa: E402
 from emulator.launches import run  # noqa: E402
-from emulator.memory import FaultError, Memory  # noqa: E402
-from emulator.values import RefusedError  # noqa: E402
+from emulator.memory import FaultError  # noqa: E402
 
 
 @triton.jit
@@ -90,47 +88,3 @@ def test_what_no_kernel_may_do_is_a_fault(
     bits, for which no tensor need be there."""
     with pytest.raises(FaultError, match=fault):
         run(kernel, arguments, constants, programs)
-
-
-def test_what_is_like_a_fault_is_none() -> None:
-    """One program alone, vectors of a tensor that is known not to be aligned, 64 bits."""
-    run(*NUMBERED, 1)
-    run(copy, (torch.zeros(513)[1:], torch.zeros(512)), VECTORS, 1)
-    run(*FILLED, (("WIDE", True), ("B", 128)), 3)
-
-
-HEADER = """
-.visible .entry hand(.param .u64 .ptr .global target) .reqntid 64
-{ .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>;
-  ld.param.b64 %rd1, [target]; mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, 4, %rd1;
-"""
-STOPPED = {
-    "ld.global.v2.b32 {%r2, %r3}, [%rd1+4];": "misaligned access of 8 bytes",
-    "$again: bra $again;": "an endless loop",
-    # As Triton before 3.9 pads several elements of a word, of which all but one become -1.
-    "mov.u32 %r2, 0xffffffffffffff80;": "a constant wider than its register",
-    "setp.gt.u32 %p1, %r1, 9; @%p1 bra $end; bar.sync 0; $end:": "threads that part",
-    "shfl.sync.bfly.b32 %r3, %r1, 1, 31, 15;": "between some threads",
-    "redux.sync.add.s32 %r3, %r1, 15;": "between some threads",
-    "shfl.sync.up.b32 %r2, %r1, 3, 0, -1;": "unknown exchange",
-    "tanh.approx.f32 %r2, %r1;": "unknown instruction",
-    "add.ftz.f32 %r2, %r1, %r1;": "unknown instruction",
-    "mov.u32 %r2, %clock;": "%clock",
-    "st.local.b32 [%rd2], %r1;": "neither global nor shared",
-}
-
-
-def run_by_hand(body: str) -> torch.Tensor:
-    target, memory = torch.zeros(64, dtype=torch.int32), Memory()
-    machine.run(HEADER + body + "ret; }", memory, [memory.address(target, "target")], 1024, [0])
-    return target
-
-
-@pytest.mark.parametrize("body", STOPPED)
-def test_what_the_emulator_does_not_know_it_refuses(body: str) -> None:
-    with pytest.raises((FaultError, RefusedError), match=STOPPED[body]):
-        run_by_hand(body)
-
-
-def test_a_register_that_nothing_was_written_to_holds_no_zero() -> None:
-    assert run_by_hand("st.global.b32 [%rd2+0], %r8;").ne(0).all()

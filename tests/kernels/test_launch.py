@@ -2,7 +2,6 @@
 windows."""
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import pytest
@@ -114,27 +113,6 @@ def test_the_problem_chooses_its_kernels(
     choice: str, window: Any, shape: Shape, changes: dict[str, Any], kernels: str
 ) -> None:
     assert kernels_of(launched(choice, window, shape, **changes)) == kernels
-
-
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 7), (1, 64), (112, 112), (3, 4, 5)])
-def test_whole_planes_are_one_axis(sizes: Shape, channels_last: bool) -> None:
-    """Planes of any size, as a window and as a bin, and their gradients; large ones take slices."""
-    window = request((sizes, 5), (2, 4, *sizes), channels_last=channels_last)
-    kernels = " ".join(["fold"] * (1 + (prod(sizes) > (1024 if channels_last else 16_384))))
-    for one in (window, window._replace(window=None)):
-        assert kernels_of(launches.average_launches(one)) == kernels
-        assert kernels_of(launches.max_launches(one, True)) == kernels
-        back = one._replace(shape=(2, 4, *[1] * len(sizes)), target_sizes=sizes, adjoint=True)
-        assert kernels_of(launches.average_launches(back)) == "spread"
-    assert kernels_of(launches.grad_launches(back._replace(window=window.window))) == "spread"
-
-
-def test_bins_of_one_size_ask_no_loop_for_their_gradient() -> None:
-    for outputs, kernels in (((8, 6), "spread"), ((8, 7), "fold fold")):
-        shape = (2, 4, *outputs)
-        bins = Request(None, shape, dense(shape), (96, 96), 4, True, False, adjoint=True)
-        assert kernels_of(launches.average_launches(bins)) == kernels
 
 
 @pytest.mark.parametrize("element_size", [2, 4, 8])

@@ -31,6 +31,11 @@ PADDED: dict[str, dict[str, Any]] = {
     "ceil_mode": {"kernel_size": 4, "stride": 3, "padding": (1,), "ceil_mode": True},
     "ceil_mode overlapping": {"kernel_size": 4, "stride": 2, "padding": 1, "ceil_mode": True},
 }
+ADAPTED: dict[str, dict[str, Any]] = {
+    "1": {"output_size": 1},
+    "uneven": {"output_size": 4},
+    "one kept": {"output_size": (5, None, 4)},
+}
 REQUESTS: dict[str, dict[str, dict[str, Any]]] = {
     "avg_pool": {
         **WINDOWS,
@@ -48,13 +53,10 @@ REQUESTS: dict[str, dict[str, dict[str, Any]]] = {
         "overlapping": {"norm_type": 3, "kernel_size": 3, "stride": 2},
         "apart": {"norm_type": 2.0, "kernel_size": 2},
     },
-    "adaptive_avg_pool": {"1": {"output_size": 1}, "uneven": {"output_size": 4}},
-    "adaptive_max_pool": {
-        "1": {"output_size": 1},
-        "uneven": {"output_size": 4},
-        "more": {"output_size": 20},
-    },
+    "adaptive_avg_pool": ADAPTED,
+    "adaptive_max_pool": {**ADAPTED, "more": {"output_size": 20}},
 }
+"""What functions and layers of PyTorch's take."""
 EVERY_REQUEST = [
     pytest.param(family, rank, name, id=f"{family}{rank}d {name}")
     for family, requests in REQUESTS.items()
@@ -82,6 +84,7 @@ def torchs(family: str, rank: int) -> Callable[..., Any]:
 
 
 Image = Callable[..., Tensor]
+every_request = pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUEST)
 
 
 @pytest.fixture
@@ -90,7 +93,7 @@ def image(device: torch.device) -> Image:
     return lambda rank: samples.normal(*SHAPES[rank], dtype=torch.float64).to(device)
 
 
-@pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUEST)
+@every_request
 @pytest.mark.parametrize("batched", [True, False])
 def test_results_and_gradients_are_torchs(
     family: str, rank: int, name: str, batched: bool, image: Image
@@ -111,6 +114,37 @@ def test_results_and_gradients_are_torchs(
         assert all(torch.equal(*pair) for pair in zip(found[:-1], expected[:-1], strict=True))
         values = ours(family, rank)(tensor, **request_of(family, rank, name))
         assert torch.equal(values, expected[0])
+
+
+LACKING = {"padding": 0, "dilation": 1, "divisor_override": None}
+"""Arguments that some of torch.nn's layers lack."""
+
+
+@every_request
+def test_a_layer_is_torchs(family: str, rank: int, name: str, image: Image) -> None:
+    """Results and gradients, isinstance, repr, state_dict; attributes but for the arguments that
+    torch.nn lacks. A layer of torch.nn that is converted is the same."""
+    kind = f"{family.title().replace('_', '').replace('Lp', 'LP')}{rank}d"
+    arguments = request_of(family, rank, name)
+    arguments |= {"return_indices": True} if "max" in family else {}
+    layer, theirs = (getattr(module, kind)(**arguments) for module in (dmlpool.nn, torch.nn))
+    tensor, text = image(rank).abs(), repr(theirs)
+    expected = samples.results(theirs, tensor)
+    torch.testing.assert_close(samples.results(layer, tensor), expected)
+    assert isinstance(layer, type(theirs))
+    assert repr(layer) == text
+    assert layer.state_dict() == theirs.state_dict() == {}
+    more = {name: value for name, value in vars(layer).items() if name not in vars(theirs)}
+    assert {**vars(theirs), **more} == vars(layer)
+    assert LACKING | more == LACKING
+    if arguments.get("norm_type") != 3:  # for numbers below 0 torch's norms are others
+        report = dmlpool.nn.convert(theirs)
+        assert report.model is theirs
+        assert (type(theirs), repr(theirs)) == (type(layer), text)
+        assert (
+            str(report) == f"replaced 1, left 0\n  replaced  (root)  {kind}: {report.effects['']}"
+        )
+        torch.testing.assert_close(samples.results(theirs, tensor), expected)
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -200,18 +234,12 @@ def test_unbatched_volumes_keep_channels_last(image: Image) -> None:
 def test_more_padding_and_dilation(
     rank: int, kernel_size: int, stride: int, dilation: int, padding: str, image: Image
 ) -> None:
-    """G4, E8: pairs above half the window and above the whole; "same" with the odd element at the
-    end; dilation."""
-    tensor, pairs = image(rank), [(1, 3), (3, 0), (0, 4)][:rank]
-    if padding == "same":
-        reach = [
-            -(-size // stride) * stride - stride + (kernel_size - 1) * dilation + 1
-            for size in SHAPES[rank][2:]
-        ]
-        totals = [max(0, end - size) for end, size in zip(reach, SHAPES[rank][2:], strict=True)]
-        pairs = [(total // 2, total - total // 2) for total in totals]
-    window = (kernel_size, stride, "same" if padding == "same" else pairs)
-    directml = (kernel_size, stride, *zip(*pairs, strict=True), dilation)
+    """G4, E8: pairs above half the window and above the whole; "same", whose windows are in
+    test_window.py; dilation."""
+    tensor, pairs = image(rank), ((1, 3), (3, 0), (0, 4))[:rank]
+    window = kernel_size, stride, "same" if padding == "same" else pairs
+    made = dmlpool.Window.pytorch(rank, *window, dilation, sizes=tensor.shape[2:])
+    directml = made.arguments[:-1]
     for counted in (True, False):
         found = ours("avg_pool", rank)(
             tensor, *window, count_include_pad=counted, dilation=dilation
@@ -219,9 +247,6 @@ def test_more_padding_and_dilation(
         samples.assert_same(
             found, dmlpool.average_pooling(tensor, *directml, include_padding=counted)
         )
-    assert padding != "same" or found.shape[2:] == tuple(
-        -(-size // stride) for size in SHAPES[rank][2:]
-    )
     values, indices = ours("max_pool", rank)(tensor, *window, dilation, return_indices=True)
     samples.assert_same(values, dmlpool.max_pooling(tensor, *directml))
     read = tensor.flatten(2).gather(2, indices.flatten(2).clamp(min=0)).view_as(values)

@@ -6,12 +6,11 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-import cases
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 from torch import Tensor, fx
-from torch.export import Dim, ExportedProgram, export
+from torch.export import ExportedProgram, export
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
 import torch_dmlpool as dmlpool
@@ -138,57 +137,24 @@ def test_not_a_quantizer(value: Any) -> None:
         pooling_quantizer(value)
 
 
-operators = torch.ops.quantized_decomposed
-NUMBERS = 0.5, 3, 0, 255, torch.uint8
-
-
-@pytest.mark.parametrize(("size", "text"), [(3, "left"), (1, "replaced by"), (4, "replaced by")])
-@pytest.mark.parametrize("is_dynamic", [False, True], ids=["static", "dynamic"])
-def test_adaptive_layers_between_quantized_tensors(size: int, text: str, is_dynamic: bool) -> None:
-    """As quantizers leave them: they are replaced or left with a reason."""
-    pool = dmlpool.nn.AdaptiveAvgPool2d(size)
-
-    class Pattern(torch.nn.Module):
-        def forward(self, integers: Tensor) -> Tensor:
-            real = operators.dequantize_per_tensor(integers, *NUMBERS)
-            return operators.quantize_per_tensor(pool(real), *NUMBERS)
-
-    integers = torch.arange(128, dtype=torch.uint8).reshape(1, 2, 8, 8)
-    sizes = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC} if is_dynamic else None
-    program = export(Pattern(), (integers,), dynamic_shapes=(sizes,) if sizes else None)
-    report: dict[str, str] = {}
-    pooled = integer_pooling(program, report).module()(integers)
-    (said,) = report.values()
-    assert said.startswith("left" if is_dynamic and size == 4 else text)
-    assert (pooled.int() - program.module()(integers).int()).abs().max() <= 1
-
-
 has_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
 )
 
 
-def quantizer_of(kind: str, is_qat: bool) -> Any:
-    if kind == "X86":
-        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-
-        settings = x86.get_default_x86_inductor_quantization_config(is_qat=is_qat)
-        return x86.X86InductorQuantizer().set_global(settings)
-    from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
-
-    settings = xnnpack.get_symmetric_quantization_config(is_qat=is_qat)
-    return xnnpack.XNNPACKQuantizer().set_global(settings)
-
-
-def quantized(pools: ModuleType, kind: str, is_qat: bool) -> ExportedProgram:
+def quantized(pools: ModuleType, is_qat: bool) -> ExportedProgram:
     """The network as torchao quantizes it, after three steps of training or one calibration."""
     from torchao.quantization import pt2e
     from torchao.quantization.pt2e import quantize_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    settings = x86.get_default_x86_inductor_quantization_config(is_qat=is_qat)
+    quantizer = x86.X86InductorQuantizer().set_global(settings)
 
     model = Network(pools).train(is_qat)
     exported = export(model, (EXAMPLE,)).module()
     prepare = quantize_pt2e.prepare_qat_pt2e if is_qat else quantize_pt2e.prepare_pt2e
-    prepared = prepare(exported, pooling_quantizer(quantizer_of(kind, is_qat)))
+    prepared = prepare(exported, pooling_quantizer(quantizer))
     if is_qat:
         optimizer = torch.optim.SGD(prepared.parameters(), 0.01)
         for _ in range(3):
@@ -213,13 +179,12 @@ def step(program: ExportedProgram) -> float:
 @pytest.mark.slow
 @has_torchao
 @pytest.mark.parametrize("pools", [torch.nn, dmlpool.nn], ids=["torch.nn", "ours"])
-@cases.each("kind", ["X86", "XNNPACK"], ["X86"])
 @pytest.mark.parametrize("is_qat", [False, True], ids=["calibrated", "trained"])
-def test_torchao(kind: str, is_qat: bool, pools: ModuleType) -> None:
+def test_torchao(is_qat: bool, pools: ModuleType) -> None:
     """Every pool that the quantizer annotates becomes one of integers, of both packages' layers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = quantized(pools, kind, is_qat)
+        program = quantized(pools, is_qat)
         report: dict[str, str] = {}
         integers = integer_pooling(program, report)
         before, after = program.module()(EXAMPLE), integers.module()(EXAMPLE)

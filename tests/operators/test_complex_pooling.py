@@ -72,7 +72,8 @@ def test_derivatives(name: str) -> None:
     """A7 and E1: reverse and forward mode, first and second order, in PyTorch's convention."""
     function, sizes = FUNCTIONS[name]
     input = image(*sizes).requires_grad_()
-    assert gradcheck(function, input, check_batched_grad=True, check_forward_ad=True)
+    modes = {"check_batched_grad": True, "check_forward_ad": True, "fast_mode": True}
+    assert gradcheck(function, input, **modes)
     assert gradgradcheck(lambda x: function(x).square(), input, fast_mode=True)
 
 
@@ -87,11 +88,9 @@ def test_transforms_and_compiled_graphs(name: str, fresh_compiler: None) -> None
     torch.testing.assert_close(compiled(inputs[0]), function(inputs[0]))
 
 
-@pytest.mark.parametrize("layout", list(samples.LAYOUTS))
-def test_every_layout(layout: str) -> None:
-    """G7: results are laid out as the parts' are; conjugates that are not computed yet too."""
-    if "fence" in layout:
-        pytest.skip("memory of real numbers")
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+def test_conjugates_that_are_not_computed_yet(layout: str) -> None:
+    """G7: and results are laid out as the parts' are."""
     input = samples.LAYOUTS[layout](image(2, 3, 6, 8))
     for x in (input, input.conj(), input.conj().imag + 0j):
         found = dmlpool.average_pooling(x, 3, 2, 1)

@@ -54,30 +54,6 @@ def test_the_schema_promises_that_shapes_may_be_symbolic(name: str) -> None:
     assert torch.Tag.pt2_compliant_tag in overload.tags
 
 
-@pytest.mark.parametrize(
-    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_operators_called_by_name(name: str, mode: Callable[[], object]) -> None:
-    """E1: as compiled graphs call them, with gradients wanted or not, recorded or not."""
-    arguments = calls_of(cases.case("padded", "plain"))[name]
-    detached = [
-        argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments
-    ]
-    expected = getattr(operators, name)(*detached)
-    for passed in (arguments, detached):
-        with mode():
-            outputs = getattr(operators, name)(*passed)
-        for output, reference in zip(
-            samples.listed(outputs), samples.listed(expected), strict=True
-        ):
-            assert torch.equal(output, reference)
-            wanted = (
-                mode is torch.enable_grad and passed is arguments and output.is_floating_point()
-            )
-            assert output.requires_grad == wanted
-
-
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     "pool",

@@ -18,10 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails
 
 import torch_dmlpool
-from torch_dmlpool import registry
 from torch_dmlpool.operators import revision
 
 PACKAGE = Path(torch_dmlpool.__file__).parent
@@ -221,18 +219,3 @@ def test_exported_programs_carry_no_revision(strict: bool) -> None:
     for each in (program, program.run_decompositions(), program.run_decompositions({})):
         assert "dmlpool" in each.graph_module.code
         assert "revision" not in each.graph_module.code
-
-
-def test_pytorchs_caches_do_not_know_what_an_operator_does() -> None:
-    """If this fails, they do, and the argument has become needless: of an operator they see the
-    name."""
-    graph = torch.fx.symbolic_trace(lambda x: torch.ops.dmlpool.max_pooling(x, *WINDOW))
-    details = FxGraphHashDetails(graph, [], {}, [])
-    before = FxGraphCachePickler(graph).get_hash(details)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry.OPERATORS["max_pooling"], "compose", None)
-        assert FxGraphCachePickler(graph).get_hash(details) == before
-    (call,) = graph.graph.find_nodes(op="call_function", target=torch.ops.dmlpool.max_pooling)
-    call.kwargs = {"revision": "another"}
-    graph.recompile()
-    assert FxGraphCachePickler(graph).get_hash(details) != before

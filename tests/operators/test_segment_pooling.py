@@ -104,18 +104,12 @@ def test_maxima_take_every_ordered_type(
             dmlpool.segment_pooling(rows, offsets, reduction)
         return
     found, indices = dmlpool.segment_pooling(rows, offsets, reduction, return_indices=True)
-    numbers = rows.cpu().numpy().astype(np.int64)
-    info = np.array([0, 1]) if dtype is torch.bool else torch.iinfo(dtype)
-    lowest, highest = info if dtype is torch.bool else (info.min, info.max)
-    for part, (begin, end) in enumerate([(0, 3), (3, 3), (3, 8)]):
-        if begin == end:
-            assert set(indices[part].tolist()) == {-1}
-            extreme = lowest if reduction == "max" else highest
-            assert found[part].tolist() == [extreme] * 3
-            continue
-        best = (np.argmax if reduction == "max" else np.argmin)(numbers[begin:end], 0) + begin
-        assert indices[part].tolist() == best.tolist()
-        assert found[part].tolist() == [rows[at, c].item() for c, at in enumerate(best)]
+    numbers = rows.cpu().numpy()
+    values, winners = oracle.pooled_sets(numbers.astype(float), [0, 3, 3, 8], None, reduction)
+    expected = np.nan_to_num(values, posinf=0, neginf=0).astype(numbers.dtype)
+    expected[1] = oracle.ends(numbers.dtype)[reduction == "min"]
+    assert np.array_equal(indices.cpu().numpy(), winners)
+    assert np.array_equal(found.cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -215,22 +209,6 @@ def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
         assert torch.autograd.gradgradcheck(pool, rows, check_fwd_over_rev=True, **every)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_functional_transforms(reduction: str) -> None:
-    """E1: nested, and compiled."""
-    for pool, rows in pools(reduction, True):
-
-        def total(each, pool=pool):
-            return pool(each).pow(3).sum()
-
-        leaf, plain = rows.detach().requires_grad_(), rows.detach()
-        (expected,) = torch.autograd.grad(total(leaf), leaf)
-        torch.testing.assert_close(torch.func.grad(total)(plain), expected)
-        hessian = torch.func.hessian(total)(plain)
-        torch.testing.assert_close(hessian, torch.autograd.functional.hessian(total, plain))
-        torch.testing.assert_close(torch.func.jacfwd(pool)(plain), torch.func.jacrev(pool)(plain))
-
-
 @pytest.mark.parametrize("where", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 1)])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_vmap(reduction: str, where: tuple[int | None, ...]) -> None:
@@ -270,6 +248,10 @@ def calls() -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
+# PyTorch 2.15's own check looks at tensors of the graphs that it traces.
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
+)
 @pytest.mark.parametrize("name", list(calls()))
 def test_opcheck(name: str) -> None:
     for arguments in calls()[name]:
@@ -296,22 +278,6 @@ def test_other_numbers_of_rows_and_sets_are_not_compiled_anew() -> None:
         assert torch.equal(compiled(rows, offsets), both(rows, offsets))
         assert torch.equal(found, rows.grad)
     assert counter.frame_count == 1
-
-
-def test_export_with_dynamic_sizes() -> None:
-    class Pools(torch.nn.Module):
-        def forward(self, tokens: Tensor, mask: Tensor) -> Any:
-            frames = tokens.transpose(1, 2)
-            return dmlpool.token_pooling(tokens, mask), dmlpool.nn.StatisticsPool()(
-                frames, mask[:, None]
-            )
-
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    program = torch.export.export(
-        Pools(), (torch.randn(3, 8, 4), torch.rand(3, 8) < 0.7), dynamic_shapes=(sizes, sizes)
-    )
-    tokens, mask = torch.randn(5, 11, 4), torch.rand(5, 11) < 0.7
-    torch.testing.assert_close(program.module()(tokens, mask), Pools()(tokens, mask))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the exporter, of names of dimensions

@@ -141,3 +141,16 @@ def test_bits_do_not_depend_on_threads_or_the_batch() -> None:
         for first, second, third in zip(one, three, alone, strict=True):
             assert torch.equal(first, second)
             assert torch.equal(first[2:3], third)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 7), (2, 0, 4, 5)], ids=str)
+@pytest.mark.parametrize("channels", [0, 1], ids=["masks of their own", "one mask"])
+def test_nothing_gives_nothing(sizes: tuple[int, ...], channels: int) -> None:
+    """G5: no samples or no channels, under a mask too, with a gradient."""
+    mask = torch.ones(sizes[0], channels or sizes[1], *sizes[2:], dtype=torch.bool)
+    for each in (None, mask):
+        leaf = torch.zeros(sizes, requires_grad=True)
+        mean, deviation = dmlpool.statistics_pooling(leaf, each)
+        assert mean.shape == deviation.shape == sizes[:2]
+        (mean.sum() + deviation.sum()).backward()
+        assert leaf.grad.shape == sizes

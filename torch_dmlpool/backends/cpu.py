@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference, rows
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameter, Plan, kind_of
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameter, kind_of
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -39,19 +39,6 @@ def _results(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
     return _new(plan.output_sizes, plan.output_strides, dtype)
 
 
-def _read(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
-    """Memory for each element that windows read."""
-    return _new(plan.sizes, plan.strides, dtype)
-
-
-def _run(output: Tensor, function: Any, *addresses: int | None) -> Tensor:
-    """Call a function of the library and return ``output``, which it fills."""
-    code = function(*addresses)
-    if code:
-        raise error_of(function, code)
-    return output
-
-
 def _filled(
     output: Tensor,
     function: Any,
@@ -61,8 +48,9 @@ def _filled(
     fill: float = 0,
     more: tuple[int | None, ...] = (),
 ) -> Tensor:
-    """The same with the plan's problem, the ``operands`` as they lie in its memory format and,
-    after the output, ``more`` addresses.
+    """Call a function of the library and return ``output``, which it fills. It gets the plan's
+    problem, the ``operands`` as they lie in its memory format and, after the output, ``more``
+    addresses.
 
     Under a mask it is the function of that name for masks, which takes the elements that are left
     out for ``fill``.
@@ -73,30 +61,18 @@ def _filled(
     if mask is not None:
         function = under_a_mask(function)
         is_last = plan.memory_format is not torch.contiguous_format
-        struct = masking(plan.sizes, tuple(mask.shape[:2]), is_last, output.dtype, fill)
+        sizes, batch = plan.sizes, mask.shape[:2]
+        struct = masking(sizes, batch, is_last, output.dtype, fill)
         structs.append(ctypes.addressof(struct))
-        operands = *operands, mask.expand(*mask.shape[:2], *plan.sizes[2:])
+        if mask.shape[2:] != sizes[2:]:
+            mask = mask.expand(*batch, *sizes[2:])
+        operands = *operands, mask
     operands = tuple([in_format(each, plan.memory_format) for each in operands])
     addresses = [each.data_ptr() for each in operands]
-    return _run(output, function, *structs, *addresses, output.data_ptr(), *more)
-
-
-def _pooled(
-    output: Tensor,
-    function: Any,
-    plan: CpuPlan,
-    input: Tensor,
-    mask: Tensor | None,
-    *winners: int | None,
-) -> Tensor:
-    """The same for the input that a plan was made for. Maxima say where ``winners`` go."""
-    if plan.is_ready and mask is None:
-        code = function(plan.problem, input.data_ptr(), output.data_ptr(), *winners)
-        if code:  # not by `_run`, as small calls notice it
-            raise error_of(function, code)
-        return output
-    fill = lowest(output.dtype) if winners else 0
-    return _filled(output, function, plan, input, mask=mask, fill=fill, more=winners)
+    code = function(*structs, *addresses, output.data_ptr(), *more)
+    if code:
+        raise error_of(function, code)
+    return output
 
 
 def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
@@ -104,11 +80,11 @@ def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
     have elements.
     """
     return (
-        plan.is_ready
-        and tensor.stride() == plan.output_strides
+        tensor.stride() == plan.output_strides
         and tensor.shape == plan.output_sizes
         and tensor.dtype is dtype
         and tensor.is_cpu
+        and not plan.is_empty
     )
 
 
@@ -123,95 +99,113 @@ def _check_fit(tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> None
         )
 
 
-def averages(kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None) -> Plan:
+class Averages:
     """The plan of averages of tensors of one kind, over a window or bins."""
-    counted = include_padding, divisor
-    plan = plan_of(kind, windows, counted)
-    back: CpuPlan | None = None  # that of the gradient, from the first one on
 
-    def run(input: Tensor, mask: Tensor | None = None) -> Tensor:
-        output = _new(plan.output_sizes, plan.output_strides, kind.dtype)
-        return _pooled(output, library.dmlpool_average_pooling, plan, input, mask)
+    __slots__ = "plan", "request"
 
-    def gradient(arriving: Tensor, mask: Tensor | None = None) -> Tensor:
-        nonlocal back
-        back = back or plan_of(_results_of(plan, kind), windows, counted, plan.sizes[2:])
-        output, spread = _read(back, kind.dtype), library.dmlpool_average_pooling_grad
-        if mask is None and _lies_as(arriving, back, kind.dtype):
-            return _run(output, spread, back.problem, arriving.data_ptr(), output.data_ptr())
-        _check_fit(arriving, back.output_sizes, kind.dtype)
+    def __init__(
+        self, kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None
+    ) -> None:
+        self.request = windows, include_padding, divisor
+        self.plan = plan_of(kind, windows, (include_padding, divisor))
+
+    def run(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        plan, pool = self.plan, library.dmlpool_average_pooling
+        output = _new(plan.output_sizes, plan.output_strides, plan.dtype)
+        if mask is not None or not plan.is_ready:
+            return _filled(output, pool, plan, input, mask=mask)
+        code = pool(plan.problem, input.data_ptr(), output.data_ptr())
+        if code:  # not by `_filled`, as small calls notice it
+            raise error_of(pool, code)
+        return output
+
+    record = run
+
+    def gradient(self, arriving: Tensor, mask: Tensor | None = None) -> Tensor:
+        plan, spread = self.plan, library.dmlpool_average_pooling_grad
+        dtype = plan.dtype
+        output = _new(plan.sizes, plan.strides, dtype)
+        if mask is None and _lies_as(arriving, plan, dtype):
+            code = spread(plan.problem, arriving.data_ptr(), output.data_ptr())
+            if code:
+                raise error_of(spread, code)
+            return output
+        _check_fit(arriving, plan.output_sizes, dtype)
         layout = tensors.suggested_memory_format(arriving)
         if mask is None and layout is not plan.memory_format:
             # The gradient lies as what arrives (rule G7).
             as_arriving = _input_of(arriving, plan.sizes[2:], layout)
-            return _averages(as_arriving, windows, include_padding, divisor).gradient(arriving)
-        return _filled(output, spread, back, arriving, mask=mask)
-
-    return Plan(run, run, gradient)
+            return _averages(as_arriving, *self.request).gradient(arriving)
+        return _filled(output, spread, plan, arriving, mask=mask)
 
 
-def maxima(
-    kind: Kind, windows: Any, index_dtype: torch.dtype | None = None, per_plane: bool = False
-) -> Plan:
+class Maxima:
     """The plan of maxima of tensors of one kind, of a window or bins, with an ``index_dtype`` of
     their indices too.
     """
-    dtype = kind.dtype
-    numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
-    # That of the results, that with taps, and that of the gradient, from the first call on that
-    # needs them.
-    plan: CpuPlan | None = None
-    with_taps: CpuPlan | None = None
-    back: CpuPlan | None = None
 
-    def run(input: Tensor, mask: Tensor | None = None) -> Any:
-        nonlocal plan
-        plan = plan or plan_of(kind, windows, None, None, numbered)
-        if numbered is not None:
+    __slots__ = "back", "kind", "plan", "request", "with_taps"
+
+    def __init__(
+        self,
+        kind: Kind,
+        windows: Any,
+        index_dtype: torch.dtype | None = None,
+        per_plane: bool = False,
+    ) -> None:
+        self.kind, self.request = kind, (windows, index_dtype, per_plane)
+        # That of the results, that with taps, and that of the gradient, from the first call on that
+        # needs them.
+        self.plan: CpuPlan | None = None
+        self.with_taps: CpuPlan | None = None
+        self.back: CpuPlan | None = None
+
+    def run(self, input: Tensor, mask: Tensor | None = None) -> Any:
+        windows, index_dtype, per_plane = self.request
+        plan = self.plan
+        if plan is None:
+            numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
+            plan = self.plan = plan_of(self.kind, windows, None, None, numbered)
+        if index_dtype is not None:
             return _with_winners(input, plan, mask)
-        values = _new(plan.output_sizes, plan.output_strides, dtype)
-        return _pooled(values, library.dmlpool_max_pooling, plan, input, mask, None)
+        values = _new(plan.output_sizes, plan.output_strides, plan.dtype)
+        return _maximal(values, plan, input, mask, None)
 
-    def recorded() -> CpuPlan:
-        nonlocal with_taps
-        with_taps = with_taps or plan_of(kind, windows, None, None, (None, TAPS))
-        return with_taps
-
-    def record(input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        values, taps = _with_winners(input, recorded(), mask)
+    def record(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+        windows, index_dtype, per_plane = self.request
+        if self.with_taps is None:
+            self.with_taps = plan_of(self.kind, windows, None, None, (None, TAPS))
+        values, taps = _with_winners(input, self.with_taps, mask)
         if index_dtype is None:
             return values, taps
-        return (
-            values,
-            max_pooling_indices(taps, kind.shape[2:], windows, index_dtype, per_plane),
-            taps,
-        )
+        sizes = self.kind.shape[2:]
+        indices = max_pooling_indices(taps, sizes, windows, index_dtype, per_plane)
+        return values, indices, taps
 
-    def gradient(arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
-        nonlocal back
+    def gradient(self, arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
+        back, dtype = self.back, self.kind.dtype
         if back is None:
-            found = recorded()
-            numbers = found.number_dtype, TAPS
-            back = plan_of(_results_of(found, kind), windows, None, kind.shape[2:], numbers)
-        output, spread = _read(back, dtype), library.dmlpool_max_pooling_grad
+            back = self.with_taps
+            if back is None or back.wider is not None:
+                numbered, sizes = (None, TAPS), self.kind.shape[2:]
+                back = plan_of(self.kind, self.request[0], None, sizes, numbered)
+            self.back = back
+        output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready and mask is None:
-            operands = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
-            return _run(output, spread, back.problem, *operands)
+            where = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
+            code = spread(back.problem, *where)
+            if code:
+                raise error_of(spread, code)
+            return output
         _check_fit(arriving, back.output_sizes, dtype)
         _check_fit(taps, back.output_sizes, back.number_dtype)
         return _filled(output, spread, back, arriving, taps, mask=mask)
 
-    return Plan(run, record, gradient)
 
-
-_averages, _maxima = lru_cache(4096)(averages), lru_cache(4096)(maxima)
+_averages, _maxima = lru_cache(4096)(Averages), lru_cache(4096)(Maxima)
 """The plans of operators' calls; a call that is prepared keeps its own."""
-
-
-def _results_of(plan: CpuPlan, kind: Kind) -> Kind:
-    """The kind of the results of a plan for tensors of ``kind``."""
-    return Kind(plan.output_sizes, plan.output_strides, kind.dtype, plan.memory_format)
 
 
 def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memory_format) -> Kind:
@@ -221,7 +215,8 @@ def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memor
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     plan = planned(kind_of(input), input.shape[2:])
-    output, fill = _read(plan, input.dtype), lowest(input.dtype) if fills_lowest else 0
+    output = _new(plan.sizes, plan.strides, input.dtype)
+    fill = lowest(input.dtype) if fills_lowest else 0
     return _filled(output, library.dmlpool_masked, plan, input, mask=mask, fill=fill)
 
 
@@ -251,13 +246,28 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
     return index_dtype, POSITIONS if per_plane else INDICES
 
 
+def _maximal(
+    values: Tensor, plan: CpuPlan, input: Tensor, mask: Tensor | None, winners: int | None
+) -> Tensor:
+    """``values`` filled with the maxima of a plan; ``winners`` is where their numbers go."""
+    pool = library.dmlpool_max_pooling
+    if mask is not None or not plan.is_ready:
+        fill = lowest(values.dtype)
+        return _filled(values, pool, plan, input, mask=mask, fill=fill, more=(winners,))
+    code = pool(plan.problem, input.data_ptr(), values.data_ptr(), winners)
+    if code:
+        raise error_of(pool, code)
+    return values
+
+
 def _with_winners(
     input: Tensor, plan: CpuPlan, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The maxima of a plan and the numbers of their winners."""
     source = input if plan.wider is None else input.to(plan.wider)
-    values, winners = _results(plan, source.dtype), _results(plan, plan.number_dtype)
-    _pooled(values, library.dmlpool_max_pooling, plan, source, mask, winners.data_ptr())
+    sizes, strides = plan.output_sizes, plan.output_strides
+    values, winners = _new(sizes, strides, source.dtype), _new(sizes, strides, plan.number_dtype)
+    _maximal(values, plan, source, mask, winners.data_ptr())
     if plan.wider is not None:
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
@@ -277,7 +287,7 @@ def max_pooling_indices(
     plan = planned(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
     _check_fit(taps, plan.output_sizes, tensors.tap_dtype(window.taps))
     indices = _results(plan, index_dtype)
-    return _pooled(indices, library.dmlpool_max_pooling_indices, plan, taps, None)
+    return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
 
 
 def max_pooling_grad_from_taps(
@@ -302,7 +312,7 @@ def max_unpooling(
     """
     numbered, sizes = _numbered(indices.dtype, per_plane), tuple(spatial_sizes)
     plan = planned(kind_of(input), input.shape[2:], None, sizes, numbered)
-    output, unique = _read(plan, input.dtype), None
+    output, unique = _new(plan.sizes, plan.strides, input.dtype), None
     if has_unique:
         unique = _results(plan, tensors.position_dtype(math.prod(spatial_sizes)))
     if plan.is_empty:
@@ -348,7 +358,7 @@ def scatter_positions(
     kind = Kind(positions.shape, None, dtype, layout)
     plan = planned(kind, positions.shape[2:], None, sizes, numbered)
     _check_fit(input, plan.output_sizes, dtype)
-    scattered, scatter = _read(plan, dtype), library.dmlpool_scatter_positions
+    scattered, scatter = _new(plan.sizes, plan.strides, dtype), library.dmlpool_scatter_positions
     return _filled(scattered, scatter, plan, input, positions)
 
 
@@ -370,12 +380,9 @@ def average_pooling_grad(
     include_padding: bool,
     divisor: int | None,
     mask: Tensor | None = None,
-    memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """The gradient of an input of ``spatial_sizes``, in a memory format or as ``input_gradient``
-    suggests.
-    """
-    layout = memory_format or tensors.suggested_memory_format(input_gradient)
+    """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
+    layout = tensors.suggested_memory_format(input_gradient)
     kind = _input_of(input_gradient, spatial_sizes, layout)
     pool = _averages(kind, windows, include_padding, divisor)
     return pool.gradient(input_gradient, mask)
@@ -402,6 +409,8 @@ def quantized_averages(
 BACKEND = Backend.of(
     "cpu",
     vars(rows) | globals(),
+    averages=Averages,
+    maxima=Maxima,
     reads_masks=True,
     spreads_masks=True,
     takes_bools=True,

@@ -84,13 +84,12 @@ class Backend(NamedTuple):
     """Whether maxima and averages of plain tensors take a ``mask``. If not, or if they raise
     NoKernelError, ``operators`` compose pools under a mask of the others."""
     spreads_masks: bool = False
-    """Whether their gradients take one too."""
+    """Whether their gradients and plans take one too."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``operators`` pass uint8 of 0 and 1."""
 
-    def __hash__(self) -> int:
-        # A backend is in the key of each call, which would hash all of its functions.
-        return hash(self.name)
+    # A backend is in the key of each call, which would hash all of its functions.
+    __hash__ = object.__hash__  # type: ignore[misc]
 
     @classmethod
     def of(cls, name: str, functions: Mapping[str, Any], **more: Any) -> Self:
@@ -124,10 +123,10 @@ class Backend(NamedTuple):
         per_plane: bool = False,
     ) -> Plan:
         """The same of maxima. With an ``index_dtype`` their indices are results too."""
-        sizes = like.shape[2:]
-        window.output_sizes(sizes)  # rejected before any work
         if self.maxima is not None:
             return self.maxima(kind_of(like), window, index_dtype, per_plane)
+        sizes = like.shape[2:]
+        window.output_sizes(sizes)  # rejected before any work
         is_last = tensors.is_channels_last(like)
 
         def run(input: Tensor) -> Any:

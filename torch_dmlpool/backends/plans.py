@@ -2,10 +2,11 @@
 of masks and of scales and zero points. Plans are made once for each request.
 """
 
-import ctypes
 import functools
 import itertools
 import math
+import operator
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameter
-from torch_dmlpool.backends.library import TAPS, Masking, Problem, Quantization
+from torch_dmlpool.backends.library import TAPS, Masking, Quantization
 from torch_dmlpool.window import Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -34,9 +35,9 @@ class CpuPlan:
 
     problem: int
     memory_format: torch.memory_format
-    is_laid_out: bool  # whether the tensor that the plan was made for is in this format
     is_empty: bool
-    is_ready: bool  # the kernel can be called with that tensor
+    is_ready: bool  # the kernel can be called with the tensor that the plan was made for
+    dtype: torch.dtype  # of that tensor
     number_dtype: torch.dtype  # of taps, positions or indices
     # the type to which the input must be converted first, None if it need not be (``_wider``)
     wider: torch.dtype | None
@@ -45,11 +46,6 @@ class CpuPlan:
     output_sizes: tuple[int, ...]  # the same of a tensor with an element for each window
     output_strides: tuple[int, ...]
     struct: Any  # keeps the memory at the address ``problem``
-
-
-_Numbers = ctypes.c_int64 * (ctypes.sizeof(Problem) // 8)
-"""The memory of a ``Problem``, which has 64-bit numbers alone. It is filled in a third of the time
-that the struct's fields take, and every size that a call has not had before needs one."""
 
 
 def plan_of(
@@ -81,42 +77,50 @@ def plan_of(
     planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
-        number_dtype = tensors.tap_dtype(window.taps)  # type: ignore[union-attr]
+        number_dtype = _tap_dtype(window)
     are_found = numbered is not None and spatial_sizes is None
     wider = _wider(axes, numbering, dtype) if are_found else None
     missing = 3 - len(axes)
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     include_padding, divisor = counted or (False, None)
-    struct = _Numbers(
-        planes,
-        inner_channels,
-        *unit * missing,
-        *itertools.chain(*axes),
-        include_padding,
-        divisor or 0,
-        *[0] * missing,
-        *ends,
-        DATA_TYPES[wider or dtype],
-        number_dtype.itemsize,
-        numbering,
-    )
+    counting = include_padding, divisor or 0, *[0] * missing, *ends
+    last = DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
+    every_axis = itertools.chain(unit * missing, *axes)
+    # An array is filled in a quarter of the time that the struct takes, and every size that a call
+    # has not had before needs one.
+    numbers = array("q", (planes, inner_channels, *every_axis, *counting, *last))
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
-    is_laid_out = strides is not None and _are_strides_of(strides, shape, memory_format)
+    own, results = strides_of(sizes, memory_format), strides_of(output_sizes, memory_format)
     is_empty = 0 in sizes or 0 in output_sizes
+    wanted = own if spatial_sizes is None else results
+    # Strides along sizes of 1 are never used.
+    is_laid_out = strides == wanted or (
+        strides is not None
+        and all(
+            size == 1 or one == other
+            for size, one, other in zip(shape, strides, wanted, strict=True)
+        )
+    )
     return CpuPlan(
-        ctypes.addressof(struct),
+        numbers.buffer_info()[0],
         memory_format,
-        is_laid_out,
         is_empty,
         is_laid_out and not is_empty,
+        dtype,
         number_dtype,
         wider,
         sizes,
-        strides_of(sizes, memory_format),
+        own,
         output_sizes,
-        strides_of(output_sizes, memory_format),
-        struct,
+        results,
+        numbers,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _tap_dtype(window: Any) -> torch.dtype:
+    """The data type of the numbers of a window's taps."""
+    return tensors.tap_dtype(window.taps)
 
 
 planned = functools.lru_cache(maxsize=4096)(plan_of)
@@ -139,12 +143,16 @@ def _axes_of(
         pairs = zip(sizes, window, strict=True)
         axes = [(size, count, 0, max(1, size // max(1, count)), 0, 1) for size, count in pairs]
         return window, axes, [0] * len(axes)
-    outputs = window.output_sizes(sizes)
-    axes = [
-        (size, count, axis.window, axis.stride, axis.start_padding, axis.dilation)
-        for size, count, axis in zip(sizes, outputs, window.axes, strict=True)
-    ]
-    return outputs, axes, [axis.end_padding for axis in window.axes]
+    outputs, axes, ends = [], [], []
+    for axis, size in zip(window.axes, sizes, strict=True):
+        count = axis.output_size(size)
+        taps, stride, start, end, dilation, _ = axis
+        outputs.append(count)
+        axes.append((size, count, taps, stride, start, dilation))
+        ends.append(end)
+    if min(outputs) < 1 or min(sizes) < 1 or math.prod(sizes) >= 2**63:
+        window.output_sizes(sizes)  # which says what is wrong
+    return outputs, axes, ends
 
 
 def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype | None:
@@ -153,10 +161,13 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
     ``Winner`` in kernels/cpu/maxima.h makes one integer of an element and a number. It has room for
     2**15 numbers beside an element of two bytes, and for 2**31 beside one of four.
     """
-    reach = 0
-    for size, _, taps, _, _, dilation in axes:
-        reach = reach * size + ((taps - 1) * dilation if taps else size - 1)
-    highest = math.prod([axis[2] for axis in axes]) if numbering == TAPS else reach + 1
+    if numbering == TAPS:
+        highest = math.prod([axis[2] for axis in axes])
+    else:
+        highest = 0
+        for size, _, taps, _, _, dilation in axes:
+            highest = highest * size + ((taps - 1) * dilation if taps else size - 1)
+        highest += 1
     wider = torch.float32 if highest <= 2**31 else torch.float64
     return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
 
@@ -168,25 +179,11 @@ def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tu
     if 0 in sizes:
         like = torch.empty((), dtype=torch.uint8, device="meta")
         return tensors.empty(sizes, like, memory_format).stride()
-    last = len(sizes) - 1
     is_contiguous = memory_format is torch.contiguous_format
-    step, strides = 1, [0] * len(sizes)
-    for dim in range(last, -1, -1) if is_contiguous else (1, *range(last, 1, -1), 0):
-        strides[dim] = step
-        step *= sizes[dim]
-    return tuple(strides)
-
-
-def _are_strides_of(
-    strides: tuple[int, ...], sizes: tuple[int, ...], memory_format: torch.memory_format
-) -> bool:
-    """Whether a tensor with these strides lies in a memory format: those along sizes of 1 are
-    never used.
-    """
-    wanted = strides_of(sizes, memory_format)
-    return strides == wanted or all(
-        size == 1 or own == each for size, own, each in zip(sizes, strides, wanted, strict=True)
-    )
+    _, channels, *spatial = sizes
+    inner = (channels, *spatial) if is_contiguous else (*spatial, channels)
+    strides = tuple(itertools.accumulate(inner[::-1], operator.mul, initial=1))
+    return strides[::-1] if is_contiguous else (strides[-1], 1, *strides[-2:0:-1])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.tensors import lowest
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Axis, Window, is_known
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 NOWHERE = 2**63 - 1
@@ -93,16 +93,6 @@ class Steps(NamedTuple):
     counts: Tensor
     step: int
     most: int
-
-
-def is_known(condition: bool) -> bool:
-    """Whether a condition on sizes holds. On symbolic sizes it must hold for all their values."""
-    if type(condition) is bool:
-        return condition
-    # This import takes long, and has been done where sizes are symbolic.
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return statically_known_true(condition)
 
 
 def are_ints(*numbers: Any) -> bool:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, reference_rows
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.backends.reductions import are_ints, is_known, numbers
+from torch_dmlpool.backends.reductions import are_ints, numbers
 from torch_dmlpool.tensors import SIGNED, lowest, numbered, signed, where, widened
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Axis, Window, is_known
 
 
 def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:

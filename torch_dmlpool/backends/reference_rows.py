@@ -136,7 +136,10 @@ def _token_maxima(ordered: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]
     if ordered.shape[-2] == 0:
         values = ordered.new_full((ordered.shape[0], ordered.shape[2]), least)
         return values, torch.full_like(values, -1, dtype=torch.int64)
-    values, indices = _kept(ordered, mask, -1, least).max(-2)
+    kept = _kept(ordered, mask, -1, least)
+    # PyTorch 2.11 cannot differentiate max(-2) of DTensors.
+    indices = kept.argmax(-2, keepdim=True)
+    values, indices = kept.gather(-2, indices).squeeze(-2), indices.squeeze(-2)
     if mask is not None:
         # A row that the mask leaves out may tie with the lowest value itself.
         first = mask.to(torch.uint8).argmax(-1, keepdim=True)

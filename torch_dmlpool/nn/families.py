@@ -57,8 +57,7 @@ class Masked(Pool, Generic[Flag]):
     """Layers that take a mask with the input, and pool by their attributes."""
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Any:
-        pool = self._pool
-        return pool(self, input, mask, tuple([getattr(self, name) for name in pool.parameters]))
+        return self._pool.call(self, input, mask)
 
     forward.__qualname__ = "forward"  # errors of Python show it, and users know no Masked
 
@@ -66,9 +65,7 @@ class Masked(Pool, Generic[Flag]):
         """Reject wrong attributes, by an input that has one element."""
         # Nobody who observes calls sees this one, which is no tensor.
         one = SimpleNamespace(shape=(1,) * (self._rank + 2))
-        self._pool.request_of(
-            self._rank, one, *[getattr(self, name) for name in self._pool.parameters]
-        )
+        self._pool.request_of(self._rank, one, *self._pool.arguments_of(self))
 
     if TYPE_CHECKING:
 
@@ -200,7 +197,7 @@ class MaxUnpool(Pool):
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         arguments = indices, self.kernel_size, self.stride, self.padding, output_size
-        return self._pool(self, input, None, arguments)
+        return self._pool.call(self, input, None, arguments)
 
     if TYPE_CHECKING:
 

@@ -21,7 +21,6 @@ from torch_dmlpool.operators import (
     max_unpooling,
     min_pooling,
 )
-from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
@@ -120,26 +119,20 @@ avg_pool = Family(
     family="avg_pool",
     types=tensors.AVERAGED_TYPES,
     request_of=_counted_windows,
-    compute=average_pooling.averages,
-    through=by_parts,
-    prepare=average_pooling.prepared_average_pooling,
+    pool=average_pooling.POOL,
     of_quantized=quantized_tensors.averages,
 )
 lp_pool = Family(
     family="lp_pool",
     types=tensors.FLOAT_TYPES,
     request_of=_normed_windows,
-    compute=lp_pooling.norms,
-    through=by_parts,
-    prepare=lp_pooling.prepared_lp_pooling,
+    pool=lp_pooling.POOL,
 )
 adaptive_avg_pool = Family(
     family="adaptive_avg_pool",
     types=tensors.AVERAGED_TYPES,
     request_of=_bins,
-    compute=adaptive_pooling.averages_of_bins,
-    through=by_parts,
-    prepare=adaptive_pooling.prepared_averages,
+    pool=adaptive_pooling.AVERAGES,
     of_quantized=quantized_tensors.adaptive_averages,
 )
 
@@ -148,28 +141,20 @@ max_pool = Family(
     family="max_pool",
     types=tensors.ORDERED_TYPES,
     request_of=_numbered_windows,
-    compute=max_pooling.maxima_of,
-    through=max_pooling.of_bools,
-    prepare=max_pooling.prepared_max_pooling,
+    pool=max_pooling.POOL,
     of_quantized=quantized_tensors.extremes,
 )
 max_pool_with_indices = replace(max_pool, suffix="_with_indices")
-min_pool = replace(
-    max_pool,
-    family="min_pool",
-    through=min_pooling.minima,
-    prepare=min_pooling.prepared_min_pooling,
-)
+min_pool = replace(max_pool, family="min_pool", pool=min_pooling.POOL)
 adaptive_max_pool = replace(
     max_pool,
     family="adaptive_max_pool",
     request_of=_numbered_bins,
-    compute=adaptive_pooling.maxima_of_bins,
-    prepare=adaptive_pooling.prepared_maxima,
+    pool=adaptive_pooling.MAXIMA,
 )
 adaptive_max_pool_with_indices = replace(adaptive_max_pool, suffix="_with_indices")
 adaptive_min_pool = replace(
-    adaptive_max_pool, family="adaptive_min_pool", through=min_pooling.minima, prepare=None
+    adaptive_max_pool, family="adaptive_min_pool", pool=adaptive_pooling.MINIMA
 )
 
 
@@ -181,8 +166,8 @@ def _unpooled_sizes(
     stride: Integers | None,
     padding: Padding,
     output_size: Sequence[int] | None,
-) -> tuple[Tensor, list[int]]:
-    """The indices of a batch, and the spatial sizes of the output."""
+) -> tuple[Tensor, list[int], bool]:
+    """The indices of a batch, the spatial sizes of the output, and that indices count in planes."""
     if isinstance(indices, Tensor) and indices.dim() == input.dim() - 1:
         indices = indices.unsqueeze(0)
     max_unpooling.check(input, indices)
@@ -206,13 +191,12 @@ def _unpooled_sizes(
                 )
         sizes = list(asked)
     check_spatial_sizes("the output", sizes, len(sizes))
-    return indices, sizes
+    return indices, sizes, True
 
 
 max_unpool = Family(
     "max_unpool",
     tensors.MAX_TYPES + tensors.COMPLEX_TYPES,
     _unpooled_sizes,
-    lambda each, _, indices, sizes: max_unpooling.unpooled(each, indices, sizes, True),
-    by_parts,
+    max_unpooling.POOL,
 )

@@ -77,7 +77,7 @@ def adaptive_average_pooling(
         >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
         tensor([[[0.5000, 2.0000, 3.5000]]])
     """
-    averages: Tensor = _AVERAGES(input, mask, output_size)
+    averages: Tensor = AVERAGES(input, mask, output_size)
     return averages
 
 
@@ -122,7 +122,7 @@ def adaptive_max_pooling(
         >>> dmlpool.adaptive_max_pooling(row, 3, return_indices=True)
         (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
     """
-    maxima: Pooled = _MAXIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
+    maxima: Pooled = MAXIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
     return maxima
 
 
@@ -183,7 +183,7 @@ def adaptive_min_pooling(
         >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
         (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
     """
-    minima: Pooled = _MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
+    minima: Pooled = MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
     return minima
 
 
@@ -255,13 +255,11 @@ def maxima_of_bins(
     return tensors.laid_out_like((values, indices), input)
 
 
-_AVERAGES = Pool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
-_MAXIMA = Pool(
+AVERAGES = Pool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
+MAXIMA = Pool(
     check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, through=of_bools
 )
-_MINIMA = Pool(
-    check=_bins_of_minima, compute=maxima_of_bins, prepare=lambda *_: None, through=minima
-)
+MINIMA = Pool(check=_bins_of_minima, compute=maxima_of_bins, through=minima)
 
 
 def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:

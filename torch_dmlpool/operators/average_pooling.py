@@ -79,7 +79,7 @@ def average_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    averaged: Tensor = _POOL(input, mask, include_padding, divisor_override, *window)
+    averaged: Tensor = POOL(input, mask, include_padding, divisor_override, *window)
     return averaged
 
 
@@ -172,7 +172,7 @@ def averages(
     return masked_average_pooling_op(input, mask, window, include_padding, divisor)
 
 
-_POOL = Pool(check=_counted_windows, compute=averages, prepare=prepared_average_pooling)
+POOL = Pool(check=_counted_windows, compute=averages, prepare=prepared_average_pooling)
 
 
 def _sums(input: Tensor, window: Any, divisor: int) -> Tensor:

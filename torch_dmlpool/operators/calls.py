@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import backends, tensors, window
+from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory, may_skip_dispatcher
+from torch_dmlpool.window import Window, is_plain
 
 Prepare = Callable[..., Callable[..., Any] | None]
-"""Makes the call for a meta tensor that lies as the input, its backend, and the arguments of
-a public function. It raises what a wrong argument raises, and returns None for what it does not
-prepare."""
+"""Makes the call for a tensor that lies as the input, its backend, and the arguments of a public
+function. It keeps no tensor. It raises what a wrong argument raises, and returns None for what it
+does not prepare."""
 
 
 class Call:
@@ -32,31 +34,23 @@ class Call:
     ``arguments`` are the operator's.
     """
 
-    __slots__ = ("apply", "arguments", "like", "plan", "run")
+    __slots__ = ("apply", "arguments", "plan", "record", "run", "shape", "strides")
     is_planned = True  # ``plan`` computes the gradient of plain tensors
-    returns_winners = False
 
     def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
-        self.apply, self.like, self.arguments = apply, like, arguments
+        self.apply, self.arguments = apply, arguments
         self.plan, self.run = plan, plan.run
+        self.record = plan.record  # the results of maxima, and then the taps of their winners
+        self.shape, self.strides = like.shape, like.stride()
 
     def __call__(self, input: Tensor) -> Any:
         if input.requires_grad and is_grad_enabled():
             return self.apply(input, self)
         return self.run(input)
 
-    def record(self, input: Tensor) -> Any:
-        """The results of maxima, and then the taps of their winners."""
-        return self.plan.record(input)
-
-    @property
-    def shape(self) -> torch.Size:
-        """The sizes of the input."""
-        return self.like.shape
-
     @property
     def channels_last(self) -> bool:
-        return tensors.is_channels_last(self.like)
+        return tensors.suggests_channels_last(self.shape, self.strides)
 
     def sharded(self, arriving: Tensor) -> Tensor:
         """What arrives at the results: plain tensors have no shards."""
@@ -64,7 +58,10 @@ class Call:
 
 
 def prepared(
-    prepare: Prepare, input: Tensor, *arguments: Any, dtypes: tuple[torch.dtype | None, ...] = ()
+    prepare: Prepare,
+    input: Tensor,
+    arguments: tuple[Any, ...],
+    dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Callable[..., Any] | None:
     """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
     ``dtypes``, which marshal does not write, before the arguments.
@@ -72,11 +69,8 @@ def prepared(
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
     """
-    if type(input) is not Tensor or input.is_nested or profiler._is_profiler_enabled:
-        return None
-    if not may_skip_dispatcher(input):
-        return None
-    if dtypes and not _DTYPES.issuperset(map(type, dtypes)):
+    is_seen = is_dynamo_compiling() or profiler._is_profiler_enabled or is_watched()
+    if is_seen or type(input) is not Tensor or not lies_in_memory(input):
         return None
     try:
         written = dumps(arguments, 2)
@@ -88,11 +82,17 @@ def prepared(
         except ValueError:
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
-    return _remembered(prepare, written, dtypes, input.shape, input.stride(), input.dtype, backend)
+    try:
+        key = prepare, written, dtypes, input.shape, input.stride(), input.dtype, backend
+        return _CALLS[key]
+    except KeyError:
+        return _remembered(key, input)
+    except (RuntimeError, TypeError):  # a nested tensor has no sizes, and a list is no key
+        return None
 
 
 class Pool:
-    """What public functions of a pool have in common.
+    """What public functions of a pool have in common, and those of torch.nn.
 
     ``check`` takes the input, data types and numbers, and returns the operator's arguments.
     ``compute`` takes the input, a mask or None, and these arguments; ``prepare`` makes the call of
@@ -104,7 +104,7 @@ class Pool:
         self,
         check: Callable[..., tuple[Any, ...]],
         compute: Callable[..., Any],
-        prepare: Prepare,
+        prepare: Prepare = lambda *_: None,
         through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
     ) -> None:
         self.check, self.compute, self.prepare, self.through = check, compute, prepare, through
@@ -118,17 +118,62 @@ class Pool:
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
         if mask is None:
-            call = prepared(self.prepared, input, *numbers, dtypes=dtypes)
+            call = prepared(self.prepared, input, (None, numbers), dtypes)
             if call is not None:
                 return call(input)
+        elif is_plain_mask(mask, input):
+            call = prepared(self.prepared, input, (tuple(mask.shape), numbers), dtypes)
+            if call is not None:
+                return call(input, mask)
         request = self.check(input, *dtypes, *numbers)
-        mask = tensors.checked_mask(mask, input)
+        return self.of(input, tensors.checked_mask(mask, input), request)
+
+    def of(self, input: Tensor, mask: Tensor | None, request: tuple[Any, ...]) -> Any:
+        """The results for the operator's arguments, whatever their data type."""
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
-    def _prepared(self, like: Tensor, backend: Backend, *numbers: Any) -> Any:
-        return self.prepare(like, backend, *self.check(like, *numbers))
+    def _prepared(self, like: Tensor, backend: Backend, *given: Any) -> Any:
+        *dtypes, mask, numbers = given
+        request, added = self.check(like, *dtypes, *numbers), None
+        if mask is not None:
+            empty: Any = torch.empty(mask, dtype=torch.bool, device=like.device)
+            added = like.dim() - len(mask)
+            tensors.checked_mask(empty, like)
+        return self.call(like, backend, request, added)
+
+    def call(
+        self, like: Tensor, backend: Backend, request: tuple[Any, ...], added: int | None
+    ) -> Any:
+        """The call of plain tensors that lie as ``like``; under masks, unless ``added`` is None:
+        how many dimensions these lack.
+        """
+        planned = self.prepare(like, backend, *request)
+        if added is None:
+            return planned
+        if isinstance(request[0], Window):
+            request[0].output_sizes(like.shape[2:])  # rejected before any work
+        run = planned.plan.run if backend.spreads_masks and isinstance(planned, Call) else None
+        missing = (None,) * added
+
+        def call(input: Tensor, mask: Tensor) -> Any:
+            mask = mask[missing] if missing else mask
+            if run is None or (input.requires_grad and is_grad_enabled()):
+                return self.of(input, mask, request)
+            return run(input, mask)
+
+        return call
 
 
+def is_plain_mask(mask: Any, input: Tensor) -> bool:
+    """Whether a mask is a plain tensor of bools where ``input`` is."""
+    is_bool = type(mask) is Tensor and mask.dtype is torch.bool
+    return is_bool and mask.is_cpu == input.is_cpu and may_skip_dispatcher(mask)
+
+
+_CALLS: dict[Any, Callable[..., Any] | None] = {}
+"""The calls that are remembered, at most ``_MOST``: then all are forgotten. Each call looks here,
+and a dict answers in two thirds of the time of ``functools.lru_cache``."""
+_MOST = 8192
 _DTYPES = {torch.dtype, type(None)}
 
 
@@ -138,21 +183,19 @@ def _arguments(written: bytes) -> tuple[Any, ...] | None:
     is written as bytes, without its type.
     """
     arguments: tuple[Any, ...] = loads(written)
-    return arguments if window.is_plain(arguments) else None
+    return arguments if is_plain(arguments) else None
 
 
-@functools.lru_cache(maxsize=8192)
-def _remembered(
-    prepare: Prepare,
-    written: bytes,
-    dtypes: tuple[torch.dtype | None, ...],
-    shape: torch.Size,
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    backend: Backend,
-) -> Callable[..., Any] | None:
-    arguments = _arguments(written)
-    if arguments is None or dtype not in tensors.ORDERED_TYPES:
-        return None
-    like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return prepare(like, backend, *dtypes, *arguments)
+def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | None:
+    """The call of this ``key``, which is new."""
+    prepare, written, dtypes, _, _, dtype, backend = key
+    arguments, call = _arguments(written), None
+    is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
+    if is_known and arguments is not None:
+        call = prepare(input, backend, *dtypes, *arguments)
+    if isinstance(call, Call):
+        call = call.__call__  # a method is called in less time than an object
+    if len(_CALLS) >= _MOST:
+        _CALLS.clear()
+    _CALLS[key] = call
+    return call

@@ -22,15 +22,13 @@ with torch.inference_mode():
     _PLAIN_KEYS = {_dispatch_tls_local_include_set().raw_repr()}
 _PLAIN_KEYS.add(_dispatch_tls_local_include_set().raw_repr())
 """The keys that a thread includes in every call where no transform, mode or trace is active."""
+_FAR = 2**44
+"""No storage has this many bytes."""
 
 
-def may_skip_dispatcher(*inputs: Tensor) -> bool:
-    """Whether a call may go straight to the backend, on any device: no transform, mode, subclass or
-    compilation has to see it. ``backends.aten.is_plain_cpu`` asks about the values.
-    """
-    if is_dynamo_compiling():
-        return False
-    if (
+def is_watched() -> bool:
+    """Whether a transform, mode or trace is active, which has to see an operator."""
+    return bool(
         _len_torch_dispatch_stack()
         or _are_functorch_transforms_active()
         or _is_tracing()
@@ -41,7 +39,35 @@ def may_skip_dispatcher(*inputs: Tensor) -> bool:
             _len_torch_function_stack()
             and _dispatch_tls_local_include_set().raw_repr() not in _PLAIN_KEYS
         )
-    ):
+    )
+
+
+def lies_in_memory(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is no subclass, and its elements are in memory as they are."""
+    kind = type(tensor)
+    if kind is not Tensor and kind is not Parameter:
+        _require_rules(kind)
+        return False
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a wrapper that has outlived its transform has no storage
+        return False
+    # Where a storage has no memory, the address of a tensor is its offset in that storage. Most
+    # systems put memory at addresses for which nobody has to ask more.
+    if address < _FAR and address == tensor.storage_offset() * tensor.itemsize:
+        if not tensors.has_memory(tensor):
+            return False
+        tensors.check_memory(tensor)
+    return not tensor.is_neg()
+
+
+def may_skip_dispatcher(*inputs: Tensor) -> bool:
+    """Whether a call may go straight to the backend, on any device: no transform, mode, subclass or
+    compilation has to see it. ``backends.aten.is_plain_cpu`` asks about the values.
+    """
+    if is_dynamo_compiling():
+        return False
+    if is_watched():
         for tensor in inputs:
             _require_rules(type(tensor))
         if _is_tracing() and torch.onnx.is_in_onnx_export():
@@ -50,24 +76,7 @@ def may_skip_dispatcher(*inputs: Tensor) -> bool:
                 "torch.nn.functional has, and this is another: use dynamo=True"
             )
         return False
-    for tensor in inputs:
-        kind = type(tensor)
-        if kind is not Tensor and kind is not Parameter:
-            _require_rules(kind)
-            return False
-        try:
-            address = tensor.data_ptr()
-        except RuntimeError:  # a wrapper that has outlived its transform has no storage
-            return False
-        if tensor.is_neg():
-            return False
-        # Where a storage has no memory, the address of a tensor is its offset in that storage.
-        offset = tensor.storage_offset()
-        if address == (offset and offset * tensor.itemsize):
-            if not tensors.has_memory(tensor):
-                return False
-            tensors.check_memory(tensor)
-    return True
+    return all(map(lies_in_memory, inputs))
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -77,8 +86,9 @@ def is_plain(*tensors: Tensor) -> bool:
 
 def is_unobserved(*tensors: Tensor) -> bool:
     """Whether nobody has to see a call of ``tensors``, autograd neither."""
-    is_recorded = is_grad_enabled() or profiler._is_profiler_enabled
-    return not is_recorded and may_skip_dispatcher(*tensors)
+    if is_grad_enabled() or profiler._is_profiler_enabled or is_dynamo_compiling() or is_watched():
+        return False
+    return all(map(lies_in_memory, tensors))
 
 
 def is_readable(tensor: Tensor) -> bool:

@@ -81,7 +81,7 @@ def lp_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    normed: Tensor = _POOL(input, mask, p, *window)
+    normed: Tensor = POOL(input, mask, p, *window)
     return normed
 
 
@@ -116,7 +116,7 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
     return lp_pooling_op(input, window, p)
 
 
-_POOL = Pool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
+POOL = Pool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
 
 
 def _norms(input: Tensor, window: Window, p: float) -> Tensor:

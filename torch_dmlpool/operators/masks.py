@@ -5,6 +5,7 @@ An element that has the lowest value itself, such as minus infinity, would tie w
 winner is the first element of the window that the mask keeps. A backend may read the mask itself.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -16,8 +17,9 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.fallbacks import NoKernelError
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends.interface import Backend, Kind, Plan, kind_of
 from torch_dmlpool.backends.reductions import is_unpadded
+from torch_dmlpool.operators.calls import Call
 from torch_dmlpool.operators.derivatives import (
     may_be_differentiated,
     records_gradient,
@@ -61,11 +63,6 @@ def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(*mask.shape[:2], *input.shape[2:])
 
 
-def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """1 for True and 0 for False. PyTorch converts bools faster by way of bytes."""
-    return mask.to(torch.uint8).to(dtype)
-
-
 def by_kernel(
     computes: Callable[[Backend], Any], input: Tensor, *arguments: Any, mask: Tensor
 ) -> Any:
@@ -96,85 +93,65 @@ def averages_under(
     """Averages of windows or bins, by ``sums`` of these."""
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    arguments = windows, include_padding, divisor
-    is_read = may_skip_dispatcher(input, mask)
-    if is_read and records_gradient(input) and backends.serving(input.device.type).reads_masks:
-        return _averages(input, mask, sums, *arguments)
-    return _averaged(sums, input, mask, *arguments)
+    request = windows, include_padding, divisor
+    if not (may_skip_dispatcher(input, mask) and backends.serving(input.device.type).reads_masks):
+        return _composed_averages(sums, input, mask, *request)
+    plan = _remembered(backends.serving(input.device.type), kind_of(input), sums, *request)
+    call = Call(_averages, plan, input, sums, *request)
+    return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
 
 
-def _averaged(sums: Sums, input: Tensor, mask: Tensor, *arguments: Any) -> Tensor:
-    averages: Tensor | None = by_kernel(
-        lambda backend: backend.average_pooling, input, *arguments, mask=mask
-    )
-    return _composed_averages(sums, input, mask, *arguments) if averages is None else averages
+@functools.lru_cache(maxsize=1024)
+def _remembered(backend: Backend, kind: Kind, sums: Sums, *request: Any) -> Plan:
+    """A plan of averages under masks."""
+    if backend.averages is not None:
+        return backend.averages(kind, *request)
+    windows, include_padding, divisor = request
+    sizes, strides = kind.shape[2:], kind.strides or ()
+    is_last = tensors.suggests_channels_last(kind.shape, strides)
+    layout = tensors.named_memory_format(is_last, len(sizes))
+
+    def run(input: Tensor, mask: Tensor) -> Any:
+        averages = by_kernel(lambda each: each.average_pooling, input, *request, mask=mask)
+        return _composed_averages(sums, input, mask, *request) if averages is None else averages
+
+    def gradient(arriving: Tensor, mask: Tensor) -> Any:
+        # Before the mask removes any of it. Shares of bins are of their sizes, which cancel.
+        shares, number = tensors.widened(arriving), divisor
+        if divisor is None:
+            shares = shares / _counts(sums, mask, sizes, shares, windows, include_padding)
+            number = 1 if isinstance(windows, Window) else None
+        spread = backend.average_pooling_grad(shares, sizes, windows, False, number)
+        return tensors.laid_out(kept(spread, mask).to(arriving.dtype), layout)
+
+    return Plan(run, run, gradient)
 
 
 class MaskedAveragePooling(torch.autograd.Function):
     """Averages of plain tensors under a mask, by a backend that has them."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        mask: Tensor,
-        sums: Sums,
-        windows: Any,
-        include_padding: bool,
-        divisor: int | None,
-    ) -> Any:
-        save(ctx, sums, mask)
-        ctx.windows, ctx.include_padding, ctx.divisor = windows, include_padding, divisor
-        ctx.sizes, ctx.channels_last = input.shape[2:], tensors.is_channels_last(input)
-        return _averaged(sums, input, mask, windows, include_padding, divisor)
+    def forward(ctx: Any, input: Tensor, mask: Tensor, call: Call) -> Any:
+        save(ctx, call, mask)
+        return call.run(input, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
         if arriving is None:
-            return (None,) * 6
-        (mask,), sizes = saved(ctx), ctx.sizes
-        windows, include_padding, divisor = ctx.windows, ctx.include_padding, ctx.divisor
-        layout = tensors.named_memory_format(ctx.channels_last, len(sizes))
-        if not is_unobserved(arriving, mask):
-            # Averages are linear: their gradient is the same wherever it is taken.
-            with torch.enable_grad():
-                leaf = tensors.empty([*arriving.shape[:2], *sizes], arriving, layout)
-                leaf = leaf.zero_().requires_grad_()
-                averages = _composed_averages(
-                    ctx.call, leaf, mask, windows, include_padding, divisor
-                )
-            create = is_grad_enabled()
-            (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
-        else:
-            backend = backends.serving(arriving.device.type)
-            request: Any = sizes, windows, include_padding, divisor
-            if backend.spreads_masks:
-                spread = backend.average_pooling_grad
-                gradient = spread(arriving, *request, mask=mask, memory_format=layout)
-            else:
-                gradient = _composed_gradient(ctx.call, backend, arriving, mask, *request)
-                gradient = tensors.laid_out(kept(gradient, mask).to(arriving.dtype), layout)
-        return gradient, None, None, None, None, None
-
-
-def _composed_gradient(
-    sums: Sums,
-    backend: Backend,
-    arriving: Tensor,
-    mask: Tensor,
-    sizes: Sequence[int],
-    windows: Any,
-    include_padding: bool,
-    divisor: int | None,
-) -> Any:
-    """The gradient of averages before the mask removes any of it. Shares of bins are of their
-    sizes, which cancel.
-    """
-    if divisor is None:
-        arriving = tensors.widened(arriving)
-        arriving = arriving / _counts(sums, mask, sizes, arriving, windows, include_padding)
-        divisor = 1 if isinstance(windows, Window) else None
-    return backend.average_pooling_grad(arriving, sizes, windows, False, divisor)
+            return None, None, None
+        call, (mask,) = ctx.call, saved(ctx)
+        if is_unobserved(arriving, mask):
+            return call.plan.gradient(arriving, mask), None, None
+        # Averages are linear: their gradient is the same wherever it is taken.
+        layout = tensors.named_memory_format(call.channels_last, len(call.shape) - 2)
+        with torch.enable_grad():
+            leaf = tensors.empty([*arriving.shape[:2], *call.shape[2:]], arriving, layout)
+            leaf = leaf.zero_().requires_grad_()
+            sums, *request = call.arguments
+            averages = _composed_averages(sums, leaf, mask, *request)
+        create = is_grad_enabled()
+        (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
+        return tensors.laid_out(gradient, layout), None, None
 
 
 def _composed_averages(
@@ -206,7 +183,8 @@ def _counts(
     """
     taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
     present = mask.expand(*mask.shape[:2], *sizes)
-    numbers = as_numbers(present, _count_dtype(taps, like))
+    # PyTorch converts bools faster by way of bytes.
+    numbers = present.to(torch.uint8).to(_count_dtype(taps, like))
     counts = sums(numbers, windows, 1)
     if not isinstance(windows, Window):
         return torch.where(counts == 0, 1, counts)

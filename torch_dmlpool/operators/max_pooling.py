@@ -105,7 +105,7 @@ def max_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    maxima: Pooled = _POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    maxima: Pooled = POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
     return maxima
 
 
@@ -231,7 +231,7 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
     return change(values), indices
 
 
-_POOL = Pool(
+POOL = Pool(
     check=numbered_windows, compute=maxima_of, prepare=prepared_max_pooling, through=of_bools
 )
 
@@ -242,9 +242,13 @@ class MaxPooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         *results, taps = call.record(input)  # with indices if these are wanted
-        if call.returns_winners:
+        if call.is_planned:
+            ctx.call = call
+            ctx.save_for_backward(taps)
+            ctx.set_materialize_grads(False)
+        else:
             results.append(taps)
-        save(ctx, call, taps)
+            save(ctx, call, taps)
         if len(results) == 1:
             return results[0]
         ctx.mark_non_differentiable(*results[1:])
@@ -255,8 +259,11 @@ class MaxPooling(torch.autograd.Function):
         if arriving is None:
             return None, None
         call, (taps,) = ctx.call, ctx.saved_tensors
-        if call.is_planned and is_unobserved(arriving, taps):
-            return call.plan.gradient(arriving, taps), None
+        if call.is_planned:
+            if is_unobserved(arriving, taps):
+                return call.plan.gradient(arriving, taps), None
+            dtype = tensors.tap_dtype(call.arguments[0].taps)
+            ctx.kinds = [(tuple(arriving.shape), dtype, arriving.device)]
         request = *saved(ctx), call.shape[2:], call.arguments[0], call.channels_last
         return max_pooling_grad_from_taps_op(call.sharded(arriving), *request), None
 

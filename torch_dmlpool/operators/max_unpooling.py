@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.calls import Pool
 from torch_dmlpool.operators.derivatives import records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Below, Operator
@@ -67,11 +67,12 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
         )
     check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
-    return by_parts(lambda each: unpooled(each, indices, sizes[2:], False), input)
+    unpooled: Tensor = POOL.of(input, None, (indices, sizes[2:], False))
+    return unpooled
 
 
-def unpooled(
-    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
+def _elements_at(
+    input: Tensor, _: None, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
 ) -> Tensor:
     """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
     checked already, but the values of the indices are not.
@@ -213,6 +214,9 @@ def check(input: Tensor, indices: Tensor) -> None:
     tensors.check_pooled("input", input, tensors.MAX_TYPES + tensors.COMPLEX_TYPES)
     tensors.check_pooled("indices", indices, tensors.INDEX_TYPES)
     tensors.check_sizes("indices", indices, input.shape, input, "input's")
+
+
+POOL = Pool(check=lambda *request: request, compute=_elements_at)
 
 
 def _check_operator(

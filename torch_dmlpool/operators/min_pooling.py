@@ -83,7 +83,7 @@ def min_pooling(
         (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    minima: Pooled = _POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    minima: Pooled = POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
     return minima
 
 
@@ -135,4 +135,4 @@ def prepared_min_pooling(
     return minima
 
 
-_POOL = Pool(check=_windows, compute=maxima_of, prepare=prepared_min_pooling, through=minima)
+POOL = Pool(check=_windows, compute=maxima_of, prepare=prepared_min_pooling, through=minima)

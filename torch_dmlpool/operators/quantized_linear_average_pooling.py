@@ -99,7 +99,7 @@ def quantized_linear_average_pooling(
     """
     parameters = input_scale, input_zero_point, output_scale, output_zero_point
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    call = prepared(_prepared, input, parameters, include_padding, *window, dtypes=(output_dtype,))
+    call = prepared(_prepared, input, (parameters, include_padding, *window), (output_dtype,))
     if call is not None:
         return call(input)
     parameters, made, include_padding, dtype = _quantized_windows(

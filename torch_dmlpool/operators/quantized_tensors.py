@@ -130,29 +130,13 @@ def average(
     per_channel |= any(
         isinstance(parameter, Tensor) and parameter.numel() != 1 for parameter in wanted
     )
-    pooled = average_of_integers(
-        _integers(input, dtypes[0]), (*own, *wanted), window, include_padding, dtypes[1]
-    )
+    integers = _integers(input, dtypes[0])
+    zero = narrowed("input_zero_point", own[1], dtypes[0])
+    output_zero = narrowed("output_zero_point", wanted[1], dtypes[1])
+    given = own[0], zero, wanted[0], output_zero
+    parameters, _ = checked_quantization(integers, given, dtypes[1])
+    pooled = pooled_integers(integers, parameters, window, include_padding, dtypes[1])
     return _packed(pooled, *wanted, output_type, per_channel)
-
-
-def average_of_integers(
-    input: Tensor,
-    parameters: tuple[Any, ...],
-    window: Window,
-    include_padding: bool,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The operator of plain integers for zero points of any integer type, which are
-    narrowed first.
-    """
-    scale, zero_point, output_scale, output_zero_point = parameters
-    zero_point = narrowed("input_zero_point", zero_point, input.dtype)
-    output_zero_point = narrowed("output_zero_point", output_zero_point, dtype)
-    parameters, _ = checked_quantization(
-        input, (scale, zero_point, output_scale, output_zero_point), dtype
-    )
-    return pooled_integers(input, parameters, window, include_padding, dtype)
 
 
 @overloads.pooling

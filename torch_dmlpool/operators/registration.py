@@ -28,6 +28,7 @@ from torch_dmlpool._private import (
     applied_at_a_single_level,
     enable_single_level_autograd_function,
     forward_ad,
+    is_exporting,
 )
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.interface import Backend, Function
@@ -167,9 +168,6 @@ class Operator:
 
     def _compute(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd. A call by name may arrive here first."""
-        return self._computed(arguments)
-
-    def _computed(self, arguments: tuple[Any, ...]) -> Any:
         for tensor in self._tensors(arguments):
             tensors.check_memory(tensor)
         checked, _sizes = self._checked(arguments)
@@ -215,7 +213,7 @@ class Operator:
             checked, _sizes = self._checked(arguments)
             return self._applied(checked)
         if is_plain:  # Inductor's code: the dispatcher is not needed again
-            return self._computed(arguments)
+            return self._compute(*arguments)
         with below_autograd():
             return self.dispatch(arguments)
 
@@ -233,7 +231,7 @@ class Operator:
 def of_rows(operator: Operator, *operands: Any) -> Any:
     """The results of an operator on rows for a public function, with the checks of its results."""
     operator.output_sizes(*operands)
-    if torch.compiler.is_exporting() or shards_of(operands[0]) is not None:
+    if is_exporting() or shards_of(operands[0]) is not None:
         # Programs are exported in operators of PyTorch alone, which also know DTensors.
         return operator.computes(reference.BACKEND)(*operands)  # type: ignore[misc]
     return operator(*operands)
@@ -294,7 +292,6 @@ class Below:
     """
 
     is_planned = False
-    returns_winners = True
 
     def __init__(self, operator: Operator, input: Tensor, arguments: tuple[Any, ...]) -> None:
         self.operator, self.arguments, self.shape = operator, arguments, input.shape

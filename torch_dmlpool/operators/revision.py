@@ -15,9 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from torch_dmlpool._private import TracingContext
+from torch_dmlpool._private import TracingContext, is_exporting
 
 
 @functools.lru_cache(maxsize=8)
@@ -51,7 +49,7 @@ def is_compiled_now() -> bool:
     Exported programs and AOTInductor's packages are not: they outlive a revision and are in no
     cache.
     """
-    if TracingContext.try_get() is None or torch.compiler.is_exporting():
+    if TracingContext.try_get() is None or is_exporting():
         return False
     virtualized = sys.modules.get("torch._inductor.virtualized")
     return virtualized is None or not virtualized.V.aot_compilation

@@ -106,7 +106,7 @@ def statistics_pooling(
         if mask.shape[1] == 1:
             flat = flat[:, 0]
         else:  # a mask of its own for each channel: samples of one channel
-            planes, flat = planes.reshape(n * c, 1, -1), flat.reshape(n * c, -1)
+            planes, flat = planes.flatten(0, 1).unsqueeze(1), flat.flatten(0, 1)
     results = of_rows(statistics, planes, flat, correction)
     mean, deviation = (each.view(n, c) for each in results)
     return mean, deviation

@@ -46,7 +46,7 @@ def avg_pool1d(
     >>> avg_pool1d(row, 2, stride=1, dilation=2).flatten()
     tensor([2., 3., 4.])
     """
-    return pools.avg_pool(
+    return pools.avg_pool.call(
         1,
         input,
         mask,
@@ -90,7 +90,7 @@ def avg_pool2d(
     >>> avg_pool2d(row, (1, 2), stride=1, dilation=2).flatten()
     tensor([2., 3., 4.])
     """
-    return pools.avg_pool(
+    return pools.avg_pool.call(
         2,
         input,
         mask,
@@ -134,7 +134,7 @@ def avg_pool3d(
     >>> avg_pool3d(row, (1, 1, 2), stride=1, dilation=2).flatten()
     tensor([2., 3., 4.])
     """
-    return pools.avg_pool(
+    return pools.avg_pool.call(
         3,
         input,
         mask,
@@ -158,7 +158,7 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(row, 2).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(1, input, mask, (output_size,))
+    return pools.adaptive_avg_pool.call(1, input, mask, (output_size,))
 
 
 @pytorchs
@@ -177,7 +177,7 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(row, (1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(2, input, mask, (output_size,))
+    return pools.adaptive_avg_pool.call(2, input, mask, (output_size,))
 
 
 @pytorchs
@@ -196,7 +196,7 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(row, (1, 1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool(3, input, mask, (output_size,))
+    return pools.adaptive_avg_pool.call(3, input, mask, (output_size,))
 
 
 @pytorchs
@@ -234,7 +234,7 @@ def lp_pool1d(
     >>> lp_pool1d(row, 2, 2).flatten()
     tensor([5., 2.])
     """
-    return pools.lp_pool(
+    return pools.lp_pool.call(
         1, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
     )
 
@@ -274,7 +274,7 @@ def lp_pool2d(
     >>> lp_pool2d(row, 2, (1, 2)).flatten()
     tensor([5., 2.])
     """
-    return pools.lp_pool(
+    return pools.lp_pool.call(
         2, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
     )
 
@@ -314,6 +314,6 @@ def lp_pool3d(
     >>> lp_pool3d(row, 2, (1, 1, 2)).flatten()
     tensor([5., 2.])
     """
-    return pools.lp_pool(
+    return pools.lp_pool.call(
         3, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
     )

@@ -43,7 +43,7 @@ def max_pool1d(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    return pools.max_pool(
+    return pools.max_pool.call(
         1, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     )
 
@@ -80,7 +80,7 @@ def max_pool2d(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    return pools.max_pool(
+    return pools.max_pool.call(
         2, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     )
 
@@ -117,7 +117,7 @@ def max_pool3d(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    return pools.max_pool(
+    return pools.max_pool.call(
         3, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     )
 
@@ -135,7 +135,7 @@ def max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool_with_indices(
+    return pools.max_pool_with_indices.call(
         1, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, True)
     )
 
@@ -153,7 +153,7 @@ def max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool_with_indices(
+    return pools.max_pool_with_indices.call(
         2, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, True)
     )
 
@@ -171,7 +171,7 @@ def max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool_with_indices(
+    return pools.max_pool_with_indices.call(
         3, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, True)
     )
 
@@ -198,7 +198,7 @@ def adaptive_max_pool1d(
     >>> adaptive_max_pool1d(row, 2).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool(1, input, mask, (output_size, return_indices))
+    return pools.adaptive_max_pool.call(1, input, mask, (output_size, return_indices))
 
 
 @overloads.adaptive_pool
@@ -223,7 +223,7 @@ def adaptive_max_pool2d(
     >>> adaptive_max_pool2d(row, (1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool(2, input, mask, (output_size, return_indices))
+    return pools.adaptive_max_pool.call(2, input, mask, (output_size, return_indices))
 
 
 @overloads.adaptive_pool
@@ -248,7 +248,7 @@ def adaptive_max_pool3d(
     >>> adaptive_max_pool3d(row, (1, 1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool(3, input, mask, (output_size, return_indices))
+    return pools.adaptive_max_pool.call(3, input, mask, (output_size, return_indices))
 
 
 @pytorchs
@@ -260,7 +260,7 @@ def adaptive_max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices(1, input, mask, (output_size, True))
+    return pools.adaptive_max_pool_with_indices.call(1, input, mask, (output_size, True))
 
 
 @pytorchs
@@ -272,7 +272,7 @@ def adaptive_max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices(2, input, mask, (output_size, True))
+    return pools.adaptive_max_pool_with_indices.call(2, input, mask, (output_size, True))
 
 
 @pytorchs
@@ -284,4 +284,4 @@ def adaptive_max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices(3, input, mask, (output_size, True))
+    return pools.adaptive_max_pool_with_indices.call(3, input, mask, (output_size, True))
