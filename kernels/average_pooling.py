@@ -30,6 +30,12 @@ def held_as(source, vector):
     return tl.float64 if source == tl.float64 else tl.float32, vector
 
 
+@triton.constexpr_function
+def has_counts(mode):
+    """Whether results are divided by counts of taps, which differ between windows."""
+    return not mode.adjoint and 0 < mode.count < 4
+
+
 @triton.jit
 def loaded_row(base, row, mask, width, fill, N, SOURCE, FORM):
     """Loads N chunks of a source row in the form in which they are added up. A chunk is a vector of
@@ -130,12 +136,9 @@ def sum_tile(
     N_ROWS: tl.constexpr = ROWS.length
     N_DEPTHS: tl.constexpr = DEPTHS.length
     # words are added up before their columns
-    OWN: tl.constexpr = N if QUANTIZED and not FORM.channels else T
-    SUMS: tl.constexpr = 2 * T if FORM.mask > 0 else OWN
-    SIGNED: tl.constexpr = target.dtype.element_ty == tl.int8
+    SUMS: tl.constexpr = 2 * T if FORM.mask > 0 else N if QUANTIZED and not FORM.channels else T
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
-    # what is written
-    IS_COUNTED: tl.constexpr = (MODE.count > 0 and MODE.count < KEPT) and not MODE.adjoint
+    IS_COUNTED: tl.constexpr = has_counts(MODE)  # divide what is written
 
     lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths
@@ -166,7 +169,6 @@ def sum_tile(
         width = TW if FORM.channels else TW * FORM.store
         weights = divisors_along(first_chunk * CHUNK, width, N * CHUNK, COLUMN, DIVISORS, MODE)
 
-    PADDING: tl.constexpr = 1 if MODE.count == PADDED else 0
     planes = ((),) * T_ROWS  # totals of each depth so far, for each target row
     for d in tl.static_range(N_DEPTHS):
         in_slice = addressing.inside(live, first_depth + d, D, FORM.rank == 3)
@@ -178,7 +180,7 @@ def sum_tile(
                 base, (line, apart, first_chunk), inside, W, each[0], N, SOURCE, FORM
             )
             there = addressing.kept_row(
-                kept, first_depth + d, first_row + r, inside, W, N, PADDING, FORM
+                kept, first_depth + d, first_row + r, inside, W, N, MODE.count == PADDED, FORM
             )
             if not QUANTIZED:
                 weight = ones
@@ -198,7 +200,8 @@ def sum_tile(
                     for e in tl.static_range(T_DEPTHS):
                         if DEPTHS.lasts[e] == d:
                             totals = sums.target_totals(own_planes, DEPTHS, e, SUMS)
-                            row = place[1] * T_ROWS + j
+                            above = place[1] * T_ROWS
+                            row = above + j
                             depth = place[2] * T_DEPTHS + e
                             counts = (ones, ones)
                             if IS_COUNTED:
@@ -208,12 +211,19 @@ def sum_tile(
                                 counts = (counted, 1.0 / counted)
                             if QUANTIZED:
                                 finished = requantization.results(
-                                    totals, each, counts, divisors, COLS, SIGNED, SUMS, FORM, MODE
+                                    totals,
+                                    each,
+                                    counts,
+                                    divisors,
+                                    COLS,
+                                    target.dtype.element_ty == tl.int8,
+                                    SUMS,
+                                    FORM,
+                                    MODE,
                                 )
                             else:
                                 finished = quotients(totals, counts, divisors, T, FORM, MODE)
                             inside = addressing.inside(live, depth, TD, FORM.rank == 3)
-                            above = place[1] * T_ROWS
                             lines = (depth * TH + above, tl.where(inside, TH - above, 0))
                             addressing.store_row(
                                 base_target, finished, place, lines, j, C, TW, 0, 1, T, FORM

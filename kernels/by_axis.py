@@ -93,8 +93,7 @@ def folds(
             )
             numbered = operation == FIRST_GREATEST
             mask = LEFT * (mask > 0 and (numbered or count > 2))
-            mode = step.mode._replace(numbered=numbered, mask=mask)
-            step = step._replace(mode=mode, below=0)
+            step = step._replace(mode=step.mode._replace(numbered=numbered, mask=mask), below=0)
         shared = operation != FIRST_GREATEST and _overlapping(request, along)
         launches.append(
             _share(request, along, step, shared) if shared else _fold(request, along, step)
@@ -131,11 +130,9 @@ def _overlapping(request: Request, along: Along) -> tuple[int, int] | None:
     little, or where ``folding`` is as fast.
     """
     axis = along.axis
-    if request.window is None or request.adjoint or along.part.is_whole or axis.dilation > 1:
+    if request.window is None or request.adjoint or request.mask or along.part.is_whole:
         return None
-    if request.mask:
-        return None
-    if axis.window < max(SHARES_FROM, SHARES_OVER * axis.stride):
+    if axis.dilation > 1 or axis.window < max(SHARES_FROM, SHARES_OVER * axis.stride):
         return None
     fits = (each for each in SHARED if axis.stride <= min(each[1], axis.window // (each[0] - 1)))
     return next(fits, None)
@@ -171,20 +168,8 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         bound = launch.widest_bin(along.source, along.targets)
     elif request.adjoint:
         bound = min(launch.windows_over(axis), along.source)
-    operation, rows = step.mode.operation, along.inner == 1
-    blocks: Any = BLOCKS[operation == SUM, rows]
-    # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer. It
-    # has all of a short row where a plane has several.
-    most = 4 if rows and bound <= 16 and not part.is_whole else 96 if bound <= 768 else bound
-    wanted = bound if operation == SUM else min(bound, most)
-    block = Block(rows, *blocks[min(longest for longest in blocks if wanted <= longest)])
     kind = BINS if bins else WHOLE if part.is_whole and not request.adjoint else WINDOWS
-    vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
-    is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
-    if operation == SUM and is_long and (along.source if rows else along.inner) % vector == 0:
-        block = block._replace(vector=vector)
-    if step.mode.mask == 3 and block.compensated:  # the mask beside elements takes registers
-        block = block._replace(loads=block.loads // 4)
+    block = _block(request, along, step, kind, bound)
     farthest = launch.farthest(part.inputs, part.outputs, axis)
     largest = [along.results, (along.source + 1) * along.inner, farthest]
     if bins:
@@ -205,6 +190,24 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
     }
     programs = launch.divided(along.results, block.results)
     return Launch.of("folding.fold", programs, along.results, sizes, **constants)
+
+
+def _block(request: Request, along: Along, step: Step, kind: int, bound: int) -> Block:
+    """What a program of ``folding.fold`` owns, of windows or bins of at most ``bound`` elements."""
+    is_sum, rows = step.mode.operation == SUM, along.inner == 1
+    blocks: Any = BLOCKS[is_sum, rows]
+    # Comparisons round nothing: a thread may have more of them, and the tree over threads fewer. It
+    # has all of a short row where a plane has several.
+    most = 4 if rows and bound <= 16 and not along.part.is_whole else 96 if bound <= 768 else bound
+    wanted = bound if is_sum else min(bound, most)
+    block = Block(rows, *blocks[min(longest for longest in blocks if wanted <= longest)])
+    vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
+    is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
+    if is_sum and is_long and (along.source if rows else along.inner) % vector == 0:
+        block = block._replace(vector=vector)
+    if step.mode.mask == 3 and block.compensated:  # the mask beside elements takes registers
+        block = block._replace(loads=block.loads // 4)
+    return block
 
 
 def _planes(request: Request, elements: int) -> tuple[Any, ...]:

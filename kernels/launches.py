@@ -5,7 +5,7 @@ whole planes, bins and all other windows go by axis.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -60,17 +60,13 @@ def average_launches(
         return None
     if tile is not None:
         mode = Sums(request.adjoint, *counted, kinds)
-        kernel = "average_pooling.sum_tile"
-        return (launch.tile_launch(kernel, request, tile, MODE=mode),)
+        return (launch.tile_launch("average_pooling.sum_tile", request, tile, MODE=mode),)
     if not request.adjoint:
         folds = by_axis.folds(request, by_axis.SUM, counted, kinds)
         # Sums of bytes are divided once, at the end, where one axis' count is known.
-        is_known = request.element_size > 1 or counted[0] == 0 or len(folds) == 1
-        return folds if is_known else None
+        return folds if request.element_size > 1 or counted[0] == 0 or len(folds) == 1 else None
     spread = by_axis.spread(request, counted)
-    if spread is None and not request.is_dilated:
-        return by_axis.folds(request, by_axis.SUM, counted)
-    return spread
+    return spread if spread or request.is_dilated else by_axis.folds(request, by_axis.SUM, counted)
 
 
 def sum_tile(request: Request) -> Tile | None:
@@ -80,9 +76,7 @@ def sum_tile(request: Request) -> Tile | None:
     if request.window is None or launch.is_one_window(request):
         return None
     tile = next((tile for tile in sum_tiles(request) if sum_tile_fits(request, tile)), None)
-    if tile is None:
-        return None
-    alone = any(
+    alone = tile is not None and any(
         part == 1 < axis.window for part, axis in zip(tile.sizes, request.axes, strict=True)
     )
     return None if alone and by_axis.overlaps(request) else tile
@@ -132,7 +126,7 @@ def sum_tiles(request: Request) -> Iterator[Tile]:
         jumps = close and request.axes[2].stride == 2 and not request.adjoint
         widths = [SINGLE_COLUMNS >> jumps, 1] if close else [0]
         rows = min(8, 2 * rows) if vectors == [1] and (jumps or not close) else rows
-    rank, heights = request.rank, [rows >> i for i in range(rows.bit_length())]
+    rank, heights = request.rank, _halves(rows)
     shapes = [(height, v) for v in vectors for height in (heights if rank > 1 else [1])]
     if request.channels_last and request.element_size > 1:
         shapes.sort(key=lambda shape: -shape[0])
@@ -185,8 +179,13 @@ def sum_tile_fits(request: Request, tile: Tile) -> bool:
     """
     axes, v = request.axes, tile.vector
     quantized, columns = request.element_size == 1, not request.channels_last
-    lone = tile.sizes == (1, 1, 1) and all(axis.stride >= axis.extent for axis in axes)
-    lone = lone and columns and request.element_size >= 4 and not request.adjoint
+    lone = (
+        columns
+        and request.element_size >= 4
+        and not request.adjoint
+        and tile.sizes == (1, 1, 1)
+        and all(axis.stride >= axis.extent for axis in axes)
+    )
     loads = QUANTIZED_LOADS if quantized else LONE_LOADS if lone else UNROLLED_LOADS
     spans, used, targets, kept = [], [], [], []
     for axis, part in zip(axes, tile.sizes, strict=True):
@@ -239,8 +238,8 @@ def max_launches(request: Request, with_taps: bool) -> tuple[Launch, ...]:
         operation = by_axis.FIRST_GREATEST if with_taps else by_axis.GREATEST
         return by_axis.folds(request, operation)
     groups = tuple(_sharing(tile.sizes[i], request.axes[i]) for i in (1, 2))
-    is_masked = with_taps and request.masking > 0
-    mode = Maxima(groups, with_taps + is_masked, with_taps and request.asm)
+    taps = with_taps + (with_taps and request.masking > 0)
+    mode = Maxima(groups, taps, with_taps and request.asm)
     return (launch.tile_launch("max_pooling.max_tile", request, tile, MODE=mode),)
 
 
@@ -269,17 +268,26 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     if axes[0].window > 1:
         rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
     of_lane = columns * vector if request.channels_last else columns
-    while rows > 1 and (
-        rows >= 2 * request.targets[1]
-        or _steps(axes, rows, columns) > steps
-        or results < launch.LANES_ENOUGH * rows * of_lane
-    ):
-        rows //= 2
+    fits = lambda rows: _steps(axes, rows, columns) <= steps  # noqa: E731
+    rows = _rows_of_lane(rows, fits, request.targets[1], results, of_lane)
     least = columns if request.channels_last else min(vector, 4)
     while columns > least and _steps(axes, rows, columns) > steps:
         columns //= 2
         vector = min(vector, columns)
     return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
+
+
+def _rows_of_lane(
+    rows: int, fits: Callable[[int], bool], height: int, results: int, of_lane: int
+) -> int:
+    """At most ``rows``: fewer where that many do not fit or are far more than the ``height``, or
+    where lanes of ``of_lane`` results in each row would be too few.
+    """
+    while rows > 1 and (
+        rows >= 2 * height or not fits(rows) or results < launch.LANES_ENOUGH * rows * of_lane
+    ):
+        rows //= 2
+    return rows
 
 
 def _row_vector(request: Request, with_taps: bool) -> int:
@@ -401,14 +409,10 @@ def grad_tile(request: Request) -> Tile | None:
     if single and SINGLE_COLUMNS * of_row <= SINGLE_GRADIENT_STEPS:
         columns, steps, of_row = SINGLE_COLUMNS, SINGLE_GRADIENT_STEPS, SINGLE_COLUMNS * of_row
         rows = rows if windows > 4 else min(rows, 4)  # 2/1 by 8 rows would not fit the registers
-    elements = prod(request.shape[:2]) * prod(request.targets) // deep
     of_lane = high * columns * broad * (vector if request.channels_last else 1)
-    while rows > 1 and (
-        rows * of_row > steps
-        or rows * high >= 2 * request.targets[1]
-        or elements < launch.LANES_ENOUGH * rows * of_lane
-    ):
-        rows //= 2
+    elements = prod(request.shape[:2]) * prod(request.targets) // deep
+    fits = lambda rows: rows * of_row <= steps  # noqa: E731
+    rows = _rows_of_lane(rows, fits, launch.divided(request.targets[1], high), elements, of_lane)
     return Tile((1, rows, columns), vector) if rows * of_row <= steps else None
 
 
@@ -431,8 +435,7 @@ def indices(request: Request, per_plane: bool) -> tuple[Launch, ...]:
     constants = {"RANK": request.rank, "CHANNELS": request.channels_last, "WIDE": wide}
     programs = launch.divided(results, launch.LANES)
     given = results, launch.divider(channels), apart, numbers
-    kernel = "max_pooling_grad.indices"
-    return (Launch.of(kernel, programs, results, given, **constants),)
+    return (Launch.of("max_pooling_grad.indices", programs, results, given, **constants),)
 
 
 def segments(

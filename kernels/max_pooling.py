@@ -162,6 +162,25 @@ def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
     return numbers
 
 
+@triton.jit
+def kept_row(loaded, numbers, there, COUNT, FILL, FORM, MODE):
+    """A row's columns as they are compared, and their numbers. Where a mask leaves an element out,
+    it is FILL, and its number lies below those of all others.
+    """
+    columns = ()
+    own = ()
+    for c in tl.static_range(COUNT):
+        v = comparable(loaded[c], MODE.with_taps)
+        number = numbers[c]
+        if FORM.mask > 0:
+            v = tl.where(there[c] != 0, v, FILL)
+            if MODE.with_taps:
+                number += tl.where(there[c] != 0, 0, -CODE_ZERO if MODE.asm else NOT_THERE)
+        columns = columns + (v,)
+        own = own + (number,)
+    return columns, own
+
+
 @addressing.launched
 def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """Windows unrolled at compile time; a lane owns a tile of 1 depth by R rows by Q columns of
@@ -175,11 +194,8 @@ def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     Q: tl.constexpr = FORM.tile[2]
     WITH_TAPS: tl.constexpr = MODE.with_taps
     ASM: tl.constexpr = MODE.asm
-    LEFT_OUT: tl.constexpr = -CODE_ZERO if ASM else NOT_THERE
-    ROW_GROUP: tl.constexpr = MODE.groups[0]
-    COLUMN_GROUP: tl.constexpr = MODE.groups[1]
-    DEPTHS: tl.constexpr = DEPTH.window
     TYPE: tl.constexpr = compared(x.dtype.element_ty, WITH_TAPS)
+    DEPTHS: tl.constexpr = DEPTH.window
     FILL: tl.constexpr = addressing.lowest(x.dtype.element_ty)
     lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths
@@ -217,19 +233,9 @@ def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
             vectors = (own_depth * strides[2] + (row + r) * strides[3] + opening, step, first)
             loaded = addressing.load_row(x0, vectors, inside, W, COUNT, FILL, TYPE, FORM)
             there = addressing.kept_row(kept, own_depth, row + r, inside, W, COUNT, 0, FORM)
-            columns = ()
-            own = numbers
-            for c in tl.static_range(COUNT * CHUNK):
-                v = comparable(loaded[c], WITH_TAPS)
-                if FORM.mask > 0:
-                    v = tl.where(there[c] != 0, v, FILL)
-                columns = columns + (v,)
-            if WITH_TAPS == MASKED:
-                own = ()
-                for c in tl.static_range(COUNT * CHUNK):
-                    own = own + (numbers[c] + tl.where(there[c] != 0, 0, LEFT_OUT),)
+            columns, own = kept_row(loaded, numbers, there, COUNT * CHUNK, FILL, FORM, MODE)
             maxima, winners = sliding(
-                columns, own, ORIGIN, 1, Q, COLUMN, COLUMN_GROUP, WITH_TAPS, ASM
+                columns, own, ORIGIN, 1, Q, COLUMN, MODE.groups[1], WITH_TAPS, ASM
             )
             found = found + maxima
             line = number_of(r, row, ROW) * COLUMN.window  # with taps, only 1D is dilated
@@ -240,7 +246,7 @@ def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
         new = ()
         new_taps = ()
         for q in tl.static_range(Q):
-            maxima, winners = sliding(found, codes, q, Q, R, ROW, ROW_GROUP, WITH_TAPS, ASM)
+            maxima, winners = sliding(found, codes, q, Q, R, ROW, MODE.groups[0], WITH_TAPS, ASM)
             for r in tl.static_range(R):
                 m = maxima[r]
                 tap = 0
