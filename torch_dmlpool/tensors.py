@@ -447,11 +447,6 @@ def lowest(dtype: torch.dtype) -> float:
     return int(torch.iinfo(dtype).min) if dtype.is_signed else 0
 
 
-def is_lowest(values: Tensor) -> Tensor:
-    """Whether each value is the lowest of its type."""
-    return signed(values) == lowest(values.dtype)
-
-
 def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
     """``torch.where`` with a number, for wide unsigned types too. It has a derivative."""
     if tensor.dtype in SIGNED:

@@ -310,12 +310,6 @@ def counts(windows: AnyWindow, sizes: Sequence[int], like: Tensor, include_paddi
     return total
 
 
-def _counts_all_taps(window: Window, include_padding: bool) -> bool:
-    """Whether every window is known to count all of its taps, whatever it is pooled over."""
-    is_certain = type(window.taps) is int and not window.axes[0].ceil_mode
-    return is_certain and (include_padding or all(map(is_unpadded, window.axes)))
-
-
 def divisor(
     windows: AnyWindow,
     sizes: Sequence[int],
@@ -328,9 +322,12 @@ def divisor(
     """
     if override is not None:
         return override
-    if isinstance(windows, Window) and _counts_all_taps(windows, include_padding):
-        taps = windows.taps
-        return taps if taps < 2**63 else float(taps)  # as no tensor takes a longer int
+    if isinstance(windows, Window):
+        taps, axes = windows.taps, windows.axes
+        is_certain = type(taps) is int and not axes[0].ceil_mode
+        if is_certain and (include_padding or all(map(is_unpadded, axes))):
+            # Every window counts all of its taps. No tensor takes a longer int.
+            return taps if taps < 2**63 else float(taps)
     return counts(windows, sizes, like, include_padding).clamp(min=1)
 
 

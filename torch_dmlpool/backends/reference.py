@@ -163,12 +163,6 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
     return found.view(input.dtype).view(positions.shape)
 
 
-def _maxima_at(input: Tensor, positions: Tensor) -> Tensor:
-    """The elements at positions; where there is none, the lowest value."""
-    fill = 0 if input.dtype in SIGNED else lowest(input.dtype)
-    return tensors.laid_out_like(_elements(input, positions, fill), input)
-
-
 def _scattered(
     source: Tensor, positions: Tensor, sizes: Sequence[int], are_unique: bool = False
 ) -> Tensor:
@@ -250,7 +244,8 @@ def _found(input: Tensor, windows: AnyWindow) -> tuple[Tensor, Tensor]:
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
     if found is None:
         positions = _winners(input, windows)
-        found = _maxima_at(input, positions), positions
+        fill = 0 if input.dtype in SIGNED else lowest(input.dtype)  # of windows without an element
+        found = tensors.laid_out_like(_elements(input, positions, fill), input), positions
     return found
 
 

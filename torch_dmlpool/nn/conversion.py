@@ -190,7 +190,10 @@ def convert(
             model, chosen, lambda layer: chosen[layer].of(layer), example_inputs, training
         )
         busy = load if unmeasured is None else None
-    said = _functions_called(named), _missing(model), busy, unmeasured
+    # The model's first tensor says which device it is on.
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
+    missing = missing_kernels("cpu" if tensor is None else tensor.device.type)
+    said = _functions_called(named), missing, busy, unmeasured
     report = Conversion(model, {}, left, {}, {}, *said)
     for module, counterpart in chosen.items():
         names = named[module]
@@ -336,12 +339,6 @@ def _check_examples(example_inputs: object, training: bool) -> None:
         )
     if training and example_inputs is None:
         raise ArgumentError("training must be False without example_inputs, which are measured")
-
-
-def _missing(model: Module) -> str | None:
-    """Why the model has no compiled kernels. Its first tensor says which device it is on."""
-    tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
-    return missing_kernels("cpu" if tensor is None else tensor.device.type)
 
 
 @dataclass

@@ -176,7 +176,14 @@ def _replace_average(
         return "left: its windows are not alike, or it has a divisor_override"
     for quantize, output in outputs.items():
         with pool.graph.inserting_before(quantize):
-            _average_of(quantize, integers, first, output, window, squeezed)
+            target = _ours.quantized_linear_average_pooling_of_numbers.default
+            numbers = *first[:2], *output[:2]
+            pooled = _insert(quantize, target, integers, *numbers, *window, output.dtype)
+            if squeezed:
+                pooled = _insert(quantize, _aten.squeeze.dims, pooled, squeezed)
+            if not output.is_whole:
+                pooled = _insert(quantize, _aten.clamp.default, pooled, *output.limits)
+            _replace_by(quantize, pooled)
     return "replaced by quantized_linear_average_pooling"
 
 
@@ -223,28 +230,6 @@ def _undo(quantize: fx.Node) -> None:
         return
     with quantize.graph.inserting_before(quantize):
         _replace_by(quantize, _insert(quantize, _aten.clamp.default, integers, *last.limits))
-
-
-def _average_of(
-    quantize: fx.Node,
-    integers: fx.Node,
-    first: _Quantization,
-    output: _Quantization,
-    window: tuple[Any, ...],
-    squeezed: list[int],
-) -> None:
-    """Put the average of ``integers`` in the place of the node ``quantize``.
-
-    ``first`` and ``output`` are what is said of the input's and of the output's integers.
-    """
-    target = _ours.quantized_linear_average_pooling_of_numbers.default
-    numbers = *first[:2], *output[:2]
-    pooled = _insert(quantize, target, integers, *numbers, *window, output.dtype)
-    if squeezed:
-        pooled = _insert(quantize, _aten.squeeze.dims, pooled, squeezed)
-    if not output.is_whole:
-        pooled = _insert(quantize, _aten.clamp.default, pooled, *output.limits)
-    _replace_by(quantize, pooled)
 
 
 def _replace_by(node: fx.Node, result: fx.Node) -> None:

@@ -221,7 +221,8 @@ def winners_of(input: Tensor, mask: Tensor, pool: Any) -> Winners:
     again = is_gathered_again(input)
     values, places = pool(kept(input.detach() if again else input, mask, True))
     any_there, first_there = pool(as_pooled(over_planes(mask, input)))
-    places = torch.where(tensors.is_lowest(values), first_there, places)
+    is_lowest = tensors.signed(values) == tensors.lowest(values.dtype)
+    places = torch.where(is_lowest, first_there, places)
     return Winners(values, places, as_bools(any_there))
 
 

@@ -88,7 +88,7 @@ def _elements_at(
         return _apply(input, signed, unpool, spatial_sizes, per_plane)
     result, _, is_wrong = unpool(input, signed, spatial_sizes, per_plane, False)
     if is_wrong:
-        _reject_index(signed, spatial_sizes, per_plane)
+        _check_positions(signed, spatial_sizes, per_plane)
     return result
 
 
@@ -101,7 +101,7 @@ class MaxUnpooling(torch.autograd.Function):
     ) -> Tensor:
         result, unique, is_wrong = unpool(input, indices, sizes, per_plane, True)
         if is_wrong:
-            _reject_index(indices, sizes, per_plane)
+            _check_positions(indices, sizes, per_plane)
         save(ctx, None, unique)
         return result
 
@@ -182,18 +182,14 @@ def _unpooled(
     indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
     positions = _positions(indices, sizes, per_plane)
     if rejects:
-        _check_positions(positions, indices, math.prod(sizes))
+        _check_positions(indices, sizes, per_plane)
     unique = unique_positions_op(positions, sizes)
     return scatter_positions_op(input, unique, sizes, False, tensors.is_channels_last(input))
 
 
-def _reject_index(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> None:
-    """Raise the error for the first index outside its plane."""
-    _check_positions(_positions(indices, sizes, per_plane), indices, math.prod(sizes))
-
-
-def _check_positions(positions: Tensor, indices: Tensor, plane: int) -> None:
+def _check_positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> None:
     """Reject the first of ``indices`` that is neither in its own plane nor -1."""
+    positions, plane = _positions(indices, sizes, per_plane), math.prod(sizes)
     least, most = positions.aminmax()
     if least >= 0 and most < plane:
         return
