@@ -52,7 +52,7 @@ if hypothesis is not None:
     checks = hypothesis.HealthCheck
     allowed = [checks.too_slow, checks.function_scoped_fixture]
     same = {"derandomize": True, "database": None, "deadline": None}
-    everyday = hypothesis.settings(**same, max_examples=60, suppress_health_check=allowed)
+    everyday = hypothesis.settings(**same, max_examples=40, suppress_health_check=allowed)
     register = hypothesis.settings.register_profile
     register("everyday", everyday)
     register("thorough", everyday, max_examples=1500)

@@ -183,7 +183,7 @@ def test_vmap_and_channels_last():
     assert filtered(each).is_contiguous(memory_format=torch.channels_last)
 
 
-@cases.each("name", morphology.__all__, ["closing", "gradient"])
+@cases.each("name", morphology.__all__, ["gradient"])
 def test_torch_compile_makes_one_graph(name, fresh_compiler):
     """Also of a footprint that is a tensor; another one of its sizes is no wrong number."""
     filtered = getattr(morphology, name)

@@ -150,22 +150,20 @@ OF_KNOWN_SIZES: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_without_a_table(dynamic):
-    """Plain pools are PyTorch's, which its own translations write; others need known sizes."""
+    """Plain pools are PyTorch's, which its own translations write, as one node with ``ceil_mode``
+    too, of any image size; others need known sizes."""
     forms = on({**({} if dynamic else OF_KNOWN_SIZES), **WITHOUT_TABLE})
     pools = [
         kind
-        for kind in kinds(exported(forms, dynamic=dynamic, has_table=False))
+        for kind in kinds(
+            exported([*forms, *onnx_forms.with_ceil_mode()], dynamic=dynamic, has_table=False)
+        )
         if "Pool" in kind or kind == "ReduceMean"
     ]
-    assert pools[-4:] == ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
-    assert len(pools) == 4 + (not dynamic)
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_ceil_mode_is_one_node(dynamic):
-    """As from torch.nn's layers, without a table and with any image size."""
-    program = exported(onnx_forms.with_ceil_mode(), dynamic=dynamic, has_table=False)
-    assert kinds(program) == ["MaxPool"] * 2 + ["AveragePool"] * 3
+    one_node_each = ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
+    one_node_each += ["MaxPool"] * 2 + ["AveragePool"] * 3
+    assert pools[-9:] == one_node_each
+    assert len(pools) == 9 + (not dynamic)
 
 
 def test_each_export_knows_its_own_table():
@@ -190,17 +188,21 @@ def test_each_export_knows_its_own_table():
         found(layer, image.to(torch.int64), custom_translation_table=merged)
     del merged
     assert found(layer, image) == ["MaxPool"]
-    with pytest.raises(torch.onnx.OnnxExporterError):
-        found(indices, image)
-
-
-@pytest.mark.parametrize("name", ["same", "indices"])
-def test_the_cause_of_a_failed_export_names_the_table(name):
-    function = OF_KNOWN_SIZES.get(name, dmlpool.nn.MaxPool2d(2, return_indices=True))
     with pytest.raises(torch.onnx.OnnxExporterError) as failed:
-        exported(on({name: function}), dynamic=name == "same", has_table=False)
+        found(indices, image)
+    names_the_table(failed)
+
+
+def names_the_table(failed):
     table = "custom_translation_table=torch_dmlpool.onnx.translations()"
     assert str(failed.value.__cause__).startswith(f"torch.onnx.export needs {table} for max_pool")
+
+
+def test_the_cause_of_a_failed_export_names_the_table():
+    """Of sizes that are left open."""
+    with pytest.raises(torch.onnx.OnnxExporterError) as failed:
+        exported(on({"same": OF_KNOWN_SIZES["same"]}), dynamic=True, has_table=False)
+    names_the_table(failed)
 
 
 def older(layer, input):
