@@ -136,13 +136,7 @@ def divisors(window, are_there, include_padding, divisor_override):
     return np.maximum(are_there.sum(-1) + padding, 1)
 
 
-def average(
-    values,
-    pooling,
-    include_padding=False,
-    divisor_override=None,
-    mask=None,
-):
+def average(values, pooling, include_padding=False, divisor_override=None, mask=None):
     """Averages in extended precision of the elements that are there (K1 to K3), and beside each the
     Σ|x| / |divisor| that rule E6 measures errors by; 0 of none."""
     shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
@@ -159,14 +153,7 @@ def average(
     return averages, magnitudes
 
 
-def average_grad(
-    gradient,
-    sizes,
-    pooling,
-    include_padding=False,
-    divisor_override=None,
-    mask=None,
-):
+def average_grad(gradient, sizes, pooling, include_padding=False, divisor_override=None, mask=None):
     """Each window's gradient, divided as its sum was, added to the elements that it read (A6);
     magnitudes as above."""
     shape = gradient.shape[:2] + tuple(sizes)
@@ -185,14 +172,7 @@ def average_grad(
 
 
 def quantized_average(
-    values,
-    input_scales,
-    input_zeros,
-    output_scales,
-    output_zeros,
-    pooling,
-    include_padding,
-    dtype,
+    values, input_scales, input_zeros, output_scales, output_zeros, pooling, include_padding, dtype
 ):
     """Quantized averages in rational arithmetic (Q1, Q2); a scale and a zero point for each channel
     on either side."""
@@ -254,13 +234,7 @@ def minimum(values, pooling, mask=None):
     return _extremum(values, pooling, np.argmin, ends(values.dtype)[1], mask)
 
 
-def _extremum(
-    values,
-    pooling,
-    choose,
-    nothing,
-    mask,
-):
+def _extremum(values, pooling, choose, nothing, mask):
     """What ``choose`` chooses of the elements of every window; ``nothing`` where there is none."""
     mask = np.broadcast_to(True if mask is None else mask, values.shape)
     batch, channels, *sizes = values.shape

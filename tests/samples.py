@@ -284,14 +284,7 @@ def bits(tensor):
 UNIT_ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
 
 
-def _assert_within(
-    result,
-    exact,
-    magnitudes,
-    roundings,
-    terms,
-    sides=1,
-):
+def _assert_within(result, exact, magnitudes, roundings, terms, sides=1):
     accumulated = UNIT_ROUNDOFF[torch.float64 if result.dtype == torch.float64 else torch.float32]
     # What the oracle's own sum may be off by: a long double is a double on Windows and ARM Macs.
     oracles = (terms + 2) * float(np.finfo(np.longdouble).eps) / 2
@@ -392,13 +385,7 @@ def check_maximum_gradient(input, gradient, pooling):
     assert_same(operators.max_pooling_gather(input, taps, *arguments), gathered)
 
 
-def check_average(
-    input,
-    pooling,
-    include_padding=False,
-    divisor_override=None,
-    mask="no mask",
-):
+def check_average(input, pooling, include_padding=False, divisor_override=None, mask="no mask"):
     """The average within the bound of E6."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
     there, whole = masked(mask, input)
@@ -410,12 +397,7 @@ def check_average(
 
 
 def check_average_gradient(
-    gradient,
-    sizes,
-    pooling,
-    include_padding=False,
-    divisor_override=None,
-    mask="no mask",
+    gradient, sizes, pooling, include_padding=False, divisor_override=None, mask="no mask"
 ):
     """Autograd's backward pass, and the gradient operator, which has no mask."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
@@ -501,13 +483,7 @@ def integers(*sizes, dtype, seed=0):
 
 
 def check_quantized(
-    input,
-    parameters,
-    pooling,
-    include_padding=False,
-    *,
-    output_dtype=None,
-    forms=None,
+    input, parameters, pooling, include_padding=False, *, output_dtype=None, forms=None
 ):
     """Q1, Q2 and G7 for one call: the exact result, in the memory format of the input."""
     forms = ["number"] * 4 if forms is None else forms

@@ -154,13 +154,7 @@ def kept(placements):
 class Comparison:
     """One request, on the whole tensor and on shards."""
 
-    def __init__(
-        self,
-        pooling,
-        shape,
-        mesh_sizes,
-        dimensions,
-    ):
+    def __init__(self, pooling, shape, mesh_sizes, dimensions):
         self.pooling, self.shape = pooling, tuple(shape)
         self.outputs = (*shape[:2], *oracle.output_sizes(pooling, shape[2:]))
         self.mesh = mesh_of(*mesh_sizes)

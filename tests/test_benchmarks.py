@@ -256,9 +256,7 @@ def test_mechanisms_are_switched_off_one_by_one_and_all(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_call_to_the_triton_backend_is_measured_without_a_gpu(
-    python,
-):
+def test_a_call_to_the_triton_backend_is_measured_without_a_gpu(python):
     """In a process of its own, whose driver launches nothing."""
     pytest.importorskip("triton")
     printed = python("-m", "benchmarks", "overhead", "--row-seconds", "0", cwd=common.ROOT).stdout

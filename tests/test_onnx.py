@@ -28,14 +28,7 @@ pytest.importorskip("onnxscript")
 PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 
 
-def exported(
-    forms,
-    *,
-    opset=20,
-    dynamic=False,
-    exact=False,
-    has_table=True,
-):
+def exported(forms, *, opset=20, dynamic=False, exact=False, has_table=True):
     """Forms side by side: nodes as ``kinds`` lists them, which a runtime must compute rightly."""
     forms = [form for form in forms if not dynamic or form.larger is not None]
     model = Shared(forms).eval()

@@ -239,13 +239,7 @@ EVERY_WAY = [(layout, *call) for layout, calls in SHARED.items() for call in cal
     ("layout", "sizes", "window", "dtype"),
     [(*way, dtype) for way, dtype in zip(EVERY_WAY, samples.FLOATS * 3, strict=False)],
 )
-def test_every_way_to_share_work_gives_the_same_bits(
-    layout,
-    sizes,
-    window,
-    dtype,
-    one_thread,
-):
+def test_every_way_to_share_work_gives_the_same_bits(layout, sizes, window, dtype, one_thread):
     """Long and short windows, in the next data type each. tools/sanitize.py runs it with a library
     that has threads of its own."""
     threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)

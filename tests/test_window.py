@@ -104,15 +104,7 @@ def test_the_largest_argument_is_accepted():
     strategies.none() | strategies.integers(1, 4),
     strategies.booleans(),
 )
-def test_output_size_is_that_of_pytorch(
-    rank,
-    size,
-    kernel,
-    padding,
-    dilation,
-    stride,
-    ceil_mode,
-):
+def test_output_size_is_that_of_pytorch(rank, size, kernel, padding, dilation, stride, ceil_mode):
     """G3: for symmetric padding, PyTorch's own rule, ceil_mode and its refusals included."""
     hypothesis.assume(2 * padding <= kernel)
     window = Window.pytorch(rank, kernel, stride, padding, dilation, ceil_mode)

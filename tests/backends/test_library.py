@@ -62,11 +62,7 @@ def longer(struct):
 
 @pytest.mark.parametrize("change", [swapped, longer])
 @pytest.mark.parametrize("name", ["AxisStruct", "Counting", "Problem", "Quantization", "Masking"])
-def test_a_library_with_another_struct_is_not_used(
-    name,
-    change,
-    monkeypatch,
-):
+def test_a_library_with_another_struct_is_not_used(name, change, monkeypatch):
     """Fields in another order, or one more: what would be read as other numbers."""
     monkeypatch.setattr(library, name, change(getattr(library, name)))
     check_refused(path_of_library(), rf"\({name.removesuffix('Struct')}\b.* laid out otherwise\)")
@@ -111,9 +107,7 @@ def functions_of_threads():
         torch.set_num_threads(threads)
 
 
-def test_failures_of_pytorchs_threads_are_raised(
-    functions_of_threads,
-):
+def test_failures_of_pytorchs_threads_are_raised(functions_of_threads):
     """What torch_parallel_for and torch_get_num_threads return is looked at, and the next call
     works."""
     fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)

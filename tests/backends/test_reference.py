@@ -100,9 +100,7 @@ def test_bins(outputs, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=samples.name_of)
-def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(
-    dtype,
-):
+def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(dtype):
     """E3: what other devices use gives what a CPU gives."""
     added = samples.normal(50, 2, dtype=dtype)
     places = torch.randint(0, 7, added.shape[:1], generator=samples.seeded(7))

@@ -281,10 +281,7 @@ def test_gradients_of_averages_are_those_of_single_windows(pool, dtype):
         ((9, 10, 11), 2, (1, 2, 1), 1, 1),
     ],
 )
-def test_gradients_of_maxima_of_many_channels(
-    pool,
-    dtype,
-):
+def test_gradients_of_maxima_of_many_channels(pool, dtype):
     """Channels innermost are added up in vectors, in rows of several tiles: the same bits as of
     contiguous planes, whose elements are added one by one."""
     sizes, made = pooled(pool)

@@ -56,9 +56,7 @@ def a_launch():
     )[0]
 
 
-def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(
-    launched,
-):
+def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launched):
     """``JITFunction.warmup`` and ``arg_names``, ``CompiledKernel.__getitem__``: a launch by hand is
     Triton's own."""
     input = torch.zeros(1, 1, 8, 16)

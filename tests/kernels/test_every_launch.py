@@ -245,14 +245,7 @@ class Collector:
         )
         self.made.append(Made(launch, tuple(names)))
 
-    def __call__(
-        self,
-        family,
-        dtype,
-        runs_ptx,
-        alike,
-        every=False,
-    ):
+    def __call__(self, family, dtype, runs_ptx, alike, every=False):
         """The first of the launches that are ``alike``: the shortest code, as windows are in
         order."""
         self.runs_ptx, result = runs_ptx, {}

@@ -85,15 +85,7 @@ def name_of(i, row):
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "shares"), rows())
-def test_edges(
-    operator,
-    shape,
-    request_,
-    layout,
-    dtype,
-    shares,
-    launched,
-):
+def test_edges(operator, shape, request_, layout, dtype, shares, launched):
     """E6, E7, M1 to M5, Q1 to Q6: the oracle's results; what is compiled touches no more than it
     may."""
     operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request_)

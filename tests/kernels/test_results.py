@@ -44,15 +44,7 @@ Shape = tuple[int, ...]
 Problem = tuple[Shape, Request]
 
 
-def pooling(
-    rank,
-    window,
-    stride=1,
-    start=0,
-    end=None,
-    dilation=1,
-    ceil_mode=False,
-):
+def pooling(rank, window, stride=1, start=0, end=None, dilation=1, ceil_mode=False):
     entries = (window, stride, start, start if end is None else end, dilation)
     return oracle.Pooling(
         *((each,) * rank if isinstance(each, int) else each for each in entries), ceil_mode
@@ -304,16 +296,7 @@ def hard(operator, shape, dtype):
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "many"), every_case())
-def test_results(
-    operator,
-    shape,
-    request_,
-    layout,
-    dtype,
-    many,
-    launched,
-    large,
-):
+def test_results(operator, shape, request_, layout, dtype, many, launched, large):
     """E7: the oracle's results, by lanes of one row or of many; what is compiled touches no more
     than it may."""
     if many:

@@ -61,13 +61,7 @@ def assert_pooled(found, rows, steps, mask, reduction):
     of_offsets=[torch.int64, torch.int32],
 )
 def test_sets_are_pooled_as_by_a_loop(
-    reduction,
-    dtype,
-    channels,
-    layout,
-    is_masked,
-    of_offsets,
-    launched,
+    reduction, dtype, channels, layout, is_masked, of_offsets, launched
 ):
     """Ties, NaN and infinities, empty sets; rows under a mask are not read, as bytes say it."""
     rows, offsets = rows_of(channels, dtype, layout), torch.tensor(STEPS, dtype=of_offsets)

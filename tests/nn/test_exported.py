@@ -27,14 +27,7 @@ class Quantization(torch.nn.Module):
     """Scale, zero point and limits of one tensor; per channel where they are vectors, which are
     buffers."""
 
-    def __init__(
-        self,
-        scale,
-        zero_point,
-        dtype,
-        limits=None,
-        axis=1,
-    ):
+    def __init__(self, scale, zero_point, dtype, limits=None, axis=1):
         super().__init__()
         self.dtype, self.axis = dtype, axis
         self.limits = limits or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
@@ -272,9 +265,7 @@ def test_maxima_of_one_quantization_are_those_of_the_integers(pool, types):
 
 
 @pytest.mark.parametrize("types", PAIRS, ids=str)
-def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(
-    types,
-):
+def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(types):
     """The numbers are converted after they are pooled: fewer of them, with the same result."""
     pattern = Pattern(MAX_POOLS["max_pool2d"][1], *(QUANTIZATIONS[name] for name in types))
     example = IMAGE.to(pattern.input.dtype)

@@ -86,14 +86,7 @@ def test_half_precision_is_summed_in_float32(layout, dtype, device):
     large=["first", "last", "each column"],
     dtype=[torch.float32, torch.float64],
 )
-def test_small_addends_are_not_lost_one_by_one(
-    large,
-    layout,
-    window,
-    stride,
-    dtype,
-    device,
-):
+def test_small_addends_are_not_lost_one_by_one(large, layout, window, stride, dtype, device):
     """E6 where it is tight: large elements and many that vanish beside one when added singly, or
     eight by eight."""
     sizes, eps = [size + 2 for size in window], torch.finfo(dtype).eps

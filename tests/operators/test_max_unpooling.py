@@ -18,12 +18,7 @@ POOLED = [
 ]
 
 
-def pooled(
-    case,
-    device,
-    index_dtype=torch.int64,
-    dtype=torch.float32,
-):
+def pooled(case, device, index_dtype=torch.int64, dtype=torch.float32):
     """An element for each window, and where the window's maximum lies: in the whole tensor, and in
     its plane."""
     input = samples.ties(2, 3, *case.sizes).to(device)

@@ -177,14 +177,7 @@ class Threads:
     ``chosen`` are the threads that an instruction is for: a mask, or None for all of them.
     """
 
-    def __init__(
-        self,
-        program,
-        memory,
-        parameters,
-        numbers,
-        shared,
-    ):
+    def __init__(self, program, memory, parameters, numbers, shared):
         self.program, self.memory, self.parameters = program, memory, parameters
         self.count = len(numbers) * program.threads
         thread = np.tile(np.arange(program.threads, dtype=WORD), len(numbers))
@@ -323,15 +316,7 @@ class Threads:
         pieces = [self._read(each, part).astype(of) << of(i * part) for i, each in enumerate(parts)]
         self._write(to, functools.reduce(np.bitwise_or, pieces), chosen)
 
-    def _access(
-        self,
-        name,
-        modifiers,
-        register,
-        place,
-        text,
-        chosen,
-    ):
+    def _access(self, name, modifiers, register, place, text, chosen):
         size, threads, segment = (
             width(modifiers[-1]),
             self._lanes(self.numbers, chosen),
