@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import common, sets
-from benchmarks.common import ATEN, COPY, OURS, SMALL_SECONDS
+from benchmarks.common import ATEN, COPY, OURS, SMALL_SECONDS, Calls, Named
 from benchmarks.rows import contestants, problem
 from torch_dmlpool.backends import library
-from torch_dmlpool.timing import Call
 
 BATCHES = (1, 8)
 SIBLING, WHEEL = "sibling", "the wheel's library"
@@ -55,7 +54,7 @@ class Row(NamedTuple):
 
     name: str
     threads: int
-    calls: Callable[[], dict[str, Call]]
+    calls: Callable[[], Calls]
 
 
 def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
@@ -80,7 +79,7 @@ def way(name: str) -> list[str]:
     return name.split()[-4:]
 
 
-def of_models(workload: common.Workload) -> dict[str, Call]:
+def of_models(workload: common.Workload) -> Calls:
     """PyTorch's call and ours, whose results were compared, and what they are measured by."""
     calls = contestants(problem(workload, "cpu"), (ATEN, OURS, COPY))[0]
     if max(workload.dilation) == 1:
@@ -90,7 +89,7 @@ def of_models(workload: common.Workload) -> dict[str, Call]:
     return calls
 
 
-def without(row: Row) -> dict[str, Call]:
+def without(row: Row) -> Calls:
     """Our call as it is, without a mechanism, and without all."""
     off, bits = mechanisms()
     one = row.calls()[OURS]
@@ -100,7 +99,7 @@ def without(row: Row) -> dict[str, Call]:
     return {name: lambda mask=mask: (off(mask), one(), off(0)) for name, mask in masks.items()}
 
 
-def measure(row: Row, seconds: float, wheel: Any = None) -> dict[str, Any]:
+def measure(row: Row, seconds: float, wheel: Any = None) -> Named:
     """The medians of a row's calls."""
     torch.set_num_threads(row.threads)
     calls = row.calls()
@@ -120,7 +119,7 @@ def is_behind(seconds: dict[str, float]) -> bool:
     return aten / ours < BEHIND if aten >= SMALL_SECONDS else ours - aten > OVER
 
 
-def markdown(results: dict[str, Any]) -> str:
+def markdown(results: Named) -> str:
     """A table with a line for each way to make the calls."""
     lines = []
     for how, column in itertools.groupby(results["rows"], lambda row: way(row["name"])):
@@ -151,7 +150,7 @@ def markdown(results: dict[str, Any]) -> str:
     return f"{common.table(head, lines, 2)}\n\n*{where}.*"
 
 
-def of_copy(row: dict[str, Any]) -> float:
+def of_copy(row: Named) -> float:
     """A copy's time over ours; 0 where the call is short or no copy was measured."""
     ours, large = row["seconds"][OURS], LARGE[way(row["name"])[0]]
     return row["seconds"].get(COPY, 0.0) / ours if ours >= large else 0.0
@@ -161,19 +160,19 @@ def extremes(ratios: Sequence[float], of: Callable[[Iterable[float]], float]) ->
     return f"{common.mean(ratios):.2f} / {of(ratios):.2f}" if ratios else ""
 
 
-def behind(results: dict[str, Any]) -> str:
+def behind(results: Named) -> str:
     """The rows that are behind."""
     rows = [row for row in results["rows"] if row["seconds"][ATEN] >= SMALL_SECONDS]
     return listed(f"below {BEHIND}", (row for row in rows if is_behind(row["seconds"])))
 
 
-def least(results: dict[str, Any]) -> str:
+def least(results: Named) -> str:
     """The rows that are farthest from a copy."""
     rows = [row for row in results["rows"] if of_copy(row)]
     return listed("least of copy", sorted(rows, key=of_copy)[:LEAST])
 
 
-def listed(title: str, rows: Iterable[dict[str, Any]]) -> str:
+def listed(title: str, rows: Iterable[Named]) -> str:
     """A table of rows, with the times of others over ours."""
     lines = []
     for row in rows:
@@ -184,7 +183,7 @@ def listed(title: str, rows: Iterable[dict[str, Any]]) -> str:
     return common.table([title, "ours", "ATen", SIBLING, "of copy"], lines)
 
 
-def beside(results: dict[str, Any]) -> str:
+def beside(results: Named) -> str:
     """A table of what others take over what our call takes. "Nothing" is the same call once more:
     what noise makes of a ratio."""
     rows, lines = results["rows"], []

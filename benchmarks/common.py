@@ -28,6 +28,10 @@ from torch_dmlpool.timing import Call, Times
 from torch_dmlpool.window import Window
 
 ROOT = Path(__file__).parent.parent
+Named = dict[str, Any]
+"""Arguments, figures or whole results by their names."""
+Calls = dict[str, Call]
+Sizes = tuple[int, ...]
 RESULTS = Path(__file__).parent / "results"
 OURS, ATEN, COPY = "ours", "ATen", "copy"
 HOST, HOST_OF_ATEN, T_OF_INDUCTOR = "host", "host of ATen", "Inductor"
@@ -49,7 +53,7 @@ MODES = {
 backward pass; both passes; averages of integers that stand for real numbers. Maxima that are
 written where they were, and sets of rows, are only checked on a GPU."""
 WAYS = dict(zip("FIRTQUS", MODES, strict=True))
-APART = {"models", "filters", "windows", "halves", "peers", "kernelbench", "prepared"}
+APART = {"models", "windows", "halves", "peers", "kernelbench", "prepared"}
 APART |= {"smoke", "smoke_types"}
 """Groups that are measured when they are asked for."""
 TABLE = Path(__file__).with_name("rows.txt")
@@ -70,18 +74,18 @@ class Workload:
     """One row of the table, with one entry per spatial dimension in its window arguments."""
 
     family: str  # max, average or adaptive average
-    sizes: tuple[int, ...]
-    window: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    sizes: Sizes
+    window: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
     ceil_mode: bool = False
     include_padding: bool = True
     dtype: str = "float32"
     channels_last: bool = False
     mode: str = "forward"
     mask: str = ""  # for each sample or element
-    outputs: tuple[int, ...] = ()  # of adaptive pools
+    outputs: Sizes = ()  # of adaptive pools
     groups: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -116,7 +120,7 @@ class Workload:
         return Window.pytorch(*arguments, self.ceil_mode)
 
     @property
-    def output_sizes(self) -> tuple[int, ...]:
+    def output_sizes(self) -> Sizes:
         return (*self.sizes[:2], *(self.outputs or self.geometry.output_sizes(self.sizes[2:])))
 
     @property
@@ -138,7 +142,7 @@ class Workload:
 
     def pool_of(self, functions: Any) -> Callable[[Tensor], Any]:
         """A call of ``torch.nn.functional`` or of this package's functions of the same names."""
-        how: dict[str, Any] = {"kernel_size": self.window, "stride": self.stride}
+        how: Named = {"kernel_size": self.window, "stride": self.stride}
         how |= {"padding": self.padding, "ceil_mode": self.ceil_mode}
         if self.outputs:
             how = {"output_size": self.outputs}
@@ -154,7 +158,7 @@ class Workload:
     ) -> Tensor:
         """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
         type."""
-        how: dict[str, Any] = {"generator": generator, "device": device}
+        how: Named = {"generator": generator, "device": device}
         if self.torch_dtype.is_floating_point:
             tensor = torch.randn(sizes, **how).to(self.torch_dtype)
         else:
@@ -191,7 +195,7 @@ def parsed(line: str) -> Iterator[Workload]:
     ceil, uncounted, ways, types, masks, _ = options
     shape = tuple(map(int, sizes.split("x")))
 
-    def numbers(text: str) -> tuple[int, ...]:
+    def numbers(text: str) -> Sizes:
         found = tuple(map(int, text.split("x")))
         return found * (len(shape) - 2) if len(found) == 1 else found
 
@@ -234,16 +238,16 @@ def select(wanted: str) -> list[Workload]:
     return [row for row in WORKLOADS if row in found]
 
 
-Task = tuple[str, Callable[[], dict[str, Any]]]
+Task = tuple[str, Callable[[], Named]]
 """A row's name, and what finds the rest of it."""
-Measured = tuple[list[dict[str, Any]], int]
+Measured = tuple[list[Named], int]
 
 
 class Disagreement(Exception):  # noqa: N818 - a finding about a result
     """A contestant's result differs from the reference's."""
 
 
-def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -> dict[str, Any]:
+def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -> Named:
     """What figures depend on. Nothing names the machine."""
     capability = torch.backends.cpu.get_cpu_capability()
     machine = {"processor": processor(), "cpu_capability": capability}
@@ -269,7 +273,7 @@ def compiler() -> str:
     return b" ".join(found.groups()).decode() if found else "no compiler"
 
 
-def sentence(known: dict[str, Any]) -> str:
+def sentence(known: Named) -> str:
     """Where, with which versions and when, for the line below a table."""
     machine = known["machine"]
     place = machine.get("gpu") or f"{machine['processor']}, {machine['cpu_capability']}"
@@ -283,9 +287,7 @@ def sentence(known: dict[str, Any]) -> str:
     return "; ".join([*parts, " and ".join(days)])
 
 
-def in_turn(
-    calls: dict[str, Call], seconds: float, device: str = "cpu", least: int = 5
-) -> dict[str, Times]:
+def in_turn(calls: Calls, seconds: float, device: str = "cpu", least: int = 5) -> dict[str, Times]:
     """Times of calls that take turns: processor time where there is one thread, which other
     processes disturb less, else time by the clock.
     """
@@ -303,7 +305,7 @@ def parser(name: str, about: str | None, seconds: float, words: str) -> argparse
     return found
 
 
-def run(options: argparse.Namespace, tasks: list[Task], known: dict[str, Any]) -> Measured:
+def run(options: argparse.Namespace, tasks: list[Task], known: Named) -> Measured:
     """What such a command does then."""
     if not tasks:
         raise SystemExit(f"no row's name has all of these words: {options.words}")
@@ -314,11 +316,11 @@ def run(options: argparse.Namespace, tasks: list[Task], known: dict[str, Any]) -
 
 
 def measured(
-    tasks: Iterable[Task], known: dict[str, Any], out: Path | None, end: float = math.inf
+    tasks: Iterable[Task], known: Named, out: Path | None, end: float = math.inf
 ) -> Measured:
     """The rows that tasks find, each printed and saved at once, and 1 if one has failed or was not
     begun by ``end``, a time of ``time.monotonic``."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Named] = []
     failed: dict[str, str] = {}
     for name, task in tasks:
         try:
@@ -336,7 +338,7 @@ def measured(
     return rows, int(bool(failed))
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Named) -> str:
     """What everybody took, and how many times as long as ours that is."""
     seconds = {
         who: getattr(taken, "median", taken) for who, taken in row.get("seconds", {}).items()
@@ -357,7 +359,7 @@ def rotating(calls: Sequence[Call]) -> Call:
     return lambda: following()()
 
 
-def save(path: Path, data: dict[str, Any]) -> None:
+def save(path: Path, data: Named) -> None:
     """JSON with a line for each entry of a list."""
     parts = []
     for key, value in data.items():

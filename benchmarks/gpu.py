@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import common, inductor, kernels, requests
-from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS, T_OF_INDUCTOR
+from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS, T_OF_INDUCTOR, Named
 from benchmarks.requests import Request, launches
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
@@ -128,7 +128,7 @@ class Clock:
         return self.copies[moved]
 
 
-def by_kernels(call: Callable[[], Any]) -> Any:
+def by_kernels(call: Call) -> Any:
     """A call's results, unless plain PyTorch computed them in place of a kernel that failed."""
     fallbacks._warned.clear()
     results = call()
@@ -137,7 +137,7 @@ def by_kernels(call: Callable[[], Any]) -> Any:
     return results
 
 
-def row_of(request: Request, clock: Clock) -> dict[str, Any]:
+def row_of(request: Request, clock: Clock) -> Named:
     """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
     moved = sum(each.nbytes for each in (*read, *requests.listed(by_kernels(call))))
@@ -150,7 +150,7 @@ def row_of(request: Request, clock: Clock) -> dict[str, Any]:
     return {"seconds": found, "groups": request.row.groups}
 
 
-def checked(request: Request, clock: Clock) -> dict[str, Any]:
+def checked(request: Request, clock: Clock) -> Named:
     """Nothing, if the call's results are those of the reference on the CPU."""
     read, served, device = request.whole_numbers(), backend.BACKEND, clock.device
     if device == "meta":
@@ -166,7 +166,7 @@ def compiled(how: Any, arguments: tuple[Any, ...]) -> Any:
     return backend._compiled(*backend.what_is_compiled(how, arguments, 0))[0]
 
 
-def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
+def expected(request: Request, _: Clock | None = None) -> Named:
     """What the launches of a call are counted to do, and the seconds T that an H200 should take."""
     with launches() as found:
         request.prepared()[1]()
@@ -195,7 +195,7 @@ def expected(request: Request, _: Clock | None = None) -> dict[str, Any]:
     }
 
 
-STEPS: dict[str, tuple[Callable[..., dict[str, Any]], Callable[[], list[Request]]]] = {
+STEPS: dict[str, tuple[Callable[..., Named], Callable[[], list[Request]]]] = {
     "smoke": (checked, requests.checked),
     "memcheck": (checked, lambda: requests.checked()[::5]),
     "rows": (row_of, requests.rows),
@@ -262,7 +262,7 @@ def run(number: int, dry: bool) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     toolkit = torch.version.cuda or torch.version.hip
     known = {} if dry else common.conditions("cuda", ["triton"], cuda=toolkit)
-    report: dict[str, Any] = {"conditions": known, "run": number, "steps": []}
+    report: Named = {"conditions": known, "run": number, "steps": []}
     steps = list(commands(number, folder, dry))
     # What is prepared is code for one kind of GPU.
     if not dry and not torch.version.hip and torch.cuda.get_device_capability() == (9, 0):
@@ -286,7 +286,7 @@ def run(number: int, dry: bool) -> int:
 
 def run_step(
     name: str, command: list[str], seconds: float, environment: dict[str, str], log: Path
-) -> dict[str, Any]:
+) -> Named:
     """Run a process and whatever it starts for no longer than that; log all, and print the end."""
     print(f"== {name}: at most {seconds:.0f} s", flush=True)
     started = time.monotonic()
@@ -294,7 +294,7 @@ def run_step(
         written.write(f"== {name}: {shlex.join(command)}\n".encode())
         written.flush()
         begin = written.tell()
-        how: dict[str, Any] = {"cwd": ROOT, "env": {**environment, "PYTHONUNBUFFERED": "1"}}
+        how: Named = {"cwd": ROOT, "env": {**environment, "PYTHONUNBUFFERED": "1"}}
         how |= {"stdout": written, "stderr": subprocess.STDOUT, "start_new_session": True}
         process = subprocess.Popen(command, **how)
         try:
@@ -319,8 +319,8 @@ def run_step(
 def collect(folders: list[Path]) -> int:
     """What runs have written, the first one first, becomes a file of results: the page of
     benchmarks is made of it. A row that was measured again has the later times."""
-    found: dict[str, Any] = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
-    rows: dict[str, dict[str, Any]] = {}
+    found: Named = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
+    rows: dict[str, Named] = {}
     for folder in folders:
         written = {path.stem: common.load(path) for path in folder.glob("*.json")}
         found["conditions"] = written["gpu"]["conditions"]

@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 import triton
+from torch import Tensor
 from torch._dynamo import device_interface
 from torch._inductor import config, scheduler
 from torch._inductor.async_compile import AsyncCompile
@@ -37,15 +38,30 @@ from triton.compiler import ASTSource
 from benchmarks import kernels
 
 H200 = SimpleNamespace(
-    **{"major": 9, "minor": 0, "multi_processor_count": kernels.PROCESSORS, "warp_size": 32},
-    **{"regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048},
-    **{"max_threads_per_block": 1024, "name": "NVIDIA H200", "total_memory": 140 * 2**30},
-    **{"shared_memory_per_block_optin": 232448, "L2_cache_size": 50 * 2**20, "gcnArchName": ""},
+    major=9,
+    minor=0,
+    multi_processor_count=kernels.PROCESSORS,
+    warp_size=32,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    name="NVIDIA H200",
+    total_memory=140 * 2**30,
+    shared_memory_per_block_optin=232448,
+    L2_cache_size=50 * 2**20,
+    gcnArchName="",
 )
 ANSWERS = {
-    **{"current_device": 0, "device_count": 1, "is_available": True, "is_bf16_supported": True},
-    **{"get_device_properties": H200, "get_device_capability": (9, 0), "set_device": None},
-    **{"get_compute_capability": 90, "is_triton_capable": True, "get_raw_stream": 0},
+    "current_device": 0,
+    "device_count": 1,
+    "is_available": True,
+    "is_bf16_supported": True,
+    "get_device_properties": H200,
+    "get_device_capability": (9, 0),
+    "set_device": None,
+    "get_compute_capability": 90,
+    "is_triton_capable": True,
+    "get_raw_stream": 0,
     "raise_if_triton_unavailable": None,
 }
 """What PyTorch says of a GPU, by the functions that it asks."""
@@ -62,30 +78,30 @@ def _answer(value: Any) -> Callable[..., Any]:
 def h200() -> Iterator[None]:
     """Inside, Inductor generates kernels for an H200 that is not there."""
     interface = device_interface.CudaInterface
-    with ExitStack() as patched:
+    with ExitStack() as stack:
+
+        def patched(owner: Any, name: str, value: Any, **how: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value, **how))
+
         for name, value in ANSWERS.items():
             for owner in (torch.cuda, interface, interface.Worker):
                 if hasattr(owner, name):
                     answer = _answer(value)
-                    kept = answer if owner is torch.cuda else staticmethod(answer)
-                    patched.enter_context(mock.patch.object(owner, name, kept))
-        patched.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
-        patched.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu"))
+                    patched(owner, name, answer if owner is torch.cuda else staticmethod(answer))
+        patched(torch.version, "cuda", "13.0")
+        patched(triton_helpers, "set_driver_to_gpu", _answer(None))
         # PyTorch 2.11 allocates on the GPU for the first of its fake tensors.
-        init = mock.patch.object(fake_tensor, "init_gpu_context", create=True)
-        patched.enter_context(init)
+        patched(fake_tensor, "init_gpu_context", _answer(None), create=True)
         # PyTorch keeps the answer from before, when no GPU was there.
-        patched.enter_context(mock.patch.object(scheduler, "has_triton", _answer(True)))
-        patched.enter_context(config.patch(compile_threads=1, fx_graph_cache=False))
-        patched.enter_context(
-            mock.patch.object(triton.runtime.driver, "_active", kernels.NoDriver())
-        )
+        patched(scheduler, "has_triton", _answer(True))
+        patched(triton.runtime.driver, "_active", kernels.NoDriver())
+        stack.enter_context(config.patch(compile_threads=1, fx_graph_cache=False))
         device_interface.register_interface_for_device("cuda", interface)
         device_interface.register_interface_for_device("cuda:0", interface)
         yield
 
 
-def wrapper(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> str:
+def wrapper(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
     """The Python code that Inductor generates for a function of tensors like these, on a GPU."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode, torch.no_grad():
@@ -102,14 +118,14 @@ def wrapper(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> str
     return str(getattr(code, "value", code))
 
 
-def launched(code: str, inputs: Sequence[torch.Tensor]) -> Generated:
+def launched(code: str, inputs: Sequence[Tensor]) -> Generated:
     """What the generated code launches, in turn, for tensors without memory."""
     found: Generated = []
 
     def kernel(_: Any, name: str, source: str, **__: Any) -> Any:
         return SimpleNamespace(run=lambda *each, **_: found.append((name, source, each)))
 
-    def empty(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    def empty(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
 
     guards, scope = torch._C._dynamo.guards, {"__name__": "wrapper"}
@@ -158,9 +174,7 @@ def counted(
         for axis in "xy"
     ]
     turns = math.ceil(sizes.get("r0_numel", 1) / chosen.get("R0_BLOCK", 2**31))
-    moved = sum(
-        {id(each): each.nbytes for each in arguments if isinstance(each, torch.Tensor)}.values()
-    )
+    moved = sum({id(each): each.nbytes for each in arguments if isinstance(each, Tensor)}.values())
 
     def clocks(each: kernels.Instruction) -> float:
         if each.base != "LDG" or turns > 1:
@@ -175,7 +189,7 @@ def counted(
     return kernels.Counts(math.prod(axes), block.num_warps, moved, *warp)
 
 
-def expected(function: Callable[..., Any], inputs: Sequence[torch.Tensor], step: int) -> float:
+def expected(function: Callable[..., Any], inputs: Sequence[Tensor], step: int) -> float:
     """The seconds T that an H200 should take for what Inductor makes of a function of these
     tensors, if that calls no operator of ATen."""
     with h200(), tempfile.TemporaryDirectory() as folder:
@@ -192,30 +206,30 @@ def expected(function: Callable[..., Any], inputs: Sequence[torch.Tensor], step:
     return kernels.predicted(best)
 
 
-def call(operator: str, row: Any) -> tuple[Callable[..., Any], list[torch.Tensor]] | None:
+def call(operator: str, row: Any) -> tuple[Callable[..., Any], list[Tensor]] | None:
     """What PyTorch's function does in a row, as torch.compile sees it, and what it reads."""
     pool = row.pool_of(functional)
     x, y = (row.random(sizes, "meta") for sizes in (row.sizes, row.output_sizes))
     how = [list(each) for each in (row.window, row.stride, row.padding, row.dilation)]
 
-    def taps(x: torch.Tensor) -> Any:
+    def taps(x: Tensor) -> Any:
         return prims._low_memory_max_pool_with_offsets(x, *how, row.ceil_mode)
 
     def backward(pool: str, *arguments: Any) -> Any:
         name = f"{pool.replace('pool', f'pool{row.rank}d')}_backward"
         return getattr(torch.ops.aten, name).default(*arguments)
 
-    def max_grad(g: torch.Tensor, taps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def max_grad(g: Tensor, taps: Tensor, x: Tensor) -> Tensor:
         size, *others = how
         indices = prims._low_memory_max_pool_offsets_to_indices(
             taps, size, list(x.shape[2:]), *others
         )
         return backward("max_pool_with_indices", g, x, *how, row.ceil_mode, indices)
 
-    def avg_grad(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def avg_grad(g: Tensor, x: Tensor) -> Tensor:
         return backward("avg_pool", g, x, *how[:3], row.ceil_mode, row.include_padding, None)
 
-    def adaptive_grad(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def adaptive_grad(g: Tensor, x: Tensor) -> Tensor:
         return backward("_adaptive_avg_pool", g, x)
 
     calls = dict.fromkeys(("max", "avg", "adaptive avg"), (pool, [x]))

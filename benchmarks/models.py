@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import OURS, Disagreement
+from benchmarks.common import OURS, Calls, Disagreement, Named, Sizes
+from torch_dmlpool.timing import Call
 
 ORIGINAL = "original"
 WIDTHS = 32, 64, 128, 256, 512
@@ -86,7 +87,7 @@ def _twice(channels: int, width: int) -> nn.Sequential:
 
 
 IMAGE = 1, 3, 224, 224
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], Sizes]] = {
     "ResNet-18": (vision("resnet18"), IMAGE),
     "VGG-11 with batch norm": (vision("vgg11_bn"), IMAGE),
     "SqueezeNet 1.1": (vision("squeezenet1_1"), IMAGE),
@@ -118,7 +119,7 @@ def title(is_compiled: bool, is_training: bool) -> str:
     return f"{'compiled' if is_compiled else 'eager'}, {'training' if is_training else 'forward'}"
 
 
-def contestant(model: nn.Module, key: str, is_compiled: bool, input: Tensor) -> Callable[[], Any]:
+def contestant(model: nn.Module, key: str, is_compiled: bool, input: Tensor) -> Call:
     """A call of the network, in training where the input wants a gradient."""
 
     def forward(input: Tensor) -> Tensor:
@@ -142,12 +143,12 @@ def contestant(model: nn.Module, key: str, is_compiled: bool, input: Tensor) -> 
     return trained if input.requires_grad else inferred
 
 
-def ratio(row: dict[str, Any]) -> float:
+def ratio(row: Named) -> float:
     before, after = (row["seconds"][key] for key in (ORIGINAL, OURS))
     return before / after
 
 
-def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
+def measure(way: Way, seconds: float, device: str) -> Named:
     name, is_compiled, is_training, channels_last = way
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -177,7 +178,7 @@ def measure(way: Way, seconds: float, device: str) -> dict[str, Any]:
     return row | {"channels_last": channels_last, "peak": peak, **_times(calls, seconds, device)}
 
 
-def _times(calls: dict[str, Callable[[], Any]], seconds: float, device: str) -> dict[str, Any]:
+def _times(calls: Calls, seconds: float, device: str) -> Named:
     taken = common.in_turn(calls, seconds, device, least=4)
     return {"seconds": {who: each.median for who, each in taken.items()}}
 
@@ -200,7 +201,7 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
             raise Disagreement(f"the {what} differ by {error:.1e}")
 
 
-def quantized(name: str, seconds: float) -> dict[str, Any]:
+def quantized(name: str, seconds: float) -> Named:
     """A network that torchao has quantized, with its own pools and with ours."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
@@ -223,7 +224,7 @@ def quantized(name: str, seconds: float) -> dict[str, Any]:
     return {"model": name, "error": error, **_times(calls, seconds, "cpu")}
 
 
-def markdown(results: dict[str, Any]) -> str:
+def markdown(results: Named) -> str:
     """A table of ratios, a line for each network; where and when."""
     rows = results["rows"]
     found: dict[Any, list[float]] = defaultdict(list)

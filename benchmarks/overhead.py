@@ -18,6 +18,7 @@ from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from benchmarks import common, kernels
+from benchmarks.common import Calls
 from benchmarks.requests import request
 from torch_dmlpool import backends
 from torch_dmlpool._private import empty_strided_cpu
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     backend.launch = lambda how, *arguments: backend._run(how, arguments, 0)
     backends.serving = lambda _: backend.BACKEND
     input, layers = torch.zeros(2, 8, 32, 32), dmlpool.nn
-    calls: dict[str, Call] = {
+    calls: Calls = {
         "torch.empty": lambda: torch.empty(2, 8, 16, 16),
         "layer AvgPool2d, 3/2": functools.partial(layers.AvgPool2d(3, 2, 1), input),
         "layer AdaptiveAvgPool2d, 1": functools.partial(layers.AdaptiveAvgPool2d(1), input),

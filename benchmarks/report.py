@@ -26,6 +26,7 @@ from benchmarks.common import (
     OURS,
     PUBLISHED,
     T_OF_INDUCTOR,
+    Named,
 )
 from benchmarks.rows import PEERS, PLAIN, Result
 
@@ -56,7 +57,7 @@ BY_BANDWIDTH = 4.6 / 3.0
 """How many times as fast as an H100 an H200 copies."""
 
 
-def measured(path: Path) -> tuple[dict[str, Any], list[Result]]:
+def measured(path: Path) -> tuple[Named, list[Result]]:
     """Conditions and rows of a file; none where there is no file."""
     if not path.exists():
         return {}, []
@@ -158,7 +159,7 @@ def pages() -> dict[str, str]:
     }
 
 
-def of_gpu(results: dict[str, Any]) -> dict[str, str]:
+def of_gpu(results: Named) -> dict[str, str]:
     """What the page says of `make gpu`, by the names of its places."""
     known = results["conditions"]
     rows = {row["name"]: row["seconds"] for row in results["rows"]}
@@ -184,14 +185,14 @@ def of_gpu(results: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def ending(step: dict[str, Any]) -> str:
+def ending(step: Named) -> str:
     """How a step of `make gpu` ended: one without a wrong result that did not pass had no time."""
     last = " ".join(step.get("last", []))
     wrong = re.search(r"[1-9]\d* (?:failed|wrong)|(?<=SUMMARY: )[1-9]\d* errors", last)
     return "passed" if not step["exit_status"] else wrong[0] if wrong else "ran out of time"
 
 
-def gpu_problems(rows: dict[str, Any]) -> str:
+def gpu_problems(rows: Named) -> str:
     """KernelBench's problems, beside the times that it publishes."""
     lines = []
     for name, seconds in rows.items():
@@ -206,7 +207,7 @@ def gpu_problems(rows: dict[str, Any]) -> str:
     return common.table(head.split("|"), lines)
 
 
-def gpu_calls(measured: Sequence[dict[str, Any]]) -> str:
+def gpu_calls(measured: Sequence[Named]) -> str:
     """Means of the calls of public models; of those that no GPU has measured T alone."""
     foreseen = common.load(GPU_EXPECTED)["rows"] if GPU_EXPECTED.exists() else []
     seconds, expected = (
@@ -235,7 +236,7 @@ def gpu_calls(measured: Sequence[dict[str, Any]]) -> str:
     return common.table([*heads, "Inductor's T over ours: mean / least"], lines)
 
 
-def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
+def gpu_networks(rows: Iterable[Named]) -> str:
     lines = []
     for row in rows:
         way = "compiled" if row["compiled"] else "eager"
@@ -251,7 +252,7 @@ def gpu_networks(rows: Iterable[dict[str, Any]]) -> str:
 WINDOW = re.compile(r"([a-z ]+) 32x64x112x112 window (\d/\d)(?: pad \d)?(?: (\w+\d))? (\w+)")
 
 
-def gpu_windows(rows: dict[str, Any]) -> str:
+def gpu_windows(rows: Named) -> str:
     """Shares of a copy's speed, by window."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for name, seconds in rows.items():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import common
+from benchmarks.common import Sizes
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends import triton as backend
@@ -35,7 +36,7 @@ class Request:
         return self.row.outputs or self.row.geometry
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> Sizes:
         return self.row.output_sizes if "grad" in self.operator else self.row.sizes
 
     def call(self, served: Any, *read: Tensor) -> Any:

@@ -22,7 +22,18 @@ from torch.nn import functional
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import ATEN, COPY, OURS, WORKLOADS, Disagreement, Workload, select
+from benchmarks.common import (
+    ATEN,
+    COPY,
+    OURS,
+    WORKLOADS,
+    Calls,
+    Disagreement,
+    Named,
+    Sizes,
+    Workload,
+    select,
+)
 from torch_dmlpool.timing import Call, Times
 
 PLAIN, INDUCTOR, ONNX_RUNTIME, CUDNN = "without a mask", "torch.compile", "ONNX Runtime", "cuDNN"
@@ -72,7 +83,7 @@ def ours(problem: Problem) -> Pool:
     row = problem.row
     if row.mode != "quantized" and problem.mask is None:
         return row.pool_of(dmlpool.nn.functional)
-    how: dict[str, Any] = {"window_size": row.window, "strides": row.stride}
+    how: Named = {"window_size": row.window, "strides": row.stride}
     how |= {"start_padding": row.padding, "end_padding": row.padding, "ceil_mode": row.ceil_mode}
     if row.family == "average":
         how["include_padding"] = row.include_padding
@@ -175,11 +186,11 @@ def onnx_model(row: Workload) -> bytes:
     parser = importlib.import_module("onnx.parser")
     kind = {"float32": "float", "float64": "double"}.get(row.dtype, row.dtype)
 
-    def tensor(name: str, kind: str, sizes: tuple[int, ...]) -> str:
+    def tensor(name: str, kind: str, sizes: Sizes) -> str:
         ordered = (sizes[0], *sizes[2:], sizes[1]) if row.channels_last else sizes
         return f"{kind}{list(ordered)} {name}"
 
-    how: dict[str, Any] = {"kernel_shape": list(row.window), "strides": list(row.stride)}
+    how: Named = {"kernel_shape": list(row.window), "strides": list(row.stride)}
     how |= {"pads": [*row.padding, *row.padding], "ceil_mode": int(row.ceil_mode)}
     name, inputs, constants = "MaxPool", "input", ""
     if row.family == "average":
@@ -255,28 +266,6 @@ def _cudnn(problem: Problem) -> list[Call]:
     return [functools.partial(run, input, described(input)) for input in problem.inputs]
 
 
-def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
-    """The maximum filter of a library, which writes each plane to memory that is there already."""
-
-    def calls(problem: Problem) -> list[Call]:
-        if "filters" not in problem.row.groups:
-            raise Absent("in the group filters alone")
-        try:
-            known = importlib.import_module(library)
-        except ImportError as reason:
-            raise Absent(f"not installed: {reason}") from None
-        box, output = torch.ones(problem.row.window).byte(), torch.empty_like(problem.inputs[0])
-
-        def run(input: Tensor) -> Tensor:
-            for plane, written in zip(input.flatten(0, 1), output.flatten(0, 1), strict=True):
-                dilated(known, plane, box, written)
-            return output
-
-        return [functools.partial(run, input) for input in problem.inputs]
-
-    return calls
-
-
 PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     ATEN: lambda problem: bound(aten(problem), problem),
     OURS: lambda problem: bound(ours(problem), problem),
@@ -285,18 +274,6 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     ONNX_RUNTIME: _onnx_runtime,
     INDUCTOR: _compiled,
     CUDNN: _cudnn,
-    "SciPy": _filter(
-        "scipy.ndimage",
-        lambda it, x, box, y: it.maximum_filter(x.numpy(), box.shape, output=y.numpy()),
-    ),
-    "OpenCV": _filter("cv2", lambda it, x, box, y: it.dilate(x.numpy(), box.numpy(), y.numpy())),
-    "scikit-image": _filter(
-        "skimage.morphology",
-        lambda it, x, box, y: it.dilation(x.numpy(), box.numpy(), out=y.numpy()),
-    ),
-    "kornia": _filter(
-        "kornia.morphology", lambda it, x, box, y: y.copy_(it.dilation(x[None, None], box)[0, 0])
-    ),
 }
 """The first that does a row is what the others must agree with."""
 UNCOMPARED = COPY, PLAIN
@@ -330,14 +307,14 @@ def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]) 
 
 def contestants(
     problem: Problem, names: Sequence[str] = tuple(PEERS)
-) -> tuple[dict[str, Call], dict[str, str]]:
+) -> tuple[Calls, dict[str, str]]:
     """Everybody's calls, tried once and compared; and who takes no part, and why.
 
     Raises:
         Disagreement: Our own result is not the reference's.
     """
     row, expected = problem.row, None
-    calls: dict[str, Call] = {}
+    calls: Calls = {}
     skipped: dict[str, str] = {}
     for name in names:
         try:
@@ -368,7 +345,7 @@ class Result:
     seconds: dict[str, Times]
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> Result | None:
+    def of(cls, data: Named) -> Result | None:
         """A row of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
@@ -401,7 +378,7 @@ class Result:
         return f"**{common.times(ratio)}**" if ratio < 1 and peer != PLAIN else common.times(ratio)
 
 
-def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> dict[str, Any]:
+def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> Named:
     """One row of the table, as :class:`Result` reads it."""
     calls, skipped = contestants(problem(row, device), names)
     broken = {

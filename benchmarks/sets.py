@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from benchmarks.common import ATEN, OURS, Disagreement
-from torch_dmlpool.timing import Call
+from benchmarks.common import ATEN, OURS, Calls, Disagreement
 
 SIZES = {
     "tokens MiniLM": (32, 128, 384),
@@ -25,7 +24,7 @@ SIZES = {
 """Samples, rows of each, and channels; half of the rows are kept."""
 
 
-def calls(pool: str, mode: str) -> dict[str, Call]:
+def calls(pool: str, mode: str) -> Calls:
     """The formula and ours, of the same result."""
     samples, length, channels = SIZES[pool]
     x = torch.randn(samples, length, channels, requires_grad=mode == "training")

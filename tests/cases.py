@@ -10,9 +10,7 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import oracle
 import pytest
@@ -40,7 +38,7 @@ class Edge:
     ceil_mode: bool = False
 
     @property
-    def outputs(self) -> int:
+    def outputs(self):
         return Case((self,)).output_sizes[0]
 
 
@@ -90,34 +88,34 @@ class Case:
     edges: tuple[Edge, ...]
 
     @property
-    def name(self) -> str:
+    def name(self):
         return " x ".join(edge.name for edge in self.edges)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self):
         return tuple(edge.size for edge in self.edges)
 
     @property
-    def pooling(self) -> oracle.Pooling:
+    def pooling(self):
         columns = ("window", "stride", "start", "end", "dilation")
         axes = (tuple(getattr(edge, column) for edge in self.edges) for column in columns)
         return oracle.Pooling(*axes, any(edge.ceil_mode for edge in self.edges))
 
     @property
-    def rank(self) -> int:
+    def rank(self):
         return len(self.edges)
 
     @property
-    def output_sizes(self) -> tuple[int, ...]:
+    def output_sizes(self):
         return oracle.output_sizes(self.pooling, self.sizes)
 
     @property
-    def arguments(self) -> dict[str, object]:
+    def arguments(self):
         """Keyword arguments of the public functions."""
         return dict(vars(self.pooling))
 
     @property
-    def has_empty_windows(self) -> bool:
+    def has_empty_windows(self):
         """Along any axis: asked of every case when tests are collected, so not of whole windows."""
         return any(
             not set(oracle.tap_positions(self.pooling, axis, output)) & set(range(size))
@@ -126,7 +124,7 @@ class Case:
         )
 
 
-def case(*names: str) -> Case:
+def case(*names):
     return Case(tuple(BY_NAME[name] for name in names))
 
 
@@ -164,7 +162,7 @@ SMALL = [
 """Cases whose numerical derivatives are cheap."""
 
 
-def random_request(seed: int) -> tuple[tuple[int, ...], Window, bool]:
+def random_request(seed):
     """Sizes of a tensor, a window along its spatial dimensions, and whether it is channels_last."""
     chance = random.Random(seed)
     rank = chance.choice([1, 2, 2, 2, 3])
@@ -189,9 +187,7 @@ def random_request(seed: int) -> tuple[tuple[int, ...], Window, bool]:
     return (chance.choice([1, 2]), channels, *sizes), window, is_last
 
 
-def each(
-    names: str | tuple[str, ...], values: Iterable[object], every_day: Iterable[object]
-) -> pytest.MarkDecorator:
+def each(names, values, every_day):
     """Some of the values every day, and all of them where there is time."""
     chosen = list(every_day)
     return _rows(
@@ -200,9 +196,7 @@ def each(
     )
 
 
-def _rows(
-    names: str | tuple[str, ...], rows: Iterable[tuple[Sequence[Any], bool]]
-) -> pytest.MarkDecorator:
+def _rows(names, rows):
     """Rows of a test's parameters, called by their names, and whether they are for every day; where
     nobody asks for slow ones they are not made."""
     made = []
@@ -211,14 +205,15 @@ def _rows(
             name = "-".join(getattr(each, "name", str(each)) for each in values)
             marks = [] if is_every_day else [pytest.mark.slow]
             made.append(pytest.param(*values, id=name.replace("torch.", ""), marks=marks))
-    return pytest.mark.parametrize(names, made)
+    backend = "either_backend"
+    return pytest.mark.parametrize(names, made, indirect=[backend] if backend in names else False)
 
 
-def parametrized(cases: list[Case]) -> pytest.MarkDecorator:
+def parametrized(cases):
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
-def in_pairs(**arguments: Sequence[object]) -> pytest.MarkDecorator:
+def in_pairs(**arguments):
     """Each value of two arguments, each pair of values of two of three and more, in few rows; the
     other rows are slow.
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +40,7 @@ pytest.register_assert_rewrite("samples")
 # torch is imported where it is needed: the process that only hands out tests does without, which
 # saves the start of each run 1.5 seconds.
 if TYPE_CHECKING:
-    import torch
+    pass
 
 try:
     import hypothesis
@@ -53,7 +52,7 @@ if hypothesis is not None:
     checks = hypothesis.HealthCheck
     allowed = [checks.too_slow, checks.function_scoped_fixture]
     same = {"derandomize": True, "database": None, "deadline": None}
-    everyday = hypothesis.settings(**same, max_examples=60, suppress_health_check=allowed)
+    everyday = hypothesis.settings(**same, max_examples=40, suppress_health_check=allowed)
     register = hypothesis.settings.register_profile
     register("everyday", everyday)
     register("thorough", everyday, max_examples=1500)
@@ -77,7 +76,7 @@ PYTORCH_WARNS_ITSELF = [
 ]
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path):
     if collection_path.name != "distributed":
         return None
     from torch import distributed
@@ -85,7 +84,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return not (distributed.is_available() and distributed.is_gloo_available()) or None
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     os.environ["TESTS_ASKED_FOR"] = config.option.markexpr
     for line in PYTORCH_WARNS_ITSELF:
         config.addinivalue_line("filterwarnings", line)
@@ -112,13 +111,13 @@ def pytest_configure(config: pytest.Config) -> None:
         torch_dmlpool.backends.serving = lambda _: reference.BACKEND
 
 
-def let_loops_count() -> None:
+def let_loops_count():
     """Triton 3.6's interpreter asks of numpy, for a loop up to a run-time number, what numpy 2.4
     does no more."""
     import triton
     from triton.runtime import interpreter
 
-    def patch(tensor: type, scope: interpreter._LangPatchScope) -> None:
+    def patch(tensor, scope):
         original(tensor, scope)
         # as Triton 3.7 has it
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
@@ -127,7 +126,7 @@ def let_loops_count() -> None:
         original, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, patch
 
 
-def patch_once_per_launch() -> None:
+def patch_once_per_launch():
     """Triton's interpreter replaces all of triton.language for a launch, and again at every call
     inside: half the time.
 
@@ -137,7 +136,7 @@ def patch_once_per_launch() -> None:
     from triton.runtime import interpreter
 
     @functools.cache
-    def languages(function: Any) -> frozenset[str]:
+    def languages(function):
         known = language, language.core
         return frozenset(
             one.__name__
@@ -145,7 +144,7 @@ def patch_once_per_launch() -> None:
             if any(one is each for each in known)
         )
 
-    def patch(function: Any) -> interpreter._LangPatchScope:
+    def patch(function):
         wanted = languages(function)
         if patched and wanted <= patched:
             return interpreter._LangPatchScope()
@@ -159,14 +158,14 @@ def patch_once_per_launch() -> None:
     original, interpreter._patch_lang = interpreter._patch_lang, patch
 
 
-def reduce_by_halves() -> None:
+def reduce_by_halves():
     """Triton's interpreter reduces a block element by element in Python, and sums in numpy's order.
 
     Here one half is combined with the other until one element is left, as the threads of a GPU do.
     """
     from triton.runtime import interpreter
 
-    def reduced(self: interpreter.ReduceOps, input: Any) -> Any:
+    def reduced(self, input):
         several = isinstance(input, tuple)
         parts = [(each.handle.data, each.dtype) for each in (input if several else (input,))]
         if self.axis is None:
@@ -190,7 +189,7 @@ def reduce_by_halves() -> None:
     interpreter.ReduceOps.apply_impl = reduced
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     add = parser.addoption
     add("--device", default="cpu", help="device the operators are tested on")
     add("--backend", choices=["reference"], help="the backend for every device; else the fastest")
@@ -204,7 +203,7 @@ INTERPRETED_ALONE = {"kernels/test_additions.py", "kernels/test_calls.py"}
 MILLIONS = {"test_gradients_of_large_volumes", "test_quotients_beside_a_half[fastest]"}
 
 
-def reason_to_skip(item: pytest.Item) -> str | None:
+def reason_to_skip(item):
     """The interpreter is chosen when triton is imported, so a run has either interpreted kernels or
     compiled ones."""
     folder, file = item.path.parts[-2:]
@@ -218,7 +217,7 @@ def reason_to_skip(item: pytest.Item) -> str | None:
     return "millions of elements: the interpreter would take hours" if many else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if reason := reason_to_skip(item):
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -233,14 +232,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Modules and tests are a million objects, which every full garbage collection would read
     again. From here on the collector leaves them alone."""
     gc.collect()
     gc.freeze()
 
 
-def tested(device: str) -> str:
+def tested(device):
     """What these tests prove something of: the device, its backend, and versions."""
     import platform
     from importlib import metadata
@@ -267,35 +266,33 @@ def tested(device: str) -> str:
     return f"{device}, {pooled_by[backend]}; {', '.join(found)}"
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter, config):
     """One line that says what these tests have proved something of."""
     if not config.option.collectonly:
         terminalreporter.write_line(f"tested on {tested(config.getoption('--device'))}")
 
 
 @pytest.hookimpl(trylast=True)  # pytest collects garbage five times first
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     gc.unfreeze()  # Some libraries warn of objects that outlive the interpreter.
     if IS_FIRST:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> "torch.device":
+def device(request):
     import torch
 
     return torch.device(request.config.getoption("--device"))
 
 
 @pytest.fixture(scope="session")
-def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+def python():
     """Python in a process of its own, which must end well unless it is said that it fails. Triton
     is as users have it there."""
     as_usual = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
-    def run(*arguments: str, fails: bool = False, environment: Any = as_usual, **rest: Any) -> Any:
+    def run(*arguments, fails=False, environment=as_usual, **rest):
         finished = subprocess.run(
             [sys.executable, *map(str, arguments)],
             env=environment,
@@ -312,7 +309,7 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(params=["fastest", "reference"])
-def either_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def either_backend(request, monkeypatch):
     """The test is run with the device's own backend, then with the plain PyTorch backend."""
     import torch_dmlpool.backends
     from torch_dmlpool.backends import reference
@@ -322,7 +319,7 @@ def either_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def fresh_compiler() -> Iterator[None]:
+def fresh_compiler():
     """No graph of another test is reused or counted."""
     import torch
 
@@ -332,7 +329,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Any]:
+def ranks():
     """Four of them, started once."""
     import sharded
 
@@ -349,7 +346,7 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
+def launched(monkeypatch):
     """What a test launches, in order: on CPU tensors, by the interpreter or, compiled for sm_90, by
     the emulator."""
     import torch_dmlpool.backends
@@ -363,7 +360,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
         monkeypatch.setattr(backend, "runs_ptx", lambda _: True)
         monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: backend.BACKEND)
 
-    def recording(how: Any, *arguments: object) -> None:
+    def recording(how, *arguments):
         record.append(Ran(how.kernel.split(".")[1], dict(how.constants)))
         run(how, *arguments)
 
@@ -372,12 +369,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Ran]:
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def large(monkeypatch):
     """Launches as of large tensors: in 64 bits, as from WIDE_FROM elements on, or rows to a lane as
     of LANES_ENOUGH."""
     from torch_dmlpool.kernels import launch, launches
 
-    def are_enough(name: str | None) -> None:
+    def are_enough(name):
         if name:
             monkeypatch.setattr(launch, name, 0)
         for each in vars(launches).values():

@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -57,10 +57,10 @@ class Form:
     is_refused_before_19: bool = False
 
 
-def windows(rank: int) -> dict[str, dict[str, Any]]:
+def windows(rank):
     """Windows in the words of layers, with every kind of padding."""
 
-    def window(size: Any, stride: int, padding: Any = 0, **rest: Any) -> dict[str, Any]:
+    def window(size, stride, padding=0, **rest):
         return {"kernel_size": size, "stride": stride, "padding": padding, **rest}
 
     ones, zeros = (1,) * (rank - 1), (0,) * (rank - 1)
@@ -84,20 +84,18 @@ def windows(rank: int) -> dict[str, dict[str, Any]]:
     return every if rank == 2 else {name: every[name] for name in IN_EVERY_RANK}
 
 
-def _inputs(rank: int, make: Callable[..., Tensor], **options: Any) -> dict[str, Tensor]:
+def _inputs(rank, make, **options):
     return {
         "input": make(2, 3, *SIZES[rank], **options),
         "larger": make(3, 3, *LARGER[rank], **options),
     }
 
 
-def _layer(name: str, rank: int) -> Any:
+def _layer(name, rank):
     return getattr(dmlpool.nn, f"{name}{rank}d")
 
 
-def _both(
-    kind: str, layer: Callable[..., Any], name: str, inputs: Any, *size: Any, **window: Any
-) -> list[Form]:
+def _both(kind, layer, name, inputs, *size, **window):
     """A layer without and with indices."""
     return [
         Form(
@@ -109,7 +107,7 @@ def _both(
     ]
 
 
-def averages(rank: int) -> Iterator[Form]:
+def averages(rank):
     average, norm = _layer("AvgPool", rank), _layer("LPPool", rank)
     given: Any = {**_inputs(rank, samples.normal), "bound": "close"}
     for name, window in windows(rank).items():
@@ -130,7 +128,7 @@ def averages(rank: int) -> Iterator[Form]:
             yield Form(f"norm {p}, {name}", norm(p, **window), **given)
 
 
-def maxima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Form]:
+def maxima(rank, make=samples.ties):
     given = _inputs(rank, make)
     for name, window in windows(rank).items():
         yield from _both("maximum", _layer("MaxPool", rank), name, given, **window)
@@ -140,7 +138,7 @@ def maxima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Fo
         yield Form(f"maximum, {index_dtype} of the tensor, {padding}", function, **given)
 
 
-def minima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Form]:
+def minima(rank, make=samples.ties):
     """Maxima in the opposite order: one window of each kind, as the nodes between are theirs."""
     given, same = _inputs(rank, make), windows(rank)["same"]
     for name in ("plain", "same", "ceil", "windows in padding", "dilated"):
@@ -153,7 +151,7 @@ def minima(rank: int, make: Callable[..., Tensor] = samples.ties) -> Iterator[Fo
         yield from _both("adaptive minimum", _layer("AdaptiveMinPool", rank), name, given, size)
 
 
-def bools(rank: int) -> Iterator[Form]:
+def bools(rank):
     """Maxima and minima of bools, which runtimes pool as bytes."""
     given = _inputs(rank, samples.normal)
     layers = {
@@ -170,18 +168,18 @@ def bools(rank: int) -> Iterator[Form]:
         yield Form(f"bool, {name}", lambda x, layer=layer: layer(x > 0.5), **given)
 
 
-def _masked(layer: Any, per_sample: bool, input: Tensor) -> Any:
+def _masked(layer, per_sample, input):
     """A layer's result under a mask, some of whose windows have no element."""
     return layer(input, mask=(input[:, :1] if per_sample else input) > 0)
 
 
-def _masked_above(layer: Any, per_sample: bool, input: Tensor) -> Any:
+def _masked_above(layer, per_sample, input):
     """Maxima likewise, without what a runtime may make of -inf or inf."""
     values, *indices = samples.listed(_masked(layer, per_sample, input))
     return [values.clamp(-100, 100), *indices]
 
 
-def masked(rank: int, is_exact: bool = False) -> Iterator[Form]:
+def masked(rank, is_exact=False):
     given = _inputs(rank, samples.normal)
     if rank == 3:
         # PyTorch takes the size of an intermediate result for fixed where the example's is 1.
@@ -216,9 +214,7 @@ def masked(rank: int, is_exact: bool = False) -> Iterator[Form]:
         yield from _under_masks(layers, per_sample, f"to {size}", {**given, **fixed}, is_exact)
 
 
-def _under_masks(
-    layers: dict[str, Any], per_sample: bool, name: str, given: Any, is_exact: bool
-) -> Iterator[Form]:
+def _under_masks(layers, per_sample, name, given, is_exact):
     for kind, layer in layers.items():
         is_maximum = "indices" in kind
         function = _masked_above if is_maximum and not is_exact else _masked
@@ -231,7 +227,7 @@ def _under_masks(
         )
 
 
-def types(rank: int) -> Iterator[Form]:
+def types(rank):
     window = windows(rank)["same"]
     narrow = [dtype for dtype in samples.INTEGERS if dtype.itemsize < 8]
     for dtype in (*narrow, torch.float16):
@@ -247,7 +243,7 @@ def types(rank: int) -> Iterator[Form]:
         )
 
 
-def whole_planes(rank: int) -> Iterator[Form]:
+def whole_planes(rank):
     """Windows as long as the input, and adaptive pooling."""
     floats, ties = _inputs(rank, samples.normal), _inputs(rank, samples.ties)
     row = (1,) * (rank - 1)
@@ -293,7 +289,7 @@ QUANTIZATION: dict[str, dict[str, Any]] = {
 }
 
 
-def quantized(rank: int, bound: str = "step") -> Iterator[Form]:
+def quantized(rank, bound="step"):
     given = _inputs(rank, samples.integers, dtype=torch.uint8)
     kinds = [(scales, counted) for scales in QUANTIZATION for counted in (True, False)]
     for number, (name, window) in enumerate(windows(rank).items()):
@@ -318,29 +314,29 @@ def quantized(rank: int, bound: str = "step") -> Iterator[Form]:
 class Unpooled(torch.nn.Module):
     """What a pool has kept, changed, back in its place."""
 
-    def __init__(self, rank: int, window: dict[str, Any], is_sized: bool) -> None:
+    def __init__(self, rank, window, is_sized):
         super().__init__()
         self.pool = _layer("MaxPool", rank)(**window, return_indices=True)
         self.unpool, self.is_sized = _layer("MaxUnpool", rank)(**window), is_sized
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         values, indices = self.pool(input)
         return self.unpool(values + 1, indices, input.shape if self.is_sized else None)
 
 
-def _in_its_tensor(input: Tensor) -> Tensor:
+def _in_its_tensor(input):
     """By indices that count in the whole tensor, -1 of windows in padding among them."""
     values, indices = dmlpool.max_pooling(input, 3, 2, 4, return_indices=True)
     return dmlpool.max_unpooling(values, indices, input.shape)
 
 
-def _one_after_another(input: Tensor) -> Tensor:
+def _one_after_another(input):
     """Several elements with one index, of which the last stays."""
     _, indices = dmlpool.max_pooling(input, 3, 1, 1, 1, return_indices=True)
     return dmlpool.max_unpooling(input, indices, input.shape)
 
 
-def unpooling(rank: int) -> Iterator[Form]:
+def unpooling(rank):
     ties = _inputs(rank, samples.ties)
     for name in ("plain", "same", "first dimension padded", "ends unlike"):
         layer = Unpooled(rank, windows(rank)[name], True)
@@ -353,7 +349,7 @@ def unpooling(rank: int) -> Iterator[Form]:
     yield Form("unpooling, several alike", _one_after_another, **ties)
 
 
-def first_half(rank: int, exact: bool) -> list[Form]:
+def first_half(rank, exact):
     """Everything but what `second_half` has; with ``exact`` what is exported otherwise then."""
     if exact:
         return [*maxima(rank, samples.special), *quantized(rank, "equal"), *unpooling(rank)]
@@ -361,7 +357,7 @@ def first_half(rank: int, exact: bool) -> list[Form]:
     return [form for family in families for form in family(rank)]
 
 
-def second_half(rank: int, exact: bool) -> list[Form]:
+def second_half(rank, exact):
     """Minima, bools and masks, which are made of the others."""
     if exact:
         return [*minima(rank, samples.special), *masked(rank, is_exact=True)]
@@ -374,7 +370,7 @@ HALVES = {"maxima and averages": first_half, "minima and masks": second_half}
 BOUNDS = {"close": 2e-5, "half": 8e-3}
 
 
-def complaint(form: Form, results: Sequence[np.ndarray], wanted: Sequence[Tensor]) -> str:
+def complaint(form, results, wanted):
     """How what a runtime gave differs from the form; nothing if it is near enough."""
     for result, tensor in zip(results, wanted, strict=True):
         array = samples.to_numpy(tensor)
@@ -394,7 +390,7 @@ def complaint(form: Form, results: Sequence[np.ndarray], wanted: Sequence[Tensor
     return ""
 
 
-def with_ceil_mode(is_read_alike: bool = True) -> list[Form]:
+def with_ceil_mode(is_read_alike=True):
     """Windows with ``ceil_mode`` that become one node without a table; and others, which need known
     sizes.
     """
@@ -419,12 +415,12 @@ def with_ceil_mode(is_read_alike: bool = True) -> list[Form]:
 
 
 @functools.cache
-def _known(make: Callable[[], Any]) -> Callable[[], Any]:
+def _known(make):
     return functools.cache(make)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet():
     """The exporter says that it converts to older opsets. PyTorch's table of translations is made
     once, which takes as long as exporting a small model."""
     from torch.onnx._internal.exporter import _registration
@@ -438,9 +434,7 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def export(
-    model: Any, inputs: Sequence[Tensor], *, table: dict[str, bool] | None, **options: Any
-) -> Any:
+def export(model, inputs, *, table, **options):
     """A model, or what ``torch.export`` has captured, as ONNX with this package's translations, or
     without if ``table`` is None.
     """
@@ -459,7 +453,7 @@ def export(
 class Shared(torch.nn.Module):
     """Forms side by side, on as few inputs as have their types and values."""
 
-    def __init__(self, forms: Sequence[Form]) -> None:
+    def __init__(self, forms):
         super().__init__()
         self.forms, self.inputs, self.larger = list(forms), [], []
         self.places: list[int] = []
@@ -471,21 +465,21 @@ class Shared(torch.nn.Module):
                 self.larger.append(form.larger)
             self.places += alike or [len(self.inputs) - 1]
 
-    def forward(self, *inputs: Tensor) -> list[Any]:
+    def forward(self, *inputs):
         return [
             samples.listed(form.function(inputs[place]))
             for form, place in zip(self.forms, self.places, strict=True)
         ]
 
-    def dynamic_shapes(self, dynamic: bool) -> Any:
+    def dynamic_shapes(self, dynamic):
         """Every batch and image size open, or none."""
         any_size = torch.export.Dim.DYNAMIC
         shapes = [dict.fromkeys([0, *range(2, each.dim())], any_size) for each in self.inputs]
         return (tuple(shapes),) if dynamic else None
 
 
-def _are_alike(form: Form, input: Tensor, larger: Tensor | None) -> bool:
-    def bits(tensor: Tensor | None) -> Any:
+def _are_alike(form, input, larger):
+    def bits(tensor):
         return None if tensor is None else (tensor.dtype, samples.bits(tensor).tobytes())
 
     return bits(form.input) == bits(input) and bits(form.larger) == bits(larger)

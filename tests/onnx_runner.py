@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 
 
-def run(path: Path, is_optimized: bool) -> dict[str, Any]:
+def run(path, is_optimized):
     """The outputs for each file of inputs."""
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
@@ -34,7 +34,7 @@ def run(path: Path, is_optimized: bool) -> dict[str, Any]:
     return results
 
 
-def main(folder: Path) -> None:
+def main(folder):
     results: dict[tuple[str, bool], Any] = {}
     for path in sorted(folder.glob("*.onnx")):
         for is_optimized in (True, False):

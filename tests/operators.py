@@ -27,37 +27,35 @@ TABLE = decompositions()
 class Decomposed(TorchDispatchMode):
     """Operators are taken apart where they are called."""
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return TABLE.get(function, function)(*args, **(kwargs or {}))
 
 
-def int8(x: Tensor) -> Tensor:
+def int8(x):
     return (x * 40).clamp(-128, 127).to(torch.int8)
 
 
-def quantized(x: Tensor) -> Tensor:
+def quantized(x):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.quantize_per_tensor(x, 0.05, 3, torch.quint8)
 
 
-def _average_grad(x: Tensor) -> Tensor:
+def _average_grad(x):
     sizes = [2 * size - 1 for size in x.shape[2:]]
     return dmlpool.average_pooling_grad(x, (*x.shape[:2], *sizes), *WINDOW)
 
 
-def _max_grad(x: Tensor) -> Tensor:
+def _max_grad(x):
     return dmlpool.max_pooling_grad(x, dmlpool.average_pooling(x, *WINDOW), *WINDOW)
 
 
-def _unpooled(x: Tensor) -> Tensor:
+def _unpooled(x):
     values, indices = dmlpool.max_pooling(x, *WINDOW, return_indices=True)
     return dmlpool.max_unpooling(values, indices, x.shape)
 
 
-def _requantized(x: Tensor, scale: float | Tensor, zero_point: int | None) -> Tensor:
+def _requantized(x, scale, zero_point):
     rest = (scale, zero_point, 0.3, -2, *WINDOW)
     return dmlpool.quantized_linear_average_pooling(int8(x), *rest)
 
@@ -65,9 +63,7 @@ def _requantized(x: Tensor, scale: float | Tensor, zero_point: int | None) -> Te
 class QuantizedAverages(torch.nn.Module):
     """Averages of 8-bit integers over a window in a layer's words, which may be "same"."""
 
-    def __init__(
-        self, rank: int, window: dict[str, Any], count_include_pad: bool = True, **numbers: Any
-    ) -> None:
+    def __init__(self, rank, window, count_include_pad=True, **numbers):
         super().__init__()
         self.rank, self.window, self.counted = rank, window, count_include_pad
         scale, zero_point = numbers["input_scale"], numbers.get("input_zero_point", 0)
@@ -78,7 +74,7 @@ class QuantizedAverages(torch.nn.Module):
             **numbers,
         }
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         *window, ceil_mode = Window.pytorch(
             self.rank, **self.window, sizes=input.shape[2:]
         ).arguments
@@ -88,7 +84,7 @@ class QuantizedAverages(torch.nn.Module):
         return dmlpool.quantized_linear_average_pooling(input, **how)
 
 
-def _quantized_averages(x: Tensor) -> Tensor:
+def _quantized_averages(x):
     return dmlpool.quantized_average_pooling(quantized(x), *WINDOW, output_scale=0.1).int_repr()
 
 
@@ -132,7 +128,7 @@ EVERYTHING: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
 SAME = (3, 1, 1, 1)
 
 
-def _masked(name: str, *arguments: object, **more: object) -> Callable[..., Any]:
+def _masked(name, *arguments, **more):
     return lambda input, mask: getattr(dmlpool, name)(input, *arguments, **more, mask=mask)
 
 
@@ -158,7 +154,7 @@ MASKED: dict[str, Callable[[Tensor, Tensor | None], Tensor | tuple[Tensor, Tenso
 """Functions of an input and a mask or None; the windows keep the sizes."""
 
 
-def everything(name: str, image: Tensor) -> list[Tensor]:
+def everything(name, image):
     """The results of one of them and, where there is one, its gradient."""
     return samples.results(EVERYTHING[name], image)
 
@@ -166,7 +162,7 @@ def everything(name: str, image: Tensor) -> list[Tensor]:
 class Pools(torch.nn.Module):
     """Layers of this package beyond torch.nn's, and indices; what is exported."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.features = torch.nn.Sequential(
             torch.nn.Conv2d(3, 4, 3),
@@ -176,14 +172,12 @@ class Pools(torch.nn.Module):
         self.last = dmlpool.nn.MaxPool2d(2, return_indices=True)
         self.pooled = dmlpool.nn.AdaptiveAvgPool2d(1)
 
-    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, input):
         values, indices = self.last(self.features(input))
         return values, indices, self.pooled(values)
 
 
-def calls_of(
-    case: cases.Case, dtype: torch.dtype = torch.float32, channels: int = 3, batch: int = 2
-) -> dict[str, tuple[object, ...]]:
+def calls_of(case, dtype=torch.float32, channels=3, batch=2):
     """Arguments of every registered operator; what it can be differentiated by requires a
     gradient."""
     window, sizes, last = samples.spelled_out(case.pooling), list(case.sizes), case.rank > 1
@@ -240,13 +234,13 @@ Call = tuple[Callable[..., Any], Sequence[object]]
 
 
 @functools.cache
-def by_name(name: str) -> Call:
+def by_name(name):
     """A right call of an operator, with tensors that nothing is known of."""
     arguments = tuple(map(samples.plain, calls_of_the_case()[name]))
     return getattr(operators, name).default, arguments
 
 
-def with_lazy(kind: str, name: str) -> list[tuple[list[object], list[Tensor]]]:
+def with_lazy(kind, name):
     """Arguments of which one tensor after the other is of a kind, then all of them, each with the
     results for the same numbers in plain tensors."""
     operator, arguments = by_name(name)

@@ -9,7 +9,6 @@ taps each really reads.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,7 +27,7 @@ class Pooling:
     ceil_mode: bool = False
 
     @property
-    def rank(self) -> int:
+    def rank(self):
         return len(self.window_size)
 
 
@@ -53,24 +52,24 @@ class Reading:
     taps_in_box: int
 
     @functools.cached_property
-    def elements(self) -> tuple[object, ...]:
+    def elements(self):
         """Index that takes a tensor's elements at these positions into a last dimension, in the
         taps' order."""
         return (..., *np.array(self.positions).T)
 
     @functools.cached_property
-    def tap_numbers(self) -> np.ndarray:
+    def tap_numbers(self):
         """``taps`` as an array."""
         return np.array(self.taps)
 
 
-def tap_positions(pooling: Pooling, axis: int, output: int) -> list[int]:
+def tap_positions(pooling, axis, output):
     """Input positions of the taps of window ``output``; negative in the start padding (G2)."""
     first = output * pooling.strides[axis] - pooling.start_padding[axis]
     return [first + tap * pooling.dilations[axis] for tap in range(pooling.window_size[axis])]
 
 
-def output_size(pooling: Pooling, axis: int, size: int) -> int:
+def output_size(pooling, axis, size):
     """Windows along an axis (G3), by sliding the window until it no longer fits; 0 where there is
     none."""
     box_end = size + pooling.end_padding[axis]
@@ -88,14 +87,14 @@ def output_size(pooling: Pooling, axis: int, size: int) -> int:
     return fitting + 1
 
 
-def output_sizes(pooling: Pooling | Bins, sizes: Sequence[int]) -> tuple[int, ...]:
+def output_sizes(pooling, sizes):
     if isinstance(pooling, Bins):
         return pooling.outputs
     return tuple(output_size(pooling, axis, size) for axis, size in enumerate(sizes))
 
 
 @functools.cache
-def readings(pooling: Pooling | Bins, sizes: tuple[int, ...]) -> list[Reading]:
+def readings(pooling, sizes):
     """Every window in row-major order of the output."""
     return [
         reading(pooling, sizes, output)
@@ -103,14 +102,14 @@ def readings(pooling: Pooling | Bins, sizes: tuple[int, ...]) -> list[Reading]:
     ]
 
 
-def bin_positions(size: int, outputs: int, output: int) -> list[int]:
+def bin_positions(size, outputs, output):
     """Elements of which some part lies in one of ``outputs`` equal parts of an axis, in exact
     fractions."""
     start, stop = Fraction(output * size, outputs), Fraction((output + 1) * size, outputs)
     return [position for position in range(size) if position + 1 > start and position < stop]
 
 
-def reading(pooling: Pooling | Bins, sizes: tuple[int, ...], output: tuple[int, ...]) -> Reading:
+def reading(pooling, sizes, output):
     if isinstance(pooling, Bins):
         parts = [bin_positions(*axis) for axis in zip(sizes, pooling.outputs, output, strict=True)]
         positions = tuple(itertools.product(*parts))
@@ -128,9 +127,7 @@ def reading(pooling: Pooling | Bins, sizes: tuple[int, ...], output: tuple[int, 
     return Reading(output, tuple(taps), tuple(inside), in_box)
 
 
-def divisors(
-    window: Reading, are_there: np.ndarray, include_padding: bool, divisor_override: int | None
-) -> np.ndarray:
+def divisors(window, are_there, include_padding, divisor_override):
     """What the sum of each sample and channel is divided by (A1, A2, A5): the elements that are
     there count, and padding where it does (K3); 1 where nothing does (A3)."""
     if divisor_override is not None:
@@ -139,13 +136,7 @@ def divisors(
     return np.maximum(are_there.sum(-1) + padding, 1)
 
 
-def average(
-    values: np.ndarray,
-    pooling: Pooling | Bins,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-    mask: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+def average(values, pooling, include_padding=False, divisor_override=None, mask=None):
     """Averages in extended precision of the elements that are there (K1 to K3), and beside each the
     Σ|x| / |divisor| that rule E6 measures errors by; 0 of none."""
     shape = values.shape[:2] + output_sizes(pooling, values.shape[2:])
@@ -162,14 +153,7 @@ def average(
     return averages, magnitudes
 
 
-def average_grad(
-    gradient: np.ndarray,
-    sizes: Sequence[int],
-    pooling: Pooling | Bins,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-    mask: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+def average_grad(gradient, sizes, pooling, include_padding=False, divisor_override=None, mask=None):
     """Each window's gradient, divided as its sum was, added to the elements that it read (A6);
     magnitudes as above."""
     shape = gradient.shape[:2] + tuple(sizes)
@@ -188,15 +172,8 @@ def average_grad(
 
 
 def quantized_average(
-    values: np.ndarray,
-    input_scales: Sequence[float],
-    input_zeros: Sequence[int],
-    output_scales: Sequence[float],
-    output_zeros: Sequence[int],
-    pooling: Pooling,
-    include_padding: bool,
-    dtype: np.dtype,
-) -> np.ndarray:
+    values, input_scales, input_zeros, output_scales, output_zeros, pooling, include_padding, dtype
+):
     """Quantized averages in rational arithmetic (Q1, Q2); a scale and a zero point for each channel
     on either side."""
     result = np.zeros(values.shape[:2] + output_sizes(pooling, values.shape[2:]), dtype)
@@ -214,16 +191,14 @@ def quantized_average(
 
 
 @functools.lru_cache(maxsize=2**16)
-def requantized(
-    sum: int, count: int, input_scale: float, output_scale: float, zero: int, dtype: np.dtype
-) -> int:
+def requantized(sum, count, input_scale, output_scale, zero, dtype):
     """One result of Q1: Python rounds a fraction's half to even."""
     exact = Fraction(input_scale) * sum / (count * Fraction(output_scale))
     ends = np.iinfo(dtype)
     return min(max(round(exact) + zero, ends.min), ends.max)
 
 
-def ends(dtype: np.dtype) -> tuple[float, float]:
+def ends(dtype):
     """What a maximum of nothing is (M1, N1), and a minimum (N2)."""
     if dtype.kind == "b":
         return False, True
@@ -246,26 +221,20 @@ class Maximum:
     empty."""
 
 
-def maximum(values: np.ndarray, pooling: Pooling | Bins, mask: np.ndarray | None = None) -> Maximum:
+def maximum(values, pooling, mask=None):
     """The first greatest element of every window (M1-M4); a NaN is greater than all else, and the
     first NaN wins. Under a mask only what is there can win (K4)."""
     # numpy's argmax is the rule itself: the first of equals, and the first NaN before everything.
     return _extremum(values, pooling, np.argmax, ends(values.dtype)[0], mask)
 
 
-def minimum(values: np.ndarray, pooling: Pooling | Bins, mask: np.ndarray | None = None) -> Maximum:
+def minimum(values, pooling, mask=None):
     """The first least element of every window (N2); the first NaN wins here too, by numpy's
     rule."""
     return _extremum(values, pooling, np.argmin, ends(values.dtype)[1], mask)
 
 
-def _extremum(
-    values: np.ndarray,
-    pooling: Pooling | Bins,
-    choose: Callable[..., np.ndarray],
-    nothing: float,
-    mask: np.ndarray | None,
-) -> Maximum:
+def _extremum(values, pooling, choose, nothing, mask):
     """What ``choose`` chooses of the elements of every window; ``nothing`` where there is none."""
     mask = np.broadcast_to(True if mask is None else mask, values.shape)
     batch, channels, *sizes = values.shape
@@ -288,9 +257,7 @@ def _extremum(
     return Maximum(best, taps, plane, whole)
 
 
-def _first(
-    choose: Callable[..., np.ndarray], elements: np.ndarray, are_there: np.ndarray
-) -> np.ndarray:
+def _first(choose, elements, are_there):
     """Which element of the last dimension is chosen of those that are there; 0 of none."""
     if are_there.all():
         return choose(elements, -1)
@@ -302,18 +269,18 @@ def _first(
     return found
 
 
-def maximum_grad(values: np.ndarray, gradient: np.ndarray, pooling: Pooling | Bins) -> np.ndarray:
+def maximum_grad(values, gradient, pooling):
     return handed_back(maximum(values, pooling), gradient, values.shape)
 
 
-def handed_back(maximum: Maximum, gradient: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+def handed_back(maximum, gradient, shape):
     """The gradient handed to each window's winner, overlaps added in extended precision (M5)."""
     result, is_any = np.zeros(math.prod(shape), np.longdouble), maximum.indices >= 0
     np.add.at(result, maximum.indices[is_any], gradient.astype(np.longdouble)[is_any])
     return result.reshape(shape)
 
 
-def norm(values: np.ndarray, pooling: Pooling, p: float) -> np.ndarray:
+def norm(values, pooling, p):
     """The p-norm of what every window reads, in extended precision; 0 where it reads nothing."""
     norms = np.zeros(values.shape[:2] + output_sizes(pooling, values.shape[2:]), np.longdouble)
     magnitudes = np.abs(values.astype(np.longdouble))
@@ -327,9 +294,7 @@ def norm(values: np.ndarray, pooling: Pooling, p: float) -> np.ndarray:
     return norms
 
 
-def unpooled(
-    values: np.ndarray, plane_indices: np.ndarray, sizes: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+def unpooled(values, plane_indices, sizes):
     """Every element written at its index in its plane, one after the other, and which elements were
     not overwritten."""
     planes = values.shape[0] * values.shape[1]
@@ -345,9 +310,7 @@ def unpooled(
     return result.reshape(*values.shape[:2], *sizes), kept.reshape(values.shape)
 
 
-def pooled_sets(
-    rows: np.ndarray, offsets: Sequence[int], mask: np.ndarray | None, reduction: str
-) -> tuple[np.ndarray, np.ndarray]:
+def pooled_sets(rows, offsets, mask, reduction):
     """Each set of ``(L, C)`` rows in turn, in extended precision, and the row of each maximum or
     minimum; -1 where there is none."""
     sets, channels = len(offsets) - 1, rows.shape[1]
@@ -372,9 +335,7 @@ def pooled_sets(
     return results, winners
 
 
-def statistics(
-    values: np.ndarray, mask: np.ndarray, correction: int
-) -> tuple[np.ndarray, np.ndarray]:
+def statistics(values, mask, correction):
     """Mean and deviation of each plane of ``(N, C, W)`` under a mask of that shape, in extended
     precision."""
     means, deviations = np.zeros((2, *values.shape[:2]), np.longdouble)

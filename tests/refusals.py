@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,11 +52,11 @@ class Refused(NamedTuple):
     message: str
 
 
-def plainly(*values: object) -> list[Wrong]:
+def plainly(*values):
     return [Wrong(repr(value), value) for value in values]
 
 
-def named(*values: object) -> list[Wrong]:
+def named(*values):
     return [Wrong(str(value), value) for value in values]
 
 
@@ -66,39 +66,39 @@ SPATIAL = (6, 4, 5)
 """Spatial sizes of the right inputs: as many of the last as there are dimensions."""
 
 
-def planes(rank: int = 2, dtype: torch.dtype = torch.float32) -> Tensor:
+def planes(rank=2, dtype=torch.float32):
     return torch.ones(2, 3, *SPATIAL[-rank:]).to(dtype)
 
 
-def quietly(make: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def quietly(make, *arguments):
     """PyTorch warns of what is a prototype there; here it is refused."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make(*arguments)
 
 
-def of_type(dtype: torch.dtype, tensor: Tensor | None = None) -> Wrong:
+def of_type(dtype, tensor=None):
     tensor = planes() if tensor is None else tensor
     return Wrong(f"a tensor of {str(dtype)[6:]}", quietly(tensor.to, dtype))
 
 
-def of_shape(*sizes: int, dtype: torch.dtype = torch.float32) -> Wrong:
+def of_shape(*sizes, dtype=torch.float32):
     return Wrong(f"a tensor of shape {sizes}", torch.ones(sizes).to(dtype))
 
 
-def of_shapes(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Wrong]:
+def of_shapes(*shapes, dtype=torch.float32):
     return [of_shape(*sizes, dtype=dtype) for sizes in shapes]
 
 
-def elsewhere(*sizes: int, dtype: torch.dtype = torch.float32) -> Wrong:
+def elsewhere(*sizes, dtype=torch.float32):
     return Wrong("a tensor on another device", torch.ones(sizes, dtype=dtype, device="meta"))
 
 
-def ranks(dtype: torch.dtype = torch.float32) -> list[Wrong]:
+def ranks(dtype=torch.float32):
     return of_shapes((), (5,), (4, 5), (1, 1, 2, 3, 4, 5), dtype=dtype)
 
 
-def empty_planes(dtype: torch.dtype = torch.float32) -> list[Wrong]:
+def empty_planes(dtype=torch.float32):
     return of_shapes((2, 3, 0, 5), (2, 3, 4, 0), (0, 3, 0, 5), dtype=dtype)
 
 
@@ -196,7 +196,7 @@ ALL_INDICES = [
 ]
 
 
-def per_channel(zero_points: Tensor, axis: int) -> Tensor:
+def per_channel(zero_points, axis):
     scales = torch.ones(len(zero_points))
     return quietly(torch.quantize_per_channel, planes(), scales, zero_points, axis, torch.quint8)
 
@@ -321,7 +321,7 @@ BY_SCHEMA = {"ceil_mode", "include_padding", "per_plane", "channels_last", "bins
 OUTPUT = 2, 3, 3, 4
 
 
-def taken(values: list[Wrong]) -> list[Wrong]:
+def taken(values):
     """Those that a schema takes where it has a tensor, but for nested ones, which PyTorch does not
     pass on to an operator without a derivative."""
     return [
@@ -331,7 +331,7 @@ def taken(values: list[Wrong]) -> list[Wrong]:
     ]
 
 
-def recorded(right: torch.dtype, *types: torch.dtype) -> list[Wrong]:
+def recorded(right, *types):
     """Wrong tensors where one of the output's sizes is right: wrong whatever there is besides, for
     the window, and beside another tensor."""
     return [
@@ -419,7 +419,7 @@ OPERATORS: dict[str, dict[str, list[Wrong]]] = {
 }
 
 
-def operator_rows() -> Iterator[Row]:
+def operator_rows():
     for name, values in operators.calls_of(CASE).items():
         operator = getattr(operators.operators, name).default
         arguments = [each.name for each in operator._schema.arguments if not each.kwarg_only]
@@ -432,13 +432,13 @@ def operator_rows() -> Iterator[Row]:
 # PyTorch's words, for each number of dimensions: its own few values where the code is shared.
 
 
-def as_torch(values: list[Wrong]) -> list[Wrong]:
+def as_torch(values):
     """Without an empty stride and lists of one entry, which PyTorch reads as nothing and as one
     int."""
     return [value for value in values if value.name not in {"()", "(2,)"}]
 
 
-def arguments_of(function: Callable[..., object], values: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(function, values):
     """Those of the values that the function has arguments for."""
     return {name: values[name] for name in values if name in inspect.signature(function).parameters}
 
@@ -468,12 +468,12 @@ LAYERS += ["AdaptiveMinPool", "MaxUnpool"]
 NOT_IMAGES = [*NOT_TENSORS[:3], of_shape(5), of_shape(1, 1, 2, 3, 4, 5)]
 
 
-def too_small(rank: int) -> list[Wrong]:
+def too_small(rank):
     """Inputs that no window of 2 fits, with samples and without."""
     return of_shapes((2, 3, *(1,) * rank), (3, *(1,) * rank))
 
 
-def wrong_images(layer: str, rank: int) -> list[Wrong]:
+def wrong_images(layer, rank):
     types = [*NOT_DENSE[:1], *NOT_PLAIN, *UNPOOLED[:1], *INTEGERS[:1]]
     if layer == "MaxUnpool":
         types.pop()
@@ -487,7 +487,7 @@ def wrong_images(layer: str, rank: int) -> list[Wrong]:
     return [*NOT_IMAGES[:1], *([of_shape(2, 3, *SPATIAL, 7)] * (rank == 3)), *small]
 
 
-def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
+def unpooling_rows(rank):
     """Right indices, and wrong values of what only unpooling takes."""
     sizes = SPATIAL[-rank:]
     indices = torch.arange(math.prod(sizes)).view(sizes).expand(2, 3, *sizes)
@@ -504,7 +504,7 @@ def unpooling_rows(rank: int) -> tuple[Tensor, dict[str, list[Wrong]]]:
     }
 
 
-def torch_rows(rank: int) -> Iterator[Row]:
+def torch_rows(rank):
     """The functions of nn.functional and the layers of nn."""
     for layer in LAYERS:
         kind = getattr(nn, f"{layer}{rank}d")
@@ -538,11 +538,11 @@ def torch_rows(rank: int) -> Iterator[Row]:
             yield f"nn.{layer}{rank}d", _forward(kind, right), image, {"mask": [mask]}
 
 
-def _forward(kind: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., object]:
+def _forward(kind, arguments):
     return lambda **tensors: kind(**arguments)(**tensors)
 
 
-def rows() -> Iterator[Row]:
+def rows():
     for function, (right, own) in FUNCTIONS.items():
         yield function.__name__, function, right, arguments_of(function, WRONG | own)
     for rank in (1, 2, 3):
@@ -554,13 +554,13 @@ def rows() -> Iterator[Row]:
     yield "nn.StatisticsPool", pooled, {}, {"correction": plainly(-1, 1.5)}
 
 
-def right_requests() -> list[Callable[[], object]]:
+def right_requests():
     """A call of everything with nothing wrong in it."""
     return [functools.partial(function, **right) for _, function, right, _ in rows()]
 
 
 @functools.cache
-def requests() -> dict[str, list[Request]]:
+def requests():
     """All requests, by the function or layer that they are made of."""
     found: dict[str, list[Request]] = {}
     for name, function, right, wrong in rows():
@@ -578,7 +578,7 @@ KINDS = {
 }
 
 
-def refusal(request: Request) -> Refused:
+def refusal(request):
     """What a request raises; an exception of another kind, or none, is passed on."""
     try:
         result = request.call()
@@ -599,7 +599,7 @@ The other arguments are right: inputs of shape (2, 3, 5), (2, 3, 4, 5) or (2, 3,
 """  # noqa: E501
 
 
-def page(refused: dict[Refused, list[str]]) -> str:
+def page(refused):
     """tests/refusals.md: one section per argument, one row per wrong value and message."""
     arguments: dict[str, list[Refused]] = {}
     for row in refused:
@@ -615,7 +615,7 @@ def page(refused: dict[Refused, list[str]]) -> str:
     return text
 
 
-def collected() -> dict[Refused, list[str]]:
+def collected():
     """Every refusal with the functions and layers that give it."""
     found: dict[Refused, list[str]] = {}
     for request in itertools.chain(*requests().values()):

@@ -25,16 +25,16 @@ INTEGERS = SIGNED + UNSIGNED
 INDEX_TYPES = [torch.int32, torch.int64, torch.uint32, torch.uint64]
 
 
-def name_of(value: object) -> str:
+def name_of(value):
     """Test ids for data types: ``float16`` instead of ``dtype0``."""
     return str(value).removeprefix("torch.")
 
 
-def seeded(*sizes: int, seed: int = 0) -> torch.Generator:
+def seeded(*sizes, seed=0):
     return torch.Generator().manual_seed(hash((sizes, seed)) % 2**31)
 
 
-def ties(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+def ties(*sizes, dtype=torch.float32, seed=0):
     """Few distinct values, so that most windows have several greatest elements; both ends of the
     type occur."""
     generator = seeded(*sizes, seed=seed)
@@ -50,7 +50,7 @@ def ties(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
     return values
 
 
-def any_bytes(bools: Tensor) -> Tensor:
+def any_bytes(bools):
     """``bools`` whose True are 1 to 255, as in views of images; PyTorch reads each as True."""
     drawn = torch.randint(1, 256, bools.shape, generator=seeded(*bools.shape), dtype=torch.uint8)
     return (bools.to(torch.uint8) * drawn).view(torch.bool)
@@ -68,7 +68,7 @@ MASKS: dict[str, Callable[[Sequence[int]], Sequence[int]]] = {
 """Shapes that broadcast to an input's: of as many dimensions, or of the spatial ones alone."""
 
 
-def mask_of(name: str, sizes: Sequence[int]) -> Tensor:
+def mask_of(name, sizes):
     """Half of it True, and for each element no element of the first plane at all."""
     shape = MASKS[name](sizes)
     mask = torch.rand(*shape, generator=seeded(*shape, 5)) < 0.5
@@ -77,7 +77,7 @@ def mask_of(name: str, sizes: Sequence[int]) -> Tensor:
     return any_bytes(mask)
 
 
-def masked(name: str, input: Tensor) -> tuple[Tensor | None, np.ndarray | None]:
+def masked(name, input):
     """A mask for the input, and what the oracle takes for it."""
     if name == "no mask":
         return None, None
@@ -85,7 +85,7 @@ def masked(name: str, input: Tensor) -> tuple[Tensor | None, np.ndarray | None]:
     return mask, to_numpy(mask.expand(input.shape))
 
 
-def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+def distinct(*sizes, dtype=torch.float64, seed=0):
     """No two elements alike, and none nearer than numerical differentiation steps: max is smooth
     there."""
     count = math.prod(sizes)
@@ -93,11 +93,11 @@ def distinct(*sizes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
     return (numbers / 7).reshape(sizes).to(dtype)
 
 
-def normal(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+def normal(*sizes, dtype=torch.float32, seed=0):
     return torch.randn(sizes, generator=seeded(*sizes, seed=seed), dtype=torch.float64).to(dtype)
 
 
-def special(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+def special(*sizes, dtype=torch.float32, seed=0):
     """Ties of NaNs, infinities and both zeros, and a plane of -inf; of signed integers nothing that
     padding exceeds."""
     values = ties(*sizes, dtype=dtype, seed=seed)
@@ -110,13 +110,11 @@ def special(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return values
 
 
-def listed(outputs: Tensor | Sequence[Tensor]) -> list[Tensor]:
+def listed(outputs):
     return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
 
-def results(
-    function: Callable[..., Any], input: Tensor, parameters: Sequence[Tensor] = (), **arguments: Any
-) -> list[Tensor]:
+def results(function, input, parameters=(), **arguments):
     """The outputs, and the gradients of the input and of parameters for one that the output's shape
     alone decides."""
     leaf = input.detach().requires_grad_(input.is_floating_point())
@@ -128,12 +126,12 @@ def results(
     return [*(output.detach() for output in outputs), *gradients]
 
 
-def channels_last(tensor: Tensor) -> Tensor:
+def channels_last(tensor):
     """Channels innermost, in PyTorch's format where the rank has one (4-D, 5-D)."""
     return tensor.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)
 
 
-def _sliced(tensor: Tensor) -> Tensor:
+def _sliced(tensor):
     """Every other element of a larger tensor along the last dimension, and a border cut off the one
     before."""
     *leading, rows, columns = tensor.shape
@@ -141,13 +139,13 @@ def _sliced(tensor: Tensor) -> Tensor:
     return view.copy_(tensor)
 
 
-def _offset(tensor: Tensor) -> Tensor:
+def _offset(tensor):
     """Contiguous, but beginning at an odd element of its storage, and on a CPU at odd addresses."""
     memory = unaligned(tensor.new_zeros(tensor.numel() + 3))
     return memory[3:].view(tensor.shape).copy_(tensor)
 
 
-def unaligned(tensor: Tensor) -> Tensor:
+def unaligned(tensor):
     """The same on a CPU in elements that lie at odd addresses, as those of a buffer may. PyTorch
     itself cannot copy complex numbers there."""
     if tensor.device.type != "cpu" or tensor.is_complex() or not tensor.numel():
@@ -157,7 +155,7 @@ def unaligned(tensor: Tensor) -> Tensor:
     return elements.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
-def forbid(begin: ctypes.c_void_p, size: ctypes.c_size_t) -> None:
+def forbid(begin, size):
     """Whoever touches this memory from now on crashes."""
     if sys.platform == "win32":
         no_access, before = 1, ctypes.byref(ctypes.c_ulong())
@@ -166,7 +164,7 @@ def forbid(begin: ctypes.c_void_p, size: ctypes.c_size_t) -> None:
         assert ctypes.CDLL(None).mprotect(begin, size, 0) == 0
 
 
-def fenced(tensor: Tensor, at_end: bool = True) -> Tensor:
+def fenced(tensor, at_end=True):
     """The same without gaps between its elements, and with a page after or before it that a CPU
     must not touch."""
     if tensor.device.type != "cpu":
@@ -210,7 +208,7 @@ class Overriding(Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """The numbers of a tensor in memory of their own, as a tensor of no special kind; what is no
     tensor as it is."""
     if not isinstance(value, Tensor):
@@ -222,19 +220,19 @@ def plain(value: Any) -> Any:
         return copied.copy_(value.detach().as_subclass(Tensor))
 
 
-def _imaginary(tensor: Tensor) -> Tensor:
+def _imaginary(tensor):
     """The imaginary part of a conjugated tensor, which is the way that most negated views come
     about."""
     return torch.complex(torch.zeros_like(tensor), tensor.neg()).conj().imag
 
 
-def _without_memory(tensor: Tensor) -> Tensor:
+def _without_memory(tensor):
     """A part of others: its pointer is not 0."""
     sizes = 2, *tensor.shape
     return torch._efficientzerotensor(sizes, dtype=tensor.dtype, device=tensor.device)[1]
 
 
-def _inferred(tensor: Tensor) -> Tensor:
+def _inferred(tensor):
     with torch.inference_mode():
         return tensor.clone()
 
@@ -254,13 +252,13 @@ its own: how to make each kind, and the data types that PyTorch has it for. Some
 numbers than the tensor that they are made of."""
 
 
-def of_kind(kind: str, tensor: Tensor) -> Tensor | None:
+def of_kind(kind, tensor):
     """The kind of a tensor, None where PyTorch has none of this data type."""
     make, dtypes = KINDS[kind]
     return make(tensor.detach()) if tensor.dtype in dtypes else None
 
 
-def to_numpy(tensor: Tensor) -> np.ndarray:
+def to_numpy(tensor):
     """The values, exactly; bfloat16, which numpy lacks, as float32, and bools as 0 and 1."""
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bool:
@@ -268,7 +266,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def assert_same(result: Tensor, expected: np.ndarray | Tensor) -> None:
+def assert_same(result, expected):
     """Equal as values: NaN equals NaN and the sign of a zero does not matter (M3)."""
     if isinstance(expected, Tensor):
         assert result.dtype == expected.dtype
@@ -277,7 +275,7 @@ def assert_same(result: Tensor, expected: np.ndarray | Tensor) -> None:
     np.testing.assert_array_equal(to_numpy(result), expected)
 
 
-def bits(tensor: Tensor) -> np.ndarray:
+def bits(tensor):
     """The elements' bytes, for comparing bit for bit."""
     tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensor.view(torch.uint8).numpy() if tensor.dim() else tensor.numpy()
@@ -286,14 +284,7 @@ def bits(tensor: Tensor) -> np.ndarray:
 UNIT_ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in FLOATS}
 
 
-def _assert_within(
-    result: Tensor,
-    exact: np.ndarray,
-    magnitudes: np.ndarray,
-    roundings: int,
-    terms: int,
-    sides: int = 1,
-) -> None:
+def _assert_within(result, exact, magnitudes, roundings, terms, sides=1):
     accumulated = UNIT_ROUNDOFF[torch.float64 if result.dtype == torch.float64 else torch.float32]
     # What the oracle's own sum may be off by: a long double is a double on Windows and ARM Macs.
     oracles = (terms + 2) * float(np.finfo(np.longdouble).eps) / 2
@@ -311,13 +302,13 @@ def _assert_within(
     )
 
 
-def assert_average(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, taps: int) -> None:
+def assert_average(result, exact, magnitudes, taps):
     """Rule E6: |error| ≤ (2 + ⌈log₂ taps⌉) · 2⁻²⁴ · Σ|x| / |divisor| before the one rounding (2⁻⁵³
     for float64)."""
     _assert_within(result, exact, magnitudes, 2 + math.ceil(math.log2(taps)), taps)
 
 
-def assert_near(result: Tensor, right: Tensor, magnitudes: Tensor, roundings: int) -> None:
+def assert_near(result, right, magnitudes, roundings):
     """Two sums of the same terms in other orders: each is within a bound on roundings of the exact
     one."""
     assert result.dtype == right.dtype
@@ -325,13 +316,13 @@ def assert_near(result: Tensor, right: Tensor, magnitudes: Tensor, roundings: in
     _assert_within(result, exact, added, roundings, 0, sides=2)
 
 
-def assert_gradient(result: Tensor, exact: np.ndarray, magnitudes: np.ndarray, terms: int) -> None:
+def assert_gradient(result, exact, magnitudes, terms):
     """A sum of ``terms`` gradients: one rounding for each share and one for each addition, in any
     order."""
     _assert_within(result, exact, magnitudes, 2 + terms, terms)
 
 
-def assert_norms(result: Tensor, exact: np.ndarray, taps: int) -> None:
+def assert_norms(result, exact, taps):
     """Powers, sums, and a root, which divides the relative error of the sum by p: a few roundings
     more than an average."""
     _assert_within(result, exact, exact, 12 + math.ceil(math.log2(taps)), taps)
@@ -340,14 +331,14 @@ def assert_norms(result: Tensor, exact: np.ndarray, taps: int) -> None:
 operators = torch.ops.dmlpool
 
 
-def spelled_out(pooling: oracle.Pooling) -> tuple[object, ...]:
+def spelled_out(pooling):
     """The six window arguments of the registered operators."""
     return tuple(
         list(entry) if isinstance(entry, tuple) else entry for entry in vars(pooling).values()
     )
 
 
-def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
+def check_maximum(input, pooling):
     """Values, both kinds of index, and taps."""
     expected = oracle.maximum(to_numpy(input), pooling)
     arguments = spelled_out(pooling)
@@ -368,14 +359,14 @@ def check_maximum(input: Tensor, pooling: oracle.Pooling) -> None:
         assert_same(operators.max_pooling_indices(taps, *rest), numbers)
 
 
-def whole_gradient(input: Tensor, pooling: oracle.Pooling, seed: int = 1) -> Tensor:
+def whole_gradient(input, pooling, seed=1):
     """An incoming gradient of small whole numbers: sums are exact in every type, so results must be
     equal."""
     sizes = (*input.shape[:2], *oracle.output_sizes(pooling, input.shape[2:]))
     return ties(*sizes, dtype=input.dtype, seed=seed).to(input.device)
 
 
-def check_maximum_gradient(input: Tensor, gradient: Tensor, pooling: oracle.Pooling) -> None:
+def check_maximum_gradient(input, gradient, pooling):
     """The gradient operator, autograd's backward pass, and the two operators in between."""
     maximum = oracle.maximum(to_numpy(input), pooling)
     expected = oracle.handed_back(maximum, to_numpy(gradient), input.shape)
@@ -394,13 +385,7 @@ def check_maximum_gradient(input: Tensor, gradient: Tensor, pooling: oracle.Pool
     assert_same(operators.max_pooling_gather(input, taps, *arguments), gathered)
 
 
-def check_average(
-    input: Tensor,
-    pooling: oracle.Pooling,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-    mask: str = "no mask",
-) -> Tensor:
+def check_average(input, pooling, include_padding=False, divisor_override=None, mask="no mask"):
     """The average within the bound of E6."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
     there, whole = masked(mask, input)
@@ -412,13 +397,8 @@ def check_average(
 
 
 def check_average_gradient(
-    gradient: Tensor,
-    sizes: Sequence[int],
-    pooling: oracle.Pooling,
-    include_padding: bool = False,
-    divisor_override: int | None = None,
-    mask: str = "no mask",
-) -> None:
+    gradient, sizes, pooling, include_padding=False, divisor_override=None, mask="no mask"
+):
     """Autograd's backward pass, and the gradient operator, which has no mask."""
     divisor = {"include_padding": include_padding, "divisor_override": divisor_override}
     input_size = (*gradient.shape[:2], *sizes)
@@ -450,13 +430,13 @@ class Parameters:
     output_scales: tuple[float, ...]
     output_zeros: tuple[int, ...]
 
-    def given(self, forms: list[str], types: tuple[torch.dtype, ...], rank: int) -> list[object]:
+    def given(self, forms, types, rank):
         """The arguments of the public function; a form for all channels takes the first one's
         entry."""
         kinds = (torch.float32, types[0], torch.float32, types[1])
         return [given(*row, rank) for row in zip(vars(self).values(), forms, kinds, strict=True)]
 
-    def understood(self, forms: list[str]) -> Parameters:
+    def understood(self, forms):
         """What arguments given in ``forms`` mean."""
         pairs = zip(vars(self).values(), forms, strict=True)
         return Parameters(
@@ -464,7 +444,7 @@ class Parameters:
         )
 
 
-def given(entries: tuple[float, ...], form: str, dtype: torch.dtype, rank: int) -> object:
+def given(entries, form, dtype, rank):
     tensor = torch.tensor(entries, dtype=dtype)
     return {
         "number": entries[0],
@@ -475,44 +455,36 @@ def given(entries: tuple[float, ...], form: str, dtype: torch.dtype, rank: int) 
     }[form]
 
 
-def float32(number: float) -> float:
+def float32(number):
     return float(np.float32(number))
 
 
-def drawn(
-    seed: int, channels: int, types: tuple[torch.dtype, torch.dtype], ties: bool = False
-) -> Parameters:
+def drawn(seed, channels, types, ties=False):
     """Parameters of no special kind, or of many ties; the result mostly neither constant nor cut
     off."""
     chosen = random.Random(seed)
 
-    def scales() -> tuple[float, ...]:
+    def scales():
         if ties:
             return tuple(chosen.choice(TIES) for _ in range(channels))
         return tuple(float32(chosen.uniform(0.05, 0.2)) for _ in range(channels))
 
-    def zeros(dtype: torch.dtype) -> tuple[int, ...]:
+    def zeros(dtype):
         ends = torch.iinfo(dtype)
         return tuple(chosen.randint(ends.min, ends.max) for _ in range(channels))
 
     return Parameters(scales(), zeros(types[0]), scales(), zeros(types[1]))
 
 
-def integers(*sizes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def integers(*sizes, dtype, seed=0):
     ends = torch.iinfo(dtype)
     generator = seeded(*sizes, seed=seed)
     return torch.randint(ends.min, ends.max + 1, sizes, generator=generator).to(dtype)
 
 
 def check_quantized(
-    input: Tensor,
-    parameters: Parameters,
-    pooling: oracle.Pooling,
-    include_padding: bool = False,
-    *,
-    output_dtype: torch.dtype | None = None,
-    forms: list[str] | None = None,
-) -> Tensor:
+    input, parameters, pooling, include_padding=False, *, output_dtype=None, forms=None
+):
     """Q1, Q2 and G7 for one call: the exact result, in the memory format of the input."""
     forms = ["number"] * 4 if forms is None else forms
     output_dtype = output_dtype or input.dtype
@@ -534,7 +506,7 @@ Quotient = tuple[int, float, float]
 """A sum and the two scales: ``sum · input_scale / (divisor · output_scale)``."""
 
 
-def near_halves(divisor: int, count: int, largest: int = 2**24) -> list[Quotient]:
+def near_halves(divisor, count, largest=2**24):
     """Quotients one unit of their denominator beside ``k + 1/2``, on either side, for an odd
     ``divisor``.
 
@@ -556,7 +528,7 @@ def near_halves(divisor: int, count: int, largest: int = 2**24) -> list[Quotient
     raise AssertionError("no such quotients")
 
 
-def check_near_halves(taps: int) -> None:
+def check_near_halves(taps):
     """Sums whose quotient float64 takes for a half, with scales that are alike, unlike and far
     apart."""
     for quotient in [*near_halves(taps, 8), *near_halves(taps, 8, 2**22), (taps, 1.0, 2.0**60)]:

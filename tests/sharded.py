@@ -7,7 +7,6 @@ import multiprocessing
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -15,7 +14,6 @@ import oracle
 import samples
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -27,12 +25,12 @@ class Ranks:
     """Gloo processes on this machine. A job is a function that every rank calls with the same
     arguments."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.count = count
         self.connections: list[Connection] = []
         self.processes: list[Any] = []
 
-    def run(self, job: Callable[..., Any], *arguments: Any) -> None:
+    def run(self, job, *arguments):
         """What fails in any of them is raised here, the first failure first.
 
         Ranks that were left waiting for one that failed are of no more use: the next job gets new
@@ -58,7 +56,7 @@ class Ranks:
             self.close(patience=0)
             raise AssertionError("\n".join(failures))
 
-    def _start(self) -> None:
+    def _start(self):
         # One process imports everything and forks the ranks: less than half of what it takes if
         # each of them imports.
         forks = "forkserver" in multiprocessing.get_all_start_methods()
@@ -76,7 +74,7 @@ class Ranks:
             self.connections.append(ours)
             self.processes.append(process)
 
-    def close(self, patience: float = 10.0) -> None:
+    def close(self, patience=10.0):
         """End all ranks; those that still work after ``patience`` seconds are killed."""
         for connection in self.connections:
             connection.close()
@@ -89,7 +87,7 @@ class Ranks:
         self.connections, self.processes = [], []
 
 
-def _serve(rank: int, count: int, meeting_point: str, connection: Connection) -> None:
+def _serve(rank, count, meeting_point, connection):
     torch.set_num_threads(1)
     where: Any = {"init_method": f"file://{meeting_point}", "rank": rank, "world_size": count}
     dist.init_process_group("gloo", **where, timeout=datetime.timedelta(seconds=120))
@@ -114,18 +112,18 @@ operators = torch.ops.dmlpool
 
 
 @functools.cache
-def mesh_of(*sizes: int) -> Any:
+def mesh_of(*sizes):
     return init_device_mesh("cpu", sizes, mesh_dim_names=("first", "second", "third")[: len(sizes)])
 
 
-def chunk(size: int, parts: int, part: int) -> range:
+def chunk(size, parts, part):
     """What PyTorch's chunking leaves to one of ``parts``."""
     pieces = torch.arange(size).chunk(parts)
     piece = pieces[part] if part < len(pieces) else torch.arange(0)
     return range(int(piece[0]), int(piece[-1]) + 1) if piece.numel() else range(0)
 
 
-def own_part(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Tensor:
+def own_part(whole, mesh, placements):
     """This rank's shard of the whole, by PyTorch's own chunking."""
     for mesh_dimension, placement in enumerate(placements):
         if isinstance(placement, Shard):
@@ -135,7 +133,7 @@ def own_part(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Tensor:
     return whole
 
 
-def assert_shard(result: DTensor, whole: Tensor, placements: Sequence[Any]) -> None:
+def assert_shard(result, whole, placements):
     assert isinstance(result, DTensor)
     assert tuple(result.placements) == tuple(placements), result.placements
     assert result.shape == whole.shape
@@ -143,12 +141,12 @@ def assert_shard(result: DTensor, whole: Tensor, placements: Sequence[Any]) -> N
     samples.assert_same(result.to_local(), own_part(whole, result.device_mesh, placements))
 
 
-def spread(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> DTensor:
+def spread(whole, mesh, placements):
     """Distributed without a word between the ranks: every one of them has the whole."""
     return distribute_tensor(whole, mesh, placements, src_data_rank=None)
 
 
-def kept(placements: Sequence[Any]) -> list[Any]:
+def kept(placements):
     """The placements of results: shards of D, H and W are gathered."""
     return [each if each.is_shard() and each.dim < 2 else Replicate() for each in placements]
 
@@ -156,20 +154,14 @@ def kept(placements: Sequence[Any]) -> list[Any]:
 class Comparison:
     """One request, on the whole tensor and on shards."""
 
-    def __init__(
-        self,
-        pooling: oracle.Pooling,
-        shape: Sequence[int],
-        mesh_sizes: Sequence[int],
-        dimensions: Sequence[int | None],
-    ) -> None:
+    def __init__(self, pooling, shape, mesh_sizes, dimensions):
         self.pooling, self.shape = pooling, tuple(shape)
         self.outputs = (*shape[:2], *oracle.output_sizes(pooling, shape[2:]))
         self.mesh = mesh_of(*mesh_sizes)
         self.placements = [Replicate() if each is None else Shard(each) for each in dimensions]
         self.window = samples.spelled_out(pooling)
 
-    def call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+    def call(self, function, *arguments, **keywords):
         """The function's result on shards. Those of the batch and the channels need no word
         between the ranks."""
         with CommDebugMode() as communication:
@@ -178,12 +170,10 @@ class Comparison:
         assert is_gathered or communication.get_total_counts() == 0
         return results
 
-    def spread(self, *tensors: Tensor) -> list[Any]:
+    def spread(self, *tensors):
         return [spread(tensor, self.mesh, self.placements) for tensor in tensors]
 
-    def same(
-        self, function: Any, *tensors: Tensor, rest: Sequence[Any] = (), **keywords: Any
-    ) -> Any:
+    def same(self, function, *tensors, rest=(), **keywords):
         """The function of the whole tensors, once that of their shards is found to be the same."""
         found = self.call(function, *self.spread(*tensors), *rest, **keywords)
         expected = function(*tensors, *rest, **keywords)
@@ -191,13 +181,13 @@ class Comparison:
             assert_shard(*pair, kept(self.placements))
         return expected
 
-    def same_gradient(self, pool: Any, whole: Tensor, gradient: Tensor, expected: Tensor) -> None:
+    def same_gradient(self, pool, whole, gradient, expected):
         leaf, sharded_gradient = self.spread(whole, gradient)
         pooled = pool(leaf.requires_grad_())
         (result,) = self.call(torch.autograd.grad, pooled, leaf, sharded_gradient)
         assert_shard(result, expected, kept(self.placements))
 
-    def maxima(self, dtype: torch.dtype) -> None:
+    def maxima(self, dtype):
         whole = samples.ties(*self.shape, dtype=dtype)
         if dtype.is_floating_point and whole.numel():
             whole.view(-1)[whole.numel() // 3] = math.nan
@@ -223,7 +213,7 @@ class Comparison:
         pool = functools.partial(dmlpool.max_pooling, **request)
         self.same_gradient(pool, whole, gradient, expected)
 
-    def averages(self, dtype: torch.dtype) -> None:
+    def averages(self, dtype):
         whole = samples.normal(*self.shape, dtype=dtype)
         gradient = samples.normal(*self.outputs, dtype=dtype, seed=1)
         for divisor in ({}, {"include_padding": True}, {"divisor_override": -3}):
@@ -235,12 +225,12 @@ class Comparison:
 
 
 def compare(
-    pooling: oracle.Pooling,
-    shape: Sequence[int],
-    mesh_sizes: Sequence[int],
-    dimensions: Sequence[int | None],
-    dtypes: Sequence[torch.dtype] = (torch.float32,),
-) -> None:
+    pooling,
+    shape,
+    mesh_sizes,
+    dimensions,
+    dtypes=(torch.float32,),
+):
     """Everything on one request."""
     comparison = Comparison(pooling, shape, mesh_sizes, dimensions)
     for dtype in dtypes:

@@ -32,7 +32,7 @@ distributed stands above the operators, which it teaches about DTensors; nothing
 user. integrations is what an operator asks about compilers and exporters."""
 
 
-def sources() -> dict[str, Path]:
+def sources():
     """Dotted names, without the package's own, of everything that is installed."""
     found = {}
     for root, prefix in ((PACKAGE, ()), (KERNELS, ("kernels",))):
@@ -46,16 +46,16 @@ SOURCES = sources()
 
 
 @functools.cache
-def nodes_of(name: str) -> list[ast.AST]:
+def nodes_of(name):
     """All that a module's source is made of."""
     return list(ast.walk(ast.parse(SOURCES[name].read_text())))
 
 
-def calls_in(name: str) -> list[ast.Call]:
+def calls_in(name):
     return [node for node in nodes_of(name) if isinstance(node, ast.Call)]
 
 
-def imports_of(name: str) -> set[str]:
+def imports_of(name):
     """Absolute dotted names of all that a module imports, at its top or inside a function, types
     included."""
     path = SOURCES[name]
@@ -78,7 +78,7 @@ def imports_of(name: str) -> set[str]:
     return found
 
 
-def _text_of(name: ast.expr) -> str:
+def _text_of(name):
     """The text of a name that is imported at run time, with a blank for each part that is
     computed."""
     if isinstance(name, ast.JoinedStr):
@@ -89,18 +89,18 @@ def _text_of(name: ast.expr) -> str:
     return name.value
 
 
-def rooms_of(imported: set[str]) -> set[str]:
+def rooms_of(imported):
     """The rooms and leaves of the package among what is imported."""
     return {name.split(".")[1] for name in imported if name.startswith("torch_dmlpool.")}
 
 
-def test_the_rooms_are_there() -> None:
+def test_the_rooms_are_there():
     """The tests below read real files."""
     assert {name.split(".")[0] for name in SOURCES} >= {*ROOMS, *LEAVES}
     assert KERNELS.is_dir()
 
 
-def test_imports_follow_the_arrow() -> None:
+def test_imports_follow_the_arrow():
     """nn → operators → backends → kernels, with window and tensors as leaves."""
     for name in filter(None, SOURCES):
         room = name.split(".")[0]
@@ -116,7 +116,7 @@ def test_imports_follow_the_arrow() -> None:
             assert room == "__main__", f"{name} has no place in the house"
 
 
-def test_no_circle_of_files() -> None:
+def test_no_circle_of_files():
     """No file depends on one that depends on it, imports inside functions and of types counted."""
     arrows = {name: _files_of(name) - {name, ""} for name in SOURCES}
     for start in arrows:
@@ -129,7 +129,7 @@ def test_no_circle_of_files() -> None:
         assert start not in seen, f"{start} is in a circle with {sorted(seen)}"
 
 
-def _files_of(name: str) -> set[str]:
+def _files_of(name):
     """The files that a module's imports name: a module, or the one that has an imported name."""
     found = set()
     for imported in imports_of(name):
@@ -143,7 +143,7 @@ IN_KERNELS = [name for name in SOURCES if name.split(".")[0] == "kernels"]
 ELSEWHERE = [name for name in SOURCES if name not in IN_KERNELS]
 
 
-def test_kernels_import_triton_and_nothing_else() -> None:
+def test_kernels_import_triton_and_nothing_else():
     """Beside the standard library and one another."""
     for name in IN_KERNELS:
         for imported in imports_of(name):
@@ -152,7 +152,7 @@ def test_kernels_import_triton_and_nothing_else() -> None:
             assert is_known or inside, f"{name} imports {imported}"
 
 
-def test_only_kernels_and_their_launcher_know_triton() -> None:
+def test_only_kernels_and_their_launcher_know_triton():
     """And the launcher imports it inside its functions alone."""
     for name in ELSEWHERE:
         tops = {imported.split(".")[0] for imported in imports_of(name)}
@@ -162,7 +162,7 @@ def test_only_kernels_and_their_launcher_know_triton() -> None:
             assert not re.search("triton|kernels", ast.unparse(node)), ast.unparse(node)
 
 
-def test_no_assert_stands_for_a_refusal() -> None:
+def test_no_assert_stands_for_a_refusal():
     """Mistakes of the caller are refused by exceptions, which python -O keeps."""
     for name in SOURCES:
         asserts = [node for node in nodes_of(name) if isinstance(node, ast.Assert)]
@@ -172,7 +172,7 @@ def test_no_assert_stands_for_a_refusal() -> None:
         assert all(ast.unparse(node.test).endswith(" is not None") for node in asserts), name
 
 
-def test_rules_that_are_cited_are_in_the_specification() -> None:
+def test_rules_that_are_cited_are_in_the_specification():
     """A comment, docstring or test that names E6 leads to a line of the specification, and every
     rule is tested."""
     root, rule = PACKAGE.parent, r"[GAMNBPRKQEWF]\d"
@@ -190,7 +190,7 @@ FACTORIES = "arange as_tensor empty empty_strided eye full linspace ones rand ra
 FACTORIES += "scalar_tensor tensor zeros"
 
 
-def test_constants_name_their_data_type_and_device() -> None:
+def test_constants_name_their_data_type_and_device():
     """A default data type or device, which model loaders set for a while, never reaches a tensor of
     the package."""
     factories = {f"torch.{factory}" for factory in FACTORIES.split()}

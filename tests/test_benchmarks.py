@@ -4,10 +4,7 @@ shows, limits hold."""
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import cases
 import pytest
@@ -20,7 +17,7 @@ from benchmarks.__main__ import QUESTIONS
 NAMES = [name for name in rows.PEERS if name != rows.INDUCTOR]
 
 
-def reduced(row: rows.Workload) -> rows.Workload:
+def reduced(row):
     """The same window over one sample, few channels, and the smallest spatial sizes that keep what
     is special."""
     spatial = tuple(
@@ -36,7 +33,7 @@ REDUCED = list(dict.fromkeys(map(reduced, rows.select("all"))))
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Any:
+def threads():
     """Benchmarks choose the number of threads."""
     before = torch.get_num_threads()
     yield
@@ -44,7 +41,7 @@ def threads() -> Any:
 
 
 @cases.each("row", REDUCED, REDUCED[::40])
-def test_everyone_agrees_or_says_why_not(row: rows.Workload) -> None:
+def test_everyone_agrees_or_says_why_not(row):
     """ATen's results, exactly for maxima and indices; a peer may be absent, never wrong or
     broken."""
     found, skipped = rows.contestants(rows.problem(row, "cpu"), NAMES)
@@ -60,13 +57,11 @@ def test_everyone_agrees_or_says_why_not(row: rows.Workload) -> None:
         ("average", lambda values: values.double(), "values are torch.float64 of"),
     ],
 )
-def test_a_wrong_peer_is_left_out(
-    family: str, change: Any, finding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_peer_is_left_out(family, change, finding, monkeypatch):
     """And a wrong result of ours is an error."""
     row = next(row for row in REDUCED if (row.family, row.mode) == (family, "forward"))
 
-    def wrong(problem: rows.Problem) -> list[Any]:
+    def wrong(problem):
         pool = rows.aten(problem)
         return rows.bound(lambda input: change(pool(input)), problem)
 
@@ -79,7 +74,7 @@ def test_a_wrong_peer_is_left_out(
         rows.contestants(rows.problem(row, "cpu"), NAMES)
 
 
-def test_rows_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_measured_and_shown(tmp_path, capsys):
     """What a run writes becomes lines of a table."""
     path = tmp_path / "run.json"
     asked = ["1x1x4x4 window 2/2,1x64x56x56 window 3/2 forward mask", "--row-seconds", "0"]
@@ -98,7 +93,7 @@ def test_rows_are_measured_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("page", ["README.md", *report.PAGES.values()])
-def test_pages_have_what_was_measured(page: str) -> None:
+def test_pages_have_what_was_measured(page):
     """``python -m benchmarks report`` has been run since, and the page is not longer than what is
     read."""
     text = (common.ROOT / page).read_text(encoding="utf-8")
@@ -110,7 +105,7 @@ def test_pages_have_what_was_measured(page: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_each_question_has_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_question_has_a_command(name, capsys):
     """``python -m benchmarks NAME --help`` says what it measures."""
     if name in ("gpu", "overhead"):
         pytest.importorskip("triton")
@@ -123,7 +118,7 @@ def test_each_question_has_a_command(name: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.filterwarnings("ignore")  # what timm and torchvision warn of is theirs
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 @pytest.mark.parametrize("name", models.MODELS)
-def test_each_network_has_pools_to_convert(name: str) -> None:
+def test_each_network_has_pools_to_convert(name):
     """In the versions that are installed; beside PyTorch for CPUs torchvision has no operators."""
     build, _ = models.MODELS[name]
     found = dmlpool.nn.convert(build())
@@ -131,9 +126,7 @@ def test_each_network_has_pools_to_convert(name: str) -> None:
     assert not found.left
 
 
-def test_whole_networks_are_measured_in_every_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_networks_are_measured_in_every_way(tmp_path, monkeypatch, capsys):
     """Each way is a row with a ratio, the table has a line for each network, and converted networks
     give what the originals give."""
     layers = torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5), torch.nn.MaxPool2d(2)
@@ -152,7 +145,7 @@ def test_whole_networks_are_measured_in_every_way(
     assert "| - / - | - / - |" in table  # nothing was compiled
 
 
-def test_a_converted_network_that_differs_is_no_row() -> None:
+def test_a_converted_network_that_differs_is_no_row():
     pool, image = torch.nn.MaxPool2d(2), torch.randn(1, 2, 4, 4)
     models.compare(pool, dmlpool.nn.MaxPool2d(2), image)
     with pytest.raises(common.Disagreement, match="the outputs differ by"):
@@ -161,7 +154,7 @@ def test_a_converted_network_that_differs_is_no_row() -> None:
     class Passing(torch.nn.Module):
         """The same maxima, whose gradient all elements of a window share."""
 
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
+        def forward(self, input):
             averages = torch.nn.functional.avg_pool2d(input, 2)
             return averages + (pool(input) - averages).detach()
 
@@ -171,9 +164,7 @@ def test_a_converted_network_that_differs_is_no_row() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torchao's and Inductor's
-def test_quantized_networks_are_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quantized_networks_are_measured(monkeypatch, capsys):
     pytest.importorskip("torchao")
     layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     layers += torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.AvgPool2d(2)
@@ -183,9 +174,7 @@ def test_quantized_networks_are_measured(
     assert capsys.readouterr().out.startswith("small ")
 
 
-def test_calls_of_real_models_are_measured_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_calls_of_real_models_are_measured_and_shown(tmp_path, capsys):
     """In every layout and mode, beside ATen, a copy and the sibling: the table names each way."""
     path, words = tmp_path / "calls.json", "max 1x128x8x8x8 batch=1"
     asked = calls.rows(words, 1, [1])
@@ -209,9 +198,7 @@ def test_calls_of_real_models_are_measured_and_shown(
         assert f"| {mode} | {layout} | 1 | 1 | " in printed
 
 
-def test_a_call_of_a_real_model_must_give_what_aten_gives(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_call_of_a_real_model_must_give_what_aten_gives(monkeypatch, capsys):
     functions = dmlpool.nn.functional
     pool = functions.max_pool2d
     monkeypatch.setattr(functions, "max_pool2d", lambda *given, **how: pool(*given, **how) + 1)
@@ -222,14 +209,14 @@ def test_a_call_of_a_real_model_must_give_what_aten_gives(
         calls.main(["max median"])
 
 
-def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_behind_aten_is_measured_again(monkeypatch):
     """For longer, and the second time counts. Calls below 50 us are behind by a difference."""
     both = [(100e-6, 200e-6), (100e-6, 125e-6), (100e-6, 50e-6), (10e-6, 20e-6)]
     found = [calls.is_behind({rows.ATEN: aten, rows.OURS: ours}) for aten, ours in both]
     assert found == [True, True, False, True]
     taken: list[float] = []
 
-    def in_turn(_: Any, seconds: float) -> dict[str, Any]:
+    def in_turn(_, seconds):
         taken.append(seconds)
         ours = 200e-6 if len(taken) == 1 else 100e-6
         times = {rows.ATEN: 100e-6, rows.OURS: ours}
@@ -241,7 +228,7 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch: pytest.MonkeyPatch) -
     assert taken == [1.0, calls.LONGER]
 
 
-def test_a_wheel_takes_turns_with_the_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wheel_takes_turns_with_the_checkout(capsys):
     """In a process that imports the package from another folder: here the same one."""
     asked = ["average forward contiguous batch=1", "--sample", "70", "--threads", "1"]
     assert calls.main([*asked, "--row-seconds", "0", "--wheel", str(common.ROOT)]) == 0
@@ -251,9 +238,7 @@ def test_a_wheel_takes_turns_with_the_checkout(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(calls.library.library is None, reason="no compiled kernels")
-def test_mechanisms_are_switched_off_one_by_one_and_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mechanisms_are_switched_off_one_by_one_and_all(monkeypatch, capsys):
     """Each is a line of the table, beside what noise makes of a ratio, and all are on again after
     each call."""
     switch, bits = calls.mechanisms()
@@ -271,9 +256,7 @@ def test_mechanisms_are_switched_off_one_by_one_and_all(
 
 
 @pytest.mark.slow
-def test_a_call_to_the_triton_backend_is_measured_without_a_gpu(
-    python: Callable[..., Any],
-) -> None:
+def test_a_call_to_the_triton_backend_is_measured_without_a_gpu(python):
     """In a process of its own, whose driver launches nothing."""
     pytest.importorskip("triton")
     printed = python("-m", "benchmarks", "overhead", "--row-seconds", "0", cwd=common.ROOT).stdout

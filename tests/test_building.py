@@ -26,7 +26,7 @@ if not (ROOT / "tools").is_dir():
 
 
 @pytest.fixture
-def compilers(monkeypatch: pytest.MonkeyPatch) -> Any:
+def compilers(monkeypatch):
     """A module of its own for each test: it remembers which compiler works."""
     monkeypatch.delenv("CXX", raising=False)
     spec = importlib.util.spec_from_file_location("compilers", ROOT / "tools" / "compilers.py")
@@ -35,14 +35,12 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def without_compilers(compilers: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def without_compilers(compilers, monkeypatch, folder):
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
 
-def test_zig_is_asked_for_exactly_where_nothing_compiles(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
-) -> None:
+def test_zig_is_asked_for_exactly_where_nothing_compiles(compilers, monkeypatch, tmp_path, capfd):
     """An install without it succeeds, and says that it builds no kernels."""
     monkeypatch.setattr(compilers, "can_be_had", lambda _: True)
     monkeypatch.setattr(compilers, "own", lambda: "a compiler that works")
@@ -58,16 +56,12 @@ def test_zig_is_asked_for_exactly_where_nothing_compiles(
     assert compilers.found() is None
 
 
-def test_what_pip_does_not_find_cannot_be_had(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_pip_does_not_find_cannot_be_had(compilers, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert not compilers.can_be_had("ziglang>9999")
 
 
-def test_a_compiler_that_cannot_compile_is_none(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_cannot_compile_is_none(compilers, monkeypatch, tmp_path):
     """A Mac without developer tools has a stub of one."""
     stub = tmp_path / "c++"
     stub.write_text("#!/bin/sh\necho no developer tools were found\nexit 1\n")
@@ -78,9 +72,7 @@ def test_a_compiler_that_cannot_compile_is_none(
 
 
 @pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
-def test_a_compiler_may_have_arguments(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_may_have_arguments(compilers, monkeypatch, tmp_path):
     own = compilers.own()
     if own is None:
         pytest.skip("this machine has no C++ compiler of its own")
@@ -107,8 +99,8 @@ SUMS = """extern "C" float dmlpool_sums(float *rows, long count) {
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="zig's flags for Linux")
 def test_a_library_of_zig_calls_the_systems_memcpy_and_has_the_vectors_it_is_meant_to_have(
-    compilers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
-) -> None:
+    compilers, monkeypatch, tmp_path, capfd
+):
     """A loop that is marked as one of vectors, and is none, fails the build of a wheel."""
     lief = pytest.importorskip("lief")
     zig = compilers.zig()
@@ -129,7 +121,7 @@ def test_a_library_of_zig_calls_the_systems_memcpy_and_has_the_vectors_it_is_mea
     assert "loop not vectorized" in capfd.readouterr().err
 
 
-def test_a_wheel_without_kernels_is_of_any_platform(python: Python, tmp_path: Path) -> None:
+def test_a_wheel_without_kernels_is_of_any_platform(python, tmp_path):
     """Also where an earlier build left kernels."""
     source = checkout(tmp_path / "source", with_sources=True)
     for stale in ("lib", f"lib.{sys.platform}-x86_64"):
@@ -153,12 +145,12 @@ HOSTING = re.compile(r"\.gitignore|\.ci/.*|\.github/.*")
 """Files of the repository that whoever has its source alone has no use for."""
 
 
-def test_the_source_distribution_can_be_tested(python: Python, tmp_path: Path) -> None:
+def test_the_source_distribution_can_be_tested(python, tmp_path):
     """It holds every file of the repository, but those that its hosting needs, and nothing else."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("git does not say which files are the repository's")
 
-    def listed(*options: str) -> set[str]:
+    def listed(*options):
         command = ["git", "ls-files", *options]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return {name for name in names.stdout.splitlines() if (ROOT / name).exists()}
@@ -176,7 +168,7 @@ def test_the_source_distribution_can_be_tested(python: Python, tmp_path: Path) -
 
 
 @pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
-def test_a_wheel_is_not_handed_out_as_it_should_not_be(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_wheel_is_not_handed_out_as_it_should_not_be(tmp_path, monkeypatch):
     """A stray file, a missing library, one that exports too much or needs what systems lack."""
     pytest.importorskip("lief")
     if importlib.util.find_spec("auditwheel") is None:
@@ -198,7 +190,7 @@ def test_a_wheel_is_not_handed_out_as_it_should_not_be(tmp_path: Path, monkeypat
     assert "larger than" in next(wheels.complaints(wheel))
 
 
-def checkout(folder: Path, with_sources: bool = False) -> Path:
+def checkout(folder, with_sources=False):
     """A copy of this one, with nothing compiled."""
     built = shutil.ignore_patterns("*.so", "*.dll", "__pycache__")
     for name in ("torch_dmlpool", "kernels", *(["tools"] if with_sources else [])):
@@ -209,9 +201,7 @@ def checkout(folder: Path, with_sources: bool = False) -> Path:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stub is a shell script")
-def test_a_checkout_builds_one_library_again_where_a_source_is_newer(
-    python: Python, tmp_path: Path
-) -> None:
+def test_a_checkout_builds_one_library_again_where_a_source_is_newer(python, tmp_path):
     """That of its processor, which is replaced when the new one is there; one that cannot be
     compiled is removed, as tests would be of the one before."""
     source, log = checkout(tmp_path / "source", with_sources=True), tmp_path / "log"
@@ -219,7 +209,7 @@ def test_a_checkout_builds_one_library_again_where_a_source_is_newer(
     stub.write_text(f"#!/bin/sh\nfor last; do :; done; echo $last >>{log}; echo a >$last\n")
     stub.chmod(0o755)
 
-    def build(**environment: str) -> list[str]:
+    def build(**environment):
         log.write_text("")
         how = {**os.environ, "CXX": str(stub), **environment}
         python("setup.py", "--quiet", "build_ext", "--inplace", cwd=source, environment=how)
@@ -248,7 +238,7 @@ print(torch_dmlpool.__file__, backends.serving("cpu").name)
 
 
 @pytest.mark.skipif(cpu.library is None, reason="no compiled kernels")
-def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python: Python, tmp_path: Path) -> None:
+def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python, tmp_path):
     """Python imports what lies in the folder that it runs in, where nothing may be compiled."""
     here = checkout(tmp_path / "checkout")
     wheel = tmp_path / "site-packages"
@@ -272,9 +262,7 @@ def test_a_checkout_beside_a_wheel_is_served_by_its_kernels(python: Python, tmp_
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the PATH is one of Unix")
-def test_a_machine_without_a_compiler_gets_compiled_kernels(
-    compilers: Any, python: Python, tmp_path: Path
-) -> None:
+def test_a_machine_without_a_compiler_gets_compiled_kernels(compilers, python, tmp_path):
     """The editable install of make test and a plain one, with zig from PyPI."""
     if not compilers.can_be_had(compilers.ZIG):
         pytest.skip("no package index can be reached")
@@ -293,7 +281,7 @@ def test_a_machine_without_a_compiler_gets_compiled_kernels(
     others = [folder for folder in sys.path if folder.endswith("site-packages")]
     (site / "others.pth").write_text("\n".join(others))
 
-    def run(*command: Any, cwd: Path = tmp_path) -> str:
+    def run(*command, cwd=tmp_path):
         ran = subprocess.run(
             [interpreter, *command], env=environment, cwd=cwd, capture_output=True, text=True
         )

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 nn, quantized = dmlpool.nn, dmlpool.quantized_linear_average_pooling
 
 
-def _requantized(x: Tensor) -> Tensor:
+def _requantized(x):
     """Numbers, and tensors that the program computes."""
     x = (x * 9).to(torch.int8)
     scale = x[0, :, 0, 0].float().abs() * 0.01 + 0.1
@@ -55,16 +55,12 @@ POOLS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def counted(
-    function: Callable[..., object], backend: str = "aot_eager", **rest: object
-) -> tuple[Callable[..., Any], CompileCounterWithBackend]:
+def counted(function, backend="aot_eager", **rest):
     counter = CompileCounterWithBackend(backend)
     return torch.compile(function, backend=counter, fullgraph=True, **rest), counter
 
 
-def check_forward_and_backward(
-    ours: Callable[[Tensor], Any], eager: Callable[[Tensor], Any], input: Tensor
-) -> None:
+def check_forward_and_backward(ours, eager, input):
     """Eager's numbers, and eager's strides."""
     both = []
     for function in (ours, eager):
@@ -84,7 +80,7 @@ DAILY = ["average", "average_pooling, whole planes"]
 
 
 @cases.each(("pool", "backend"), GRAPHS, [(pool, "aot_eager") for pool in DAILY])
-def test_one_graph_for_every_size(pool: str, backend: str, device: torch.device) -> None:
+def test_one_graph_for_every_size(pool, backend, device):
     """E2: forward and backward, other batches and images, windows that follow the image; in either
     layout one more."""
     function, counter = counted(POOLS[pool], backend, dynamic=True)
@@ -108,9 +104,7 @@ def test_one_graph_for_every_size(pool: str, backend: str, device: torch.device)
         (nn.LPPool2d(2, 2), nn.LPPool2d(2, 3, 2, padding=1)),
     ],
 )
-def test_backward_passes_may_be_compiled(
-    pools: tuple[torch.nn.Module, torch.nn.Module], device: torch.device
-) -> None:
+def test_backward_passes_may_be_compiled(pools, device):
     """PyTorch's compiled autograd runs the gradients of layers that were called eagerly. Tensors of
     the same sizes do not make it take one window for another."""
     for samples_at_once, pool in itertools.product((2, 4), pools):
@@ -122,7 +116,7 @@ def test_backward_passes_may_be_compiled(
         assert torch.equal(image.grad, expected)
 
 
-def test_windows_may_be_symbolic_where_sizes_are_not(device: torch.device) -> None:
+def test_windows_may_be_symbolic_where_sizes_are_not(device):
     """E2: a graph for every window over images of one size."""
     image = samples.normal(1, 2, 9, 9).to(device)
     torch._dynamo.mark_static(image)
@@ -142,7 +136,7 @@ PAIRS = list(itertools.product(COMPILED, ["max", "average"]))
 
 
 @cases.each(("transform", "pool"), PAIRS, [("vmap of grad", "max"), ("jvp", "average")])
-def test_compiled_transforms(transform: str, pool: str, device: torch.device) -> None:
+def test_compiled_transforms(transform, pool, device):
     """E1: torch.func inside the compiled region, in one graph."""
     function, input = (
         functools.partial(TRANSFORMS[transform], POOLS[pool]),
@@ -151,7 +145,7 @@ def test_compiled_transforms(transform: str, pool: str, device: torch.device) ->
     torch.testing.assert_close(counted(function)[0](input), function(input))
 
 
-def test_a_refusal_while_compiling(device: torch.device) -> None:
+def test_a_refusal_while_compiling(device):
     """G5: a wrong window is refused in a compiled function too, by the same text."""
     function = torch.compile(lambda x: dmlpool.max_pooling(x, 9), backend="aot_eager")
     with pytest.raises(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import cases
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._functorch.aot_autograd import aot_module, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
@@ -24,23 +24,23 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 class Branches(nn.Module):
     """GoogLeNet's and SPPF's blocks: an input and pools of it, side by side."""
 
-    def __init__(self, *pools: nn.Module, in_turn: bool = False) -> None:
+    def __init__(self, *pools, in_turn=False):
         super().__init__()
         self.before, self.after = nn.Conv2d(3, 3, 1), nn.Conv2d(3 + 3 * len(pools), 3, 1)
         self.pools, self.in_turn = nn.ModuleList(pools), in_turn
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         each = [self.before(x).relu()]
         for pool in self.pools:
             each.append(pool(each[-1 if self.in_turn else 0]))
         return self.after(torch.cat(each, 1))
 
 
-def stem(*between: nn.Module) -> nn.Module:
+def stem(*between):
     return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), *between, dmlpool.nn.MaxPool2d(3, 2, 1))
 
 
-def with_relu(pool: nn.Module) -> nn.Module:
+def with_relu(pool):
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), pool)
 
 
@@ -83,11 +83,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
 
 @cases.each("name", MODELS, ["VGG: max 2/2", "GoogLeNet: max 3/1"])
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_expressions_are_written_where_they_are_as_fast_as_kernels(name: str, mode: str) -> None:
+def test_expressions_are_written_where_they_are_as_fast_as_kernels(name, mode):
     model, *expected = MODELS[name]
     codes: list[str] = []
 
-    def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+    def compiler(graph, inputs):
         with inductor.h200():
             codes.append(inductor.wrapper(graph, inputs))
         return make_boxed_func(graph)

@@ -1,7 +1,5 @@
 """Which pools PyTorch has, and which of them ONNX Runtime reads alike (W5)."""
 
-from typing import Any
-
 import pytest
 
 from torch_dmlpool import counterparts
@@ -36,9 +34,7 @@ from torch_dmlpool.window import Window
         (((1, 3), 1, (0, 1)), (9, 9), True, "floor"),
     ],
 )
-def test_which_nodes_onnx_runtime_reads_alike(
-    window: tuple[Any, ...], sizes: Any, counted: bool, expected: str | None
-) -> None:
+def test_which_nodes_onnx_runtime_reads_alike(window, sizes, counted, expected):
     """One node with ceil_mode or, where that adds no window, without; none in the cases of three
     reports."""
     found = counterparts.for_onnx(Window.pytorch(2, *window, ceil_mode=True), sizes, counted)

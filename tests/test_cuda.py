@@ -26,7 +26,7 @@ FORWARD = {
 
 @pytest.mark.parametrize("function", [name for name in FORWARD if name != "indices"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_same_bits_over_a_hundred_runs(function: str, dtype: torch.dtype) -> None:
+def test_the_same_bits_over_a_hundred_runs(function, dtype):
     """E3: forward and backward, and nothing is refused under deterministic algorithms."""
     input = torch.randn(8, 16, 57, 57, device="cuda").to(dtype)
     torch.use_deterministic_algorithms(True)
@@ -39,7 +39,7 @@ def test_the_same_bits_over_a_hundred_runs(function: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("function", FORWARD)
-def test_a_graph_captures_it(function: str) -> None:
+def test_a_graph_captures_it(function):
     """E4: replayed on other numbers, a captured graph gives their result."""
     input = torch.randn(4, 8, 32, 32, device="cuda")
     FORWARD[function](input)
@@ -53,7 +53,7 @@ def test_a_graph_captures_it(function: str) -> None:
 
 
 @pytest.mark.parametrize("function", FORWARD)
-def test_the_current_stream_is_used(function: str) -> None:
+def test_the_current_stream_is_used(function):
     """E5: work on a second stream sees what that stream wrote before."""
     expected_of = torch.randn(4, 8, 64, 64, device="cuda")
     expected = FORWARD[function](expected_of)
@@ -68,7 +68,7 @@ def test_the_current_stream_is_used(function: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["average", "max"])
-def test_more_elements_than_32_bits_number(function: str) -> None:
+def test_more_elements_than_32_bits_number(function):
     """G7: beyond 2³¹ elements, every plane is that of a small tensor."""
     free, _ = torch.cuda.mem_get_info()
     if free < 12 * 2**30:
@@ -83,14 +83,14 @@ def test_more_elements_than_32_bits_number(function: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["average", "max"])
-def test_more_samples_than_a_grid_has_rows(function: str) -> None:
+def test_more_samples_than_a_grid_has_rows(function):
     """E6: 70,000 samples, beyond the 65,535 of a launch grid's second dimension."""
     input = torch.randint(-9, 9, (70_000, 1, 4, 4), device="cuda").float()
     output = FORWARD[function](input)
     assert torch.equal(output.cpu(), FORWARD[function](input.cpu()))
 
 
-def test_the_gpu_agrees_with_the_cpu_on_real_sizes() -> None:
+def test_the_gpu_agrees_with_the_cpu_on_real_sizes():
     """E6: maxima and indices are equal, averages within the bound, gradients too, contiguous and
     channels_last."""
     for memory_format in (torch.contiguous_format, torch.channels_last):

@@ -1,14 +1,13 @@
 """Operators taken apart: the same results from ATen's operators alone (E2)."""
 
 import itertools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import cases
 import pytest
 import samples
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.decompositions import decompositions
@@ -20,17 +19,15 @@ TABLE, SLICES = decompositions(), decompositions(pools="slices")
 class Program(torch.nn.Module):
     """A function that torch.export takes."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.function = function
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs):
         return self.function(*inputs)
 
 
-def taken_apart(
-    function: Callable[..., Any], *inputs: Tensor, dynamic: Sequence[int] = (), table: Any = TABLE
-) -> Callable[..., Any]:
+def taken_apart(function, *inputs, dynamic=(), table=TABLE):
     """The function exported without an operator of this package; of the first input these
     dimensions stay open."""
     shapes = (dict.fromkeys(dynamic, torch.export.Dim.AUTO), *[None] * (len(inputs) - 1))
@@ -61,7 +58,7 @@ ATENS: dict[int, list[nn.Module]] = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_pools_that_aten_has_are_atens(dynamic: bool) -> None:
+def test_pools_that_aten_has_are_atens(dynamic):
     """The pools of torch.nn's own layers in the same order; with slices there are none."""
     sizes: dict[int, tuple[int, ...]] = {1: (13,), 2: (14, 13), 3: (7, 6, 9)}
     inputs = tuple(samples.normal(2, 3, *sizes[rank]) for rank in ATENS)
@@ -70,8 +67,8 @@ def test_pools_that_aten_has_are_atens(dynamic: bool) -> None:
     theirs = nn.ModuleList(layer for layers in ATENS.values() for layer in layers)
     ours = dmlpool.nn.convert(theirs, inplace=False).model
 
-    def apart(layers: Any, table: Any) -> tuple[list[Any], Any]:
-        def function(*inputs: Tensor) -> list[Any]:
+    def apart(layers, table):
+        def function(*inputs):
             ranks = [rank for rank, group in ATENS.items() for _ in group]
             return [layer(inputs[rank - 1]) for layer, rank in zip(layers, ranks, strict=True)]
 
@@ -96,12 +93,12 @@ def test_pools_that_aten_has_are_atens(dynamic: bool) -> None:
         torch.testing.assert_close(results, expected[1])
 
 
-def test_another_word_for_pools_is_refused() -> None:
+def test_another_word_for_pools_is_refused():
     with pytest.raises(ValueError, match=r"""pools must be "aten" or "slices", got 'ATen'"""):
         decompositions(pools="ATen")  # type: ignore[arg-type]
 
 
-def everywhere(input: Tensor) -> tuple[Any, ...]:
+def everywhere(input):
     """What needs no static image sizes."""
     values, indices = dmlpool.max_pooling(
         input, (2, 3), 2, 1, 2, ceil_mode=True, return_indices=True
@@ -125,7 +122,7 @@ def everywhere(input: Tensor) -> tuple[Any, ...]:
     )
 
 
-def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
+def of_known_sizes(input):
     """What needs static image sizes: uneven bins, maxima put back, and gradients as operators."""
     values, indices = dmlpool.max_pooling(input, 2, 2, return_indices=True)
     maxima = dmlpool.adaptive_max_pooling(input, 2, return_indices=True)
@@ -137,7 +134,7 @@ def of_known_sizes(input: Tensor) -> tuple[Any, ...]:
     return averages, *maxima, dmlpool.max_unpooling(values, indices, input.shape), *gradients
 
 
-def volumes(input: Tensor) -> tuple[Any, ...]:
+def volumes(input):
     """Programs may keep none of these pools, as they fail where a program runs. M7: numbers below 0
     become the largest of unsigned types, which ATen does not compare."""
     numbers, halves = (input * 9).to(torch.int64), input.half()
@@ -146,7 +143,7 @@ def volumes(input: Tensor) -> tuple[Any, ...]:
     return *itertools.chain(*found), *(dmlpool.average_pooling(each, 2) for each in (input, halves))
 
 
-def spanning(input: Tensor) -> tuple[Any, ...]:
+def spanning(input):
     """G2: a dilated window over a whole dimension skips what lies between its taps."""
     average = dmlpool.average_pooling(input, 2, dilations=2)
     integers = (input * 40).to(torch.int8), 1.0, 0, 1.0, 0
@@ -168,7 +165,7 @@ EACH = list(itertools.product(range(len(PROGRAMS)), (False, True)))
 
 
 @cases.each(("number", "has_slices"), EACH, [EACH[at] for at in (0, 3, 4, 7, 8)])
-def test_a_program_taken_apart(number: int, has_slices: bool) -> None:
+def test_a_program_taken_apart(number, has_slices):
     """No operator of this package is left, and sizes may stay dynamic."""
     function, sizes, dynamic = PROGRAMS[number]
     table = SLICES if has_slices else TABLE
@@ -185,9 +182,7 @@ def test_a_program_taken_apart(number: int, has_slices: bool) -> None:
     ("window", "sizes"),
     [(((2, 6, 2), 1, (1, 3, 1)), (4, 5, 3)), ((3, 1, 1), (5, 2, 4))],
 )
-def test_averages_of_volumes_smaller_than_their_window(
-    window: Any, sizes: tuple[int, ...], dynamic: tuple[int, ...]
-) -> None:
+def test_averages_of_volumes_smaller_than_their_window(window, sizes, dynamic):
     """ATen's avg_pool3d refuses them, padded or not: a program may meet one where sizes are
     dynamic."""
     layer = dmlpool.nn.AvgPool3d(*window)
@@ -198,7 +193,7 @@ def test_averages_of_volumes_smaller_than_their_window(
         torch.testing.assert_close(apart(image), layer(image))
 
 
-def test_a_window_of_dynamic_size_is_refused() -> None:
+def test_a_window_of_dynamic_size_is_refused():
     half = Program(lambda input: dmlpool.max_pooling(input, (input.shape[2] // 2, 2)))
     shapes = (({2: torch.export.Dim.AUTO},),)
     program = torch.export.export(half, (samples.normal(2, 3, 9, 8),), dynamic_shapes=shapes)
@@ -208,14 +203,14 @@ def test_a_window_of_dynamic_size_is_refused() -> None:
         program.run_decompositions(decompositions())
 
 
-def test_quantized_averages_of_millions_of_elements_are_exact() -> None:
+def test_quantized_averages_of_millions_of_elements_are_exact():
     """Q6: the sum of 3000x3000 elements of 255 needs more than 31 bits."""
     input = torch.full((1, 1, 3000, 3000), 255, dtype=torch.uint8)
     average = lambda x: dmlpool.quantized_linear_average_pooling(x, 1.0, 0, 1.0, 0, x.shape[2:])  # noqa: E731
     assert taken_apart(average, input, dynamic=(2, 3))(input).item() == 255
 
 
-def test_a_program_whose_results_are_laid_out_anew_changes_nothing_in_place() -> None:
+def test_a_program_whose_results_are_laid_out_anew_changes_nothing_in_place():
     """G7: torch.export refuses a decomposition that writes into what it has made."""
 
     model = Program(lambda input: dmlpool.adaptive_average_pooling(input, (1, 3)))
@@ -229,9 +224,7 @@ def test_a_program_whose_results_are_laid_out_anew_changes_nothing_in_place() ->
 @pytest.mark.parametrize("sizes", [(1, 2, 90), (1, 2, 9, 10), (1, 2, 5, 6, 7)], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
-def test_averages_of_half_precision_are_rounded_once(
-    dtype: torch.dtype, layout: str, sizes: tuple[int, ...]
-) -> None:
+def test_averages_of_half_precision_are_rounded_once(dtype, layout, sizes):
     """A4: sums of large numbers that float16 does not hold."""
     input = samples.LAYOUTS[layout](samples.normal(*sizes).abs().add(1).mul(9000).to(dtype))
     for pool in (

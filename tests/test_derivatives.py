@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import cases
 import pytest
@@ -21,13 +20,13 @@ Function = Callable[[Tensor], Tensor]
 MODES = {"check_batched_grad": True, "check_forward_ad": True, "check_batched_forward_grad": True}
 
 
-def finite(values: Tensor) -> Tensor:
+def finite(values):
     """Minus infinity, which empty windows give, as a number that numerical differentiation can
     subtract from itself."""
     return values.clamp(min=-1e6)
 
 
-def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]]:
+def functions_of(case):
     """Every differentiable operator as a function of one tensor, with that tensor's sizes."""
     found = {}
     for name, arguments in calls_of(case, torch.float64, 2).items():
@@ -63,7 +62,7 @@ def functions_of(case: cases.Case) -> dict[str, tuple[Function, tuple[int, ...]]
     return found | {name: (function, sizes) for name, function in public.items()}
 
 
-def _called(operator: Any, before: Any, after: Any, x: Tensor) -> Tensor:
+def _called(operator, before, after, x):
     return finite(samples.listed(operator(*before, x, *after))[0])
 
 
@@ -71,7 +70,7 @@ NAMES = list(functions_of(cases.case("plain")))
 
 
 @cases.in_pairs(case=cases.SMALL, name=NAMES)
-def test_first_derivatives(case: cases.Case, name: str) -> None:
+def test_first_derivatives(case, name):
     """E1: reverse and forward mode, batched, against numerical differentiation; windows without a
     tap included."""
     function, sizes = functions_of(case)[name]
@@ -80,7 +79,7 @@ def test_first_derivatives(case: cases.Case, name: str) -> None:
 
 
 @cases.in_pairs(case=cases.SMALL[:3], name=NAMES)
-def test_second_derivatives(case: cases.Case, name: str) -> None:
+def test_second_derivatives(case, name):
     """E1: reverse over reverse and forward over reverse, batched."""
     function, sizes = functions_of(case)[name]
     input = samples.distinct(*sizes).requires_grad_()
@@ -90,13 +89,13 @@ def test_second_derivatives(case: cases.Case, name: str) -> None:
     assert gradgradcheck(*arguments, **modes, fast_mode=case.rank > 1)
 
 
-def scattered(values: Tensor, indices: Tensor, like: Tensor) -> Tensor:
+def scattered(values, indices, like):
     """Max unpooling as ATen does it where vmap goes too."""
     flat = torch.zeros_like(like).flatten(2)
     return flat.scatter(2, indices.flatten(2), values.flatten(2)).view(like.shape)
 
 
-def masked(x: Tensor) -> Tensor:
+def masked(x):
     """A mask for any sizes, which depends on no derivative."""
     return torch.ones(x.shape[-2:], device=x.device).cumsum(-1) < 5
 
@@ -143,7 +142,7 @@ POOLS = {
 """Ours and ATen's, which every transform must treat alike."""
 
 
-def loss(pool: Function) -> Function:
+def loss(pool):
     return lambda x: pool(x.sin()).pow(3).sum()
 
 
@@ -187,7 +186,7 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor], Tensor | tuple[Tensor, ...]]]
 
 
 @cases.in_pairs(transform=list(TRANSFORMS), pool=list(POOLS))
-def test_transforms(transform: str, pool: str, device: torch.device) -> None:
+def test_transforms(transform, pool, device):
     """E1: torch.func, nested and in any order, with ATen's results."""
     input = samples.distinct(3, 2, 5, 6).to(device)
     ours, atens = (TRANSFORMS[transform](function, input) for function in POOLS[pool])
@@ -197,9 +196,7 @@ def test_transforms(transform: str, pool: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("index_dtype", samples.INDEX_TYPES, ids=samples.name_of)
 @pytest.mark.parametrize("dimension", [0, 1, 2, 4])
-def test_vmapped_indices_count_inside_each_sample(
-    dimension: int, index_dtype: torch.dtype, device: torch.device
-) -> None:
+def test_vmapped_indices_count_inside_each_sample(dimension, index_dtype, device):
     """E1 and M4: what vmap gives is what a loop gives."""
     samples_of_vmap = [samples.ties(2, 3, 4, 5, seed=seed).to(device) for seed in range(3)]
     given = {"start_padding": (2, 0), "return_indices": True, "index_dtype": index_dtype}
@@ -210,7 +207,7 @@ def test_vmapped_indices_count_inside_each_sample(
             samples.assert_same(result[index], expected)
 
 
-def test_integers_are_not_differentiable(device: torch.device) -> None:
+def test_integers_are_not_differentiable(device):
     """M7: neither integer values nor indices ask for a gradient."""
     image = samples.normal(1, 1, 4, 4).to(device)
     values, indices = dmlpool.max_pooling(image.requires_grad_(), 2, return_indices=True)

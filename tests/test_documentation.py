@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,13 @@ NEEDS = {
 """What a page's code imports besides this package and PyTorch."""
 
 
-def blocks(text: str, language: str, is_marked: bool = False) -> list[str]:
+def blocks(text, language, is_marked=False):
     """The code of a page; what needs several processes is marked."""
     mark = r" \{.*?\}" if is_marked else ""
     return re.findall(rf"(?ms)^```{language}{mark}\n(.*?)^```$", text)
 
 
-def pages_with_code() -> list[Any]:
+def pages_with_code():
     found = []
     for page, text in PAGES.items():
         if blocks(text, "python"):
@@ -61,9 +60,7 @@ def pages_with_code() -> list[Any]:
 
 
 @pytest.mark.parametrize("page", pages_with_code())
-def test_the_code_of_a_page_runs(
-    page: str, fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_a_page_runs(page, fresh_compiler, tmp_path, monkeypatch):
     """Block after block in one namespace, as a reader would type them, with something that could
     turn out wrong."""
     for name in NEEDS.get(page, []):
@@ -81,9 +78,7 @@ FOR_PROCESSES = [code for text in PAGES.values() for code in blocks(text, "pytho
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", FOR_PROCESSES)
-def test_code_for_several_processes_runs(
-    code: str, tmp_path: Path, python: Callable[..., object]
-) -> None:
+def test_code_for_several_processes_runs(code, tmp_path, python):
     pytest.importorskip("torch.distributed.tensor")
     script = tmp_path / "block.py"
     script.write_text(f"{code}\ntorch.distributed.destroy_process_group()\n", encoding="utf-8")
@@ -101,7 +96,7 @@ MODULES = [
 
 @PYTORCH_ANNOUNCES
 @pytest.mark.parametrize("name", ["", "nn.conversion", *MODULES])
-def test_the_examples_of_docstrings_run(name: str) -> None:
+def test_the_examples_of_docstrings_run(name):
     module = importlib.import_module(f"torch_dmlpool.{name}".rstrip("."))
     found = doctest.testmod(module, extraglobs={"torch": torch})
     assert found.attempted >= 2
@@ -109,7 +104,7 @@ def test_the_examples_of_docstrings_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["nn", "nn.functional"])
-def test_the_examples_of_layers_and_functions_run(module: str) -> None:
+def test_the_examples_of_layers_and_functions_run(module):
     """Their docstrings stand in modules of their own, family by family."""
     public = importlib.import_module(f"torch_dmlpool.{module}")
     runner, finder = doctest.DocTestRunner(), doctest.DocTestFinder(recurse=False)
@@ -122,14 +117,14 @@ def test_the_examples_of_layers_and_functions_run(module: str) -> None:
     assert runner.failures == 0
 
 
-def test_the_pictures_are_up_to_date() -> None:
+def test_the_pictures_are_up_to_date():
     """`python docs/pictures.py` would write the same files."""
     script = runpy.run_path(str(DOCS / "pictures.py"))
     drawn = {path.name: path.read_text("utf-8") for path in script["IMAGES"].glob("*.svg")}
     assert drawn == script["pictures"]()
 
 
-def test_every_window_argument_has_a_heading_and_its_picture() -> None:
+def test_every_window_argument_has_a_heading_and_its_picture():
     page = PAGES["docs/window.md"]
     for argument in inspect.signature(dmlpool.average_pooling).parameters:
         if argument not in ("input", "divisor_override", "mask"):
@@ -143,7 +138,7 @@ IMPLIED = {"OutputTensor", "OutputGradientTensor", "DimensionCount"}
 """Fields that are what a function returns, or that it reads from the input."""
 
 
-def test_every_struct_of_pooling_has_a_page() -> None:
+def test_every_struct_of_pooling_has_a_page():
     names = re.findall(r"(?m)^struct (DML_\w+)_OPERATOR_DESC", "\n".join(STRUCTS.values()))
     expected = "AVERAGE_POOLING1 AVERAGE_POOLING_GRAD LP_POOLING1 MAX_POOLING2 MAX_POOLING_GRAD "
     expected += "MAX_UNPOOLING QUANTIZED_LINEAR_AVERAGE_POOLING"
@@ -151,7 +146,7 @@ def test_every_struct_of_pooling_has_a_page() -> None:
 
 
 @pytest.mark.parametrize("page", STRUCTS)
-def test_a_struct_has_the_arguments_of_the_function_beside_it(page: str) -> None:
+def test_a_struct_has_the_arguments_of_the_function_beside_it(page):
     """Every field is an argument; every argument is a field, or one that the page names as going
     beyond."""
     name = Path(page).stem
@@ -168,7 +163,7 @@ def test_a_struct_has_the_arguments_of_the_function_beside_it(page: str) -> None
         assert f"`{argument}`" in PAGES[page], argument
 
 
-def test_every_operator_has_a_page_with_its_reference() -> None:
+def test_every_operator_has_a_page_with_its_reference():
     operators = {name for name in dmlpool.__all__ if inspect.isfunction(getattr(dmlpool, name))}
     described = {path.stem for path in (DOCS / "operators").glob("*.md")} - {"index"}
     assert described == operators
@@ -176,7 +171,7 @@ def test_every_operator_has_a_page_with_its_reference() -> None:
         assert f"\n::: torch_dmlpool.{name}\n" in PAGES[f"docs/operators/{name}.md"]
 
 
-def test_the_navigation_has_every_page() -> None:
+def test_the_navigation_has_every_page():
     """And docs/llms.txt, the list for language models. Other pages stay in the repository, and no
     page links to them; one is made of the notebook."""
     before, _, navigation = SETTINGS.partition("\nnav:\n")
@@ -193,7 +188,7 @@ def test_the_navigation_has_every_page() -> None:
     assert len(for_models) == len(listed)
 
 
-def test_the_pages_of_layers_have_each_public_name_once() -> None:
+def test_the_pages_of_layers_have_each_public_name_once():
     """And nothing that is not public."""
     pages = "".join(text for page, text in PAGES.items() if page.startswith("docs/layers/"))
     found = re.findall(r"(?m)^::: torch_dmlpool\.(nn[.\w]*)$", pages)
@@ -237,7 +232,7 @@ results."""
 
 
 @pytest.mark.parametrize("page", FIGURES)
-def test_figures_in_prose_are_those_of_the_results(page: str) -> None:
+def test_figures_in_prose_are_those_of_the_results(page):
     for said, measured in FIGURES[page]:
         figures = [
             float(re.search(pattern, PAGES[name])[1])
@@ -246,7 +241,7 @@ def test_figures_in_prose_are_those_of_the_results(page: str) -> None:
         assert figures[0] == pytest.approx(figures[1], rel=0.06), said
 
 
-def test_limitations_say_what_the_networks_lose() -> None:
+def test_limitations_say_what_the_networks_lose():
     rows = json.loads((ROOT / "benchmarks/results/models.json").read_text("utf-8"))["rows"]
     losses = {
         row["name"]: 100 - 100 * row["seconds"]["original"] / row["seconds"]["ours"] for row in rows
@@ -265,7 +260,7 @@ GONE = {"slide", "sum_axis"}
 
 
 @pytest.mark.parametrize("page", ["docs/contributing/design.md", "docs/contributing/kernels.md"])
-def test_names_in_the_texts_for_contributors_exist(page: str) -> None:
+def test_names_in_the_texts_for_contributors_exist(page):
     """Each word of a name in backticks is in some source, or is a file's."""
     words: set[str] = set()
     for folder in ("torch_dmlpool", "kernels", "benchmarks", "tests", "tools", "docs"):
@@ -278,7 +273,7 @@ def test_names_in_the_texts_for_contributors_exist(page: str) -> None:
         assert set(re.findall(r"\w+", name)) <= words | GONE, name
 
 
-def test_the_files_that_pages_link_to_exist() -> None:
+def test_the_files_that_pages_link_to_exist():
     for page, text in PAGES.items():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", re.sub(r"(?s)```.*?```", "", text)):
             is_file = (ROOT / page).parent.joinpath(target).is_file()
@@ -286,7 +281,7 @@ def test_the_files_that_pages_link_to_exist() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/examples.md"])
-def test_the_commands_are_targets_of_the_makefile(page: str) -> None:
+def test_the_commands_are_targets_of_the_makefile(page):
     makefile = (ROOT / "Makefile").read_text("utf-8")
     commands = re.findall(r"(?m)(?:`|^)make ([a-z][a-z-]*)", PAGES[page])
     assert "demo" in commands
@@ -294,7 +289,7 @@ def test_the_commands_are_targets_of_the_makefile(page: str) -> None:
         assert re.search(rf"(?m)^{command}:", makefile), command
 
 
-def test_the_changelog_begins_with_this_version() -> None:
+def test_the_changelog_begins_with_this_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"(?m)^## (\d+\.\d+\.\d+)", changelog)
     assert newest is not None
@@ -323,9 +318,7 @@ SAID = {
 
 
 @cases.each("script", SAID, ["beyond_torch.py"])
-def test_an_example_ends_in_its_number_or_picture(
-    script: str, tmp_path: Path, python: Callable[..., Any]
-) -> None:
+def test_an_example_ends_in_its_number_or_picture(script, tmp_path, python):
     pytest.importorskip("sklearn")
     pyplot = pytest.importorskip("matplotlib.pyplot")
     finished = python(EXAMPLES / script, cwd=tmp_path)
@@ -334,7 +327,7 @@ def test_an_example_ends_in_its_number_or_picture(
         assert pyplot.imread(tmp_path / picture).std() > 0.1
 
 
-def test_the_notebook_prints_what_it_shows(python: Callable[..., Any]) -> None:
+def test_the_notebook_prints_what_it_shows(python):
     """The outputs in the file are those of its code, but for their figures."""
     (notebook,) = EXAMPLES.glob("*.ipynb")
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
@@ -344,14 +337,14 @@ def test_the_notebook_prints_what_it_shows(python: Callable[..., Any]) -> None:
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     printed = python("-c", "\n".join(code)).stdout
 
-    def words(text: str) -> str:
+    def words(text):
         return re.sub(r" *[-+\d.e]*\d", " #", text)
 
     assert words(printed) == words(shown)
     assert re.search(r"torch.nn .* keeps +4096 KiB\ntorch_dmlpool .* keeps +512 KiB", printed)
 
 
-def test_every_example_is_run_and_fits_on_a_page() -> None:
+def test_every_example_is_run_and_fits_on_a_page():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
     page = PAGES["docs/examples.md"]
     assert all(f"| `{path.name}` |" in page for path in EXAMPLES.glob("*.[pi]*"))

@@ -14,7 +14,6 @@ import pytest
 import samples
 import torch
 import torch.utils.cpp_extension
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.decompositions import decompositions
@@ -26,33 +25,33 @@ class Apart(operators.Pools):
     """What can be taken apart: all but layers that put maxima back, which call for this package's
     own order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = dmlpool.nn.LPPool2d(2.0, 2, 1)
         scales = {"input_scale": 0.5, "output_scale": 0.25, "output_zero_point": 3}
         self.quantized = operators.QuantizedAverages(2, {"kernel_size": 2}, **scales)
 
-    def forward(self, input: Tensor, integers: Tensor) -> tuple[Any, ...]:
+    def forward(self, input, integers):
         return *super().forward(input), self.norm(self.features(input)), self.quantized(integers)
 
 
-def inputs(batch: int = 2) -> tuple[Tensor, Tensor]:
+def inputs(batch=2):
     integers = samples.integers(batch, 3, 8, 6, dtype=torch.uint8)
     return samples.normal(batch, 3, 14, 13), integers
 
 
-def program_of(network: torch.nn.Module, **how: Any) -> torch.export.ExportedProgram:
+def program_of(network, **how):
     batch = {0: torch.export.Dim("batch", min=2)}
     return torch.export.export(network.eval(), inputs(), dynamic_shapes=(batch, batch), **how)
 
 
-def operators_in(program: torch.export.ExportedProgram) -> list[str]:
+def operators_in(program):
     targets = [str(node.target) for node in program.graph.nodes]
     return [each.split(".")[1] for each in targets if each.startswith("dmlpool.")]
 
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_program_keeps_operators_whole(strict: bool) -> None:
+def test_a_program_keeps_operators_whole(strict):
     """E2: decomposed too, but for norms. Where sizes are known to divide, bins are a window."""
     program, features = program_of(Apart(), strict=strict), ["max_pooling", "average_pooling"]
     pools = [*features, "max_pooling_with_indices", "average_pooling", *features]
@@ -64,16 +63,16 @@ def test_a_program_keeps_operators_whole(strict: bool) -> None:
 class Trained(onnx_forms.Shared):
     """As after any layer that is trained: winners are numbered for a gradient too."""
 
-    def __init__(self, forms: list[onnx_forms.Form]) -> None:
+    def __init__(self, forms):
         super().__init__(forms)
         self.scale = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, *inputs: Tensor) -> list[Any]:
+    def forward(self, *inputs):
         return super().forward(*(x * self.scale if x.is_floating_point() else x for x in inputs))
 
 
 @cases.each(("rank", "step"), [(2, 6), (1, 1), (2, 1), (3, 1)], [(2, 6)])
-def test_every_form_of_sizes_that_are_left_open(rank: int, step: int) -> None:
+def test_every_form_of_sizes_that_are_left_open(rank, step):
     """E2: PyTorch is asked to prove nothing about padding that "same" has computed, and the program
     is right for even and odd sizes, large ones too.
 
@@ -103,9 +102,7 @@ print("torch_dmlpool" in sys.modules)
 """
 
 
-def run_in_a_fresh_process(
-    load: str, path: Path, imports: str, arguments: tuple[Tensor, ...]
-) -> tuple[Any, str]:
+def run_in_a_fresh_process(load, path, imports, arguments):
     """What a saved model computes where nothing but ``imports`` has been imported, and what it
     complains of."""
     results = path.with_suffix(".results")
@@ -119,13 +116,13 @@ def run_in_a_fresh_process(
     return torch.load(results), completed.stderr
 
 
-def check(results: Any, expected: tuple[Tensor, ...]) -> None:
+def check(results, expected):
     for result, tensor in zip(results, expected, strict=True):
         torch.testing.assert_close(result, tensor.detach())
 
 
 @pytest.mark.slow
-def test_a_saved_program(tmp_path: Path) -> None:
+def test_a_saved_program(tmp_path):
     """Loaded where the package is imported, and refused in words where it is not; other batch sizes
     too."""
     network, arguments = Apart(), inputs(5)
@@ -139,13 +136,13 @@ def test_a_saved_program(tmp_path: Path) -> None:
     assert re.search(r"failed to resolve torch\.ops\.dmlpool\.\w+", complaint)
 
 
-def apart(network: torch.nn.Module) -> torch.export.ExportedProgram:
+def apart(network):
     return program_of(network).run_decompositions(
         {**torch.export.default_decompositions(), **decompositions()}
     )
 
 
-def test_a_program_taken_apart_runs_without_the_package(tmp_path: Path) -> None:
+def test_a_program_taken_apart_runs_without_the_package(tmp_path):
     network, arguments = Apart(), inputs(5)
     path = tmp_path / "network.pt2"
     torch.export.save(apart(network), path)
@@ -154,7 +151,7 @@ def test_a_program_taken_apart_runs_without_the_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_packages_of_aot_inductor(tmp_path: Path) -> None:
+def test_packages_of_aot_inductor(tmp_path):
     """The operators call back into Python, so that the process must import the package; taken apart
     they do not."""
     network, arguments = Apart(), inputs(5)
@@ -195,7 +192,7 @@ int main(int, char** arguments) {
 """
 
 
-def run_in_cpp(package: Path, arguments: tuple[Tensor, ...]) -> Any:
+def run_in_cpp(package, arguments):
     """What a package computes in a program that knows no Python."""
     folder, torch_folder = package.parent, Path(torch.__file__).parent
     source, program = folder / "run.cpp", folder / "run"

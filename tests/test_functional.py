@@ -28,7 +28,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures(name: str) -> None:
+def test_signatures(name):
     """The contract's names, order, defaults and keyword-only arguments."""
     parameters = inspect.signature(getattr(dmlpool, name)).parameters.values()
     plain = inspect.Signature(
@@ -37,7 +37,7 @@ def test_signatures(name: str) -> None:
     assert str(plain) == f"({SIGNATURES[name]})"
 
 
-def test_window_arguments_take_any_sequence(device: torch.device) -> None:
+def test_window_arguments_take_any_sequence(device):
     """An iterator is none, and is refused as test_numbers.py says: whoever reads it uses it up."""
     input = samples.normal(1, 2, 6, 7).to(device)
     expected = dmlpool.average_pooling(input, (2, 3), (1, 2), (0, 1), (1, 0), (2, 1))
@@ -47,7 +47,7 @@ def test_window_arguments_take_any_sequence(device: torch.device) -> None:
     assert torch.equal(dmlpool.max_pooling(input, 2, 3), dmlpool.max_pooling(input, (2, 2), (3, 3)))
 
 
-def test_parameters_subclasses_and_functional_tensors(device: torch.device) -> None:
+def test_parameters_subclasses_and_functional_tensors(device):
     """G7: they hold the values that they show, and a subclass gives a subclass. Views, zeros
     without memory and inference tensors are in test_lazy.py."""
     plain = samples.normal(1, 2, 5, 6).to(device)
@@ -74,9 +74,7 @@ def test_parameters_subclasses_and_functional_tensors(device: torch.device) -> N
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=samples.name_of)
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 @pytest.mark.parametrize("sizes", [(2, 3, 8), (2, 3, 8, 8), (2, 3, 4, 8, 8)], ids=str)
-def test_autocast_never_changes_the_type(
-    sizes: tuple[int, ...], dtype: torch.dtype, autocast: torch.dtype, device: torch.device
-) -> None:
+def test_autocast_never_changes_the_type(sizes, dtype, autocast, device):
     """E5, forward and backward."""
     input = samples.normal(*sizes, dtype=dtype).to(device).requires_grad_()
     for pool in (dmlpool.average_pooling, dmlpool.max_pooling, dmlpool.lp_pooling):
@@ -89,7 +87,7 @@ def test_autocast_never_changes_the_type(
 
 
 @cases.each("sizes", [(1, 3, 2**30), (1, 1, 2**31 + 2**21)], [(1, 1, 2**31 + 2**21)])
-def test_more_elements_than_32_bits_number(sizes: tuple[int, ...]) -> None:
+def test_more_elements_than_32_bits_number(sizes):
     """G7 and M4: positions past 2³¹, on memory that is never touched but at a few places."""
     input = torch.zeros(sizes, dtype=torch.uint8)
     window = {"window_size": 2, "strides": 2**20}
@@ -103,7 +101,7 @@ def test_more_elements_than_32_bits_number(sizes: tuple[int, ...]) -> None:
     assert dmlpool.adaptive_max_pooling(input.to("meta"), 1).shape == (1, sizes[1], 1)
 
 
-def test_a_profiler_sees_pools_by_name(device: torch.device) -> None:
+def test_a_profiler_sees_pools_by_name(device):
     """Calls that go straight to the backend too, forward and backward."""
     leaf = samples.normal(1, 2, 6, 6).to(device).requires_grad_()
     with torch.autograd.profiler.profile() as profile:

@@ -9,9 +9,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +24,7 @@ RESULTS = Path(gpu.ROOT, "benchmarks", "results")
 
 
 @pytest.fixture(autouse=True)
-def without_a_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_a_driver(monkeypatch):
     """Kernels are compiled for a GPU that is not there, and none is kept."""
     monkeypatch.setattr(triton.runtime.driver, "_active", kernels.NoDriver())
     backend._compiled.cache_clear()
@@ -34,16 +32,14 @@ def without_a_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     backend._compiled.cache_clear()
 
 
-def test_both_runs_fit_a_quarter_of_an_hour() -> None:
+def test_both_runs_fit_a_quarter_of_an_hour():
     """With two minutes for each start of a machine; what the folder lacks takes no longer."""
     for number, steps in gpu.RUNS.items():
         assert gpu.MISSING + steps["smoke"] + steps["rows"] <= gpu.seconds_of(number)
     assert sum(120 + gpu.seconds_of(number) for number in gpu.RUNS) <= 15 * 60
 
 
-def test_each_step_of_a_network_measures_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_step_of_a_network_measures_it(tmp_path, capsys):
     """In both layouts and no other network, by the name that the step has for it."""
     steps = {name: words for name, words, _ in gpu.commands(2, tmp_path, dry=True)}
     for step in ("unet-eager", "resnet-eager", "unet-compiled", "resnet-compiled"):
@@ -65,9 +61,7 @@ time.sleep(60)
 """
 
 
-def test_a_limit_ends_all_processes_of_a_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limit_ends_all_processes_of_a_step(tmp_path, capsys):
     """What a tool has started outlived it once; the log is there, and failures were printed."""
     start, log = time.monotonic(), tmp_path / "gpu.log"
     found = gpu.run_step("checked", [sys.executable, "-uc", PARENT], 2, dict(os.environ), log)
@@ -87,9 +81,7 @@ def test_a_limit_ends_all_processes_of_a_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", gpu.RUNS)
-def test_a_dry_run_takes_the_way_of_every_step(
-    number: int, tmp_path: Path, python: Callable[..., Any]
-) -> None:
+def test_a_dry_run_takes_the_way_of_every_step(number, tmp_path, python):
     """The processes of `make gpu` themselves, without a GPU: each ends well and leaves its file."""
     environment = {"OUT": str(tmp_path)}
     command = ("-m", "benchmarks.gpu", "--run", str(number), "--dry")
@@ -101,7 +93,7 @@ def test_a_dry_run_takes_the_way_of_every_step(
     assert not found["not begun"]
 
 
-def test_the_calls_reach_every_kernel_of_a_gpu() -> None:
+def test_the_calls_reach_every_kernel_of_a_gpu():
     """By what would be launched; every kernel that a launch names is among them."""
     launched = {kernel for kernel, *_ in requests.kernels_of(requests.checked(types=False))}
     named = set()
@@ -111,14 +103,12 @@ def test_the_calls_reach_every_kernel_of_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("name", ["smoke", "rows"])
-def test_a_step_writes_each_row_as_it_is_known(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_writes_each_row_as_it_is_known(name, tmp_path, monkeypatch, capsys):
     """A failure hides no other row, and what was not begun is a failure: both have their names."""
     monkeypatch.setenv("OUT", str(tmp_path))
     end, every = time.monotonic() + 600, {"smoke": 90, "rows": 200}[name]
 
-    def results() -> dict[str, Any]:
+    def results():
         return common.load(tmp_path / f"{name}.json")
 
     assert gpu.step(name, end, every, dry=True) == 0
@@ -138,7 +128,7 @@ def test_a_step_writes_each_row_as_it_is_known(
         assert {"ours", "copy", "host", "ATen", "host of ATen"} <= {*rows[0]["seconds"]}
 
 
-def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result() -> None:
+def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result():
     compared = 0
     for row in requests.rows():
         if row.row.sizes[0] == 32 and row.row.sizes[1:] != (64, 112, 112):
@@ -151,9 +141,7 @@ def test_a_row_is_compared_with_pytorchs_operator_of_the_same_result() -> None:
     assert compared > 160
 
 
-def test_kernels_that_travel_are_found(
-    tmp_path: Path, python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_travel_are_found(tmp_path, python, monkeypatch):
     """In another folder, as another user, with another hash seed: nothing is compiled again, also
     by the package itself."""
     asked = {"max": "2x8x32x32 3/2 p1 float16", "avg": "2x64x7x7 7 f"}
@@ -177,7 +165,7 @@ def test_kernels_that_travel_are_found(
     assert sorted(there.iterdir()) == before
 
 
-def test_the_model_meets_what_was_measured() -> None:
+def test_the_model_meets_what_was_measured():
     """T against every row that an H200 has measured, by what was counted in the code that ran, as
     Triton 3.6 compiled it: 9 of 10 are within 1.25, and so are those of each kind in the mean. Its
     numbers were fitted to the copies and to 14 of these rows."""
@@ -206,12 +194,12 @@ the same Triton; of the last, which an H200 measured, 1.1 times what ATen took."
 
 
 @pytest.mark.parametrize("sizes", GLOBAL)
-def test_global_averages_are_as_fast_as_inductors(sizes: str) -> None:
+def test_global_averages_are_as_fast_as_inductors(sizes):
     taken = gpu.expected(requests.request("adaptive avg", sizes))["seconds"]["ours"]
     assert taken * 1e6 <= GLOBAL[sizes]
 
 
-def test_a_launch_is_counted_in_its_machine_code() -> None:
+def test_a_launch_is_counted_in_its_machine_code():
     """Averages of planes of 64 elements: lanes lie side by side, and memory takes the longest."""
     whole = requests.request("adaptive avg", "32x2048x8x8 to1")
     found = gpu.expected(whole)
@@ -225,9 +213,7 @@ def test_a_launch_is_counted_in_its_machine_code() -> None:
     assert 6e-6 < found["seconds"]["ours"] < 10e-6
 
 
-def test_what_runs_wrote_becomes_results_and_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_wrote_becomes_results_and_tables(tmp_path, monkeypatch):
     """A row that was not begun is counted and in no table, until a later run has measured it; times
     of another chip are scaled."""
     known = {"date": "a", "machine": {"gpu": "b"}, "versions": {"torch": "c", "triton": "d"}}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture
-def fuses(device: torch.device) -> None:
+def fuses(device):
     """On a GPU few windows are fused: for others the package's kernels are faster."""
     if device.type != "cpu":
         pytest.skip("a GPU computes these windows by the package's kernels")
@@ -34,11 +34,11 @@ EDGES = [cases.case("padding above the window", "ceil overhang, dilated")]
 PADDED = cases.case("uneven padding", "first tap inside is not tap 0")
 
 
-def compiled(function: Callable[..., object]) -> Callable[..., object]:
+def compiled(function):
     return torch.compile(function, fullgraph=True)
 
 
-def called(function: Callable[..., object], *arguments: object) -> list[str]:
+def called(function, *arguments):
     """The package's operators that compiled code calls."""
     torch._dynamo.reset()
     _, code = run_and_get_code(compiled(function), *arguments)
@@ -49,7 +49,7 @@ def called(function: Callable[..., object], *arguments: object) -> list[str]:
     ]
 
 
-def of_types(dtypes: list[torch.dtype]) -> pytest.MarkDecorator:
+def of_types(dtypes):
     """The edges every day; every type in both layouts where there is time."""
     return pytest.mark.parametrize(
         ("chosen", "layout", "dtype"),
@@ -67,9 +67,7 @@ def of_types(dtypes: list[torch.dtype]) -> pytest.MarkDecorator:
 
 
 @of_types([*samples.FLOATS, *samples.INTEGERS])
-def test_maxima_equal_the_operators(
-    chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_maxima_equal_the_operators(chosen, layout, dtype, device):
     """M1 to M3 and M5 to M7: values, taps and whole gradients, of types that Inductor has no code
     for too."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
@@ -82,7 +80,7 @@ def test_maxima_equal_the_operators(
         for input, case in zip(inputs, chosen, strict=True)
     ]
 
-    def maxima(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    def maxima(inputs, gradients):
         results = []
         for input, gradient, arguments in zip(inputs, gradients, requests, strict=True):
             values, taps = operators.max_pooling_with_taps(input, *arguments)
@@ -106,9 +104,7 @@ DIVISORS = [(False, None), (True, None), (False, -3)]
 
 
 @of_types(samples.FLOATS)
-def test_averages_are_as_exact_as_the_operators(
-    chosen: list[cases.Case], layout: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_averages_are_as_exact_as_the_operators(chosen, layout, dtype, device):
     """A1 to A6 and E6: halves are summed in float32; a negative divisor."""
     requests = [samples.spelled_out(case.pooling) for case in chosen]
     inputs = [
@@ -118,7 +114,7 @@ def test_averages_are_as_exact_as_the_operators(
     outputs = [samples.normal(2, 3, *case.output_sizes, dtype=dtype) for case in chosen]
     gradients = [samples.LAYOUTS[layout](output).to(device) for output in outputs]
 
-    def averages(inputs: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    def averages(inputs, gradients):
         results = []
         for input, gradient, window in zip(inputs, gradients, requests, strict=True):
             for divisor in DIVISORS:
@@ -152,7 +148,7 @@ GLOBAL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> None:
+def test_windows_over_a_whole_dimension_are_reductions(device):
     """NaN wins, and the first of several alike gets the gradient."""
     all_of = lambda x: [pool(x) for pool in GLOBAL.values()]  # noqa: E731
     input = samples.ties(2, 3, 7, 12, dtype=torch.float32)
@@ -179,7 +175,7 @@ def test_windows_over_a_whole_dimension_are_reductions(device: torch.device) -> 
 
 
 @pytest.mark.slow
-def test_sums_over_a_dimension_keep_small_terms(device: torch.device) -> None:
+def test_sums_over_a_dimension_keep_small_terms(device):
     """E6: where one number is large, thousands of small ones are not lost beside it."""
     input = torch.full((1, 2, 96, 100), 2.0**-25, device=device)
     input[:, :, 0, 0] = 1.0
@@ -197,7 +193,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
+def kernels_of(function, input):
     torch._dynamo.reset()
     metrics.reset()
     with (
@@ -210,7 +206,7 @@ def kernels_of(function: Callable[[Tensor], Tensor], input: Tensor) -> int:
 
 @cases.each("pool", POOLS, ["max 3/1"])
 @pytest.mark.usefixtures("fuses")
-def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: torch.device) -> None:
+def test_a_small_window_and_its_neighbours_are_one_kernel(pool, device):
     """What stands before and after a pooling is computed in its loop, unless the option says
     otherwise."""
     function = lambda x: POOLS[pool](x * 2 + 1).relu() + 1  # noqa: E731 - compiled and called as it is
@@ -224,7 +220,7 @@ def test_a_small_window_and_its_neighbours_are_one_kernel(pool: str, device: tor
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fuses")
-def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
+def test_strided_maxima_fuse_in_channels_last(device):
     """On a CPU a row whose every other element is read is left to the operator."""
     function = lambda x: dmlpool.max_pooling(x * 2 + 1, 3, 2, 1, 1).relu() + 1  # noqa: E731
     input = samples.normal(2, 16, 40, 38).to(device)
@@ -237,11 +233,11 @@ def test_strided_maxima_fuse_in_channels_last(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("fuses")
-def test_training_fuses_forward_and_backward(device: torch.device) -> None:
+def test_training_fuses_forward_and_backward(device):
     """No operator of the package is left in either graph where windows lie side by side."""
     window = (2, 2)
 
-    def both(x: Tensor) -> Tensor:
+    def both(x):
         return dmlpool.max_pooling(x.sin(), *window) + dmlpool.average_pooling(x.cos(), *window)
 
     leaf = samples.channels_last(samples.normal(2, 4, 10, 8)).to(device).requires_grad_()
@@ -264,7 +260,7 @@ MASKED = {
 
 @cases.each("name", MASKED, ["averages, padding counted"])
 @pytest.mark.usefixtures("fuses")
-def test_masks_fuse_with_pooling(name: str, device: torch.device) -> None:
+def test_masks_fuse_with_pooling(name, device):
     """K1 to K6: operators are left in training alone, and no NaN gets out. What comes before the
     mask is one kernel with it, pooling is another, and so are counts of averages."""
     mask = samples.normal(2, 1, 9, 8).to(device) > -0.5
@@ -297,7 +293,7 @@ def test_masks_fuse_with_pooling(name: str, device: torch.device) -> None:
     torch.testing.assert_close(found, expected[0])
 
 
-def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: torch.device) -> None:
+def test_large_windows_call_the_operator_in_the_layout_that_is_there(device):
     """channels_last goes in and comes out without a copy."""
     function = lambda x: dmlpool.max_pooling(x.relu(), 7, 1, 3, 3) + 1  # noqa: E731
     input = samples.channels_last(samples.normal(2, 4, 9, 8)).to(device)
@@ -309,7 +305,7 @@ def test_large_windows_call_the_operator_in_the_layout_that_is_there(device: tor
     samples.assert_same(result, function(input))
 
 
-def test_the_option_is_part_of_the_caches_key() -> None:
+def test_the_option_is_part_of_the_caches_key():
     """Graphs compiled either way are kept apart on disk, whatever else stands in the tag."""
     settings = torch.compiler.config
     before = settings.cache_key_tag
@@ -330,7 +326,7 @@ def test_the_option_is_part_of_the_caches_key() -> None:
 
 
 @pytest.mark.slow
-def test_another_inductor_calls_the_operators(python: Callable[..., object]) -> None:
+def test_another_inductor_calls_the_operators(python):
     """A name that is missing costs the fusion and nothing else; importing the package does not load
     Inductor."""
     program = """

@@ -23,16 +23,16 @@ TRITON_FUNCTION = 25, 220
 """The same of a Triton kernel and what launches it: unrolled code is long."""
 
 
-def lines_of(path: Path) -> list[str]:
+def lines_of(path):
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_the_limits_are_of_real_files() -> None:
+def test_the_limits_are_of_real_files():
     """The tests below read what is there."""
     assert min(len(PYTHON), len(TRITON), len(CPP)) >= 10
 
 
-def test_a_file_is_one_idea() -> None:
+def test_a_file_is_one_idea():
     """At most 500 lines of source."""
     sizes = {str(path.relative_to(ROOT)): len(lines_of(path)) for path in SOURCES}
     assert not {name: size for name, size in sizes.items() if size > FILE_LINES}
@@ -43,7 +43,7 @@ def test_a_file_is_one_idea() -> None:
     [([*PYTHON, *CPP], FUNCTION), (TRITON, TRITON_FUNCTION)],
     ids=["functions", "kernels"],
 )
-def test_functions_are_short(paths: list[Path], limits: tuple[int, int]) -> None:
+def test_functions_are_short(paths, limits):
     """Few branches and lines, a docstring among them."""
     most_branches, most_lines = limits
     found = [
@@ -55,7 +55,7 @@ def test_functions_are_short(paths: list[Path], limits: tuple[int, int]) -> None
     assert not found
 
 
-def test_formatters_see_all_code() -> None:
+def test_formatters_see_all_code():
     """No directive keeps a formatter away."""
     directive = re.compile(r"(#\s*fmt:\s*(off|skip)|clang-format off)")
     hidden = [

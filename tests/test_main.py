@@ -1,8 +1,5 @@
 """python -m torch_dmlpool: what it says, what it checks, and what its exit code means."""
 
-import subprocess
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -10,7 +7,7 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import __main__ as program
 
 
-def test_as_a_command(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_as_a_command(python):
     """Results come out right, and nothing but text is written where there is no terminal."""
     output = python("-W", "error", "-m", "torch_dmlpool", "--device", "cpu").stdout
     lines = output.splitlines()
@@ -22,7 +19,7 @@ def test_as_a_command(python: Callable[..., subprocess.CompletedProcess[str]]) -
     assert not any(text in output for text in ("WRONG", "\033", "ATen"))
 
 
-def test_the_version_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_alone(capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         program.main(["--version"])
     assert capsys.readouterr().out == f"torch_dmlpool {dmlpool.__version__}\n"

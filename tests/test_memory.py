@@ -26,19 +26,19 @@ pytestmark = pytest.mark.filterwarnings(
 MEBIBYTE = 2**20
 
 
-def resident() -> int:
+def resident():
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.fixture
-def old_objects_aside() -> None:
+def old_objects_aside():
     """The collector leaves alone what earlier tests made."""
     gc.collect()
     gc.freeze()  # For good: no test needs what earlier ones left.
 
 
-def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
+def left_behind(call, times):
     """How many Python objects and bytes of memory there are more after ``times`` calls, once caches
     are warm."""
     for _ in range(20):
@@ -56,7 +56,7 @@ def left_behind(call: Callable[[], object], times: int) -> tuple[int, int]:
     reason="reads Linux's account of what compiled kernels take",
 )
 @pytest.mark.parametrize("times", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
+def test_nothing_leaks(times, old_objects_aside):
     """Per call of each operator, forward and backward, far less than one result (3 KiB at least)
     stays behind."""
     each = times // len(operators.EVERYTHING)
@@ -72,7 +72,7 @@ def test_nothing_leaks(times: int, old_objects_aside: None) -> None:
         assert memory < allowed, f"{name} leaves {memory} bytes after {each} calls"
 
 
-def caches() -> dict[str, Callable[..., object]]:
+def caches():
     """Every function of the package that remembers its results."""
     found = {}
     for module in pkgutil.walk_packages(dmlpool.__path__, "torch_dmlpool."):
@@ -92,7 +92,7 @@ ENDLESS = {
 """By the name of a device type, and by nothing at all."""
 
 
-def test_caches_have_an_end() -> None:
+def test_caches_have_an_end():
     """However many windows and sizes a process meets."""
     found = caches()
     assert len(found) > 4
@@ -100,7 +100,7 @@ def test_caches_have_an_end() -> None:
     assert endless <= ENDLESS
 
 
-def test_remembered_calls_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_calls_have_an_end(monkeypatch):
     """They are in no cache of functools. A new size beyond the most makes room, and is right."""
     monkeypatch.setattr(calls, "_MOST", 5)
     monkeypatch.setattr(calls, "_CALLS", {})
@@ -115,7 +115,7 @@ def test_remembered_calls_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     "pool", [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.MinPool2d(2), nn.LPPool2d(2, 2)]
 )
 @pytest.mark.parametrize("is_single", [False, True])
-def test_a_remembered_call_keeps_no_tensor(pool: torch.nn.Module, is_single: bool) -> None:
+def test_a_remembered_call_keeps_no_tensor(pool, is_single):
     """Neither the input that it was prepared for nor its mask."""
     input, mask = samples.normal(2, 3, 4, 5), torch.ones(4, 5, dtype=torch.bool)
     input = input[0] if is_single else input
@@ -125,7 +125,7 @@ def test_a_remembered_call_keeps_no_tensor(pool: torch.nn.Module, is_single: boo
     assert [each() for each in kept] == [None, None]
 
 
-def kept_by(pool: Callable[[Tensor], Tensor], leaf: Tensor) -> dict[torch.dtype, int]:
+def kept_by(pool, leaf):
     """What is saved for the backward pass: elements of each data type, but for the input and the
     output themselves."""
     saved: dict[int, Tensor] = {}
@@ -152,7 +152,7 @@ KEPT: dict[str, tuple[Callable[[Tensor], Tensor], dict[torch.dtype, int]]] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept_for_the_gradient(name: str) -> None:
+def test_what_is_kept_for_the_gradient(name):
     """M6, for every family: taps or positions of 32 bits; of averages nothing."""
     pool, expected = KEPT[name]
     assert kept_by(pool, samples.normal(2, 3, 8, 8).requires_grad_()) == expected

@@ -3,7 +3,6 @@ real ones."""
 
 import contextlib
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -22,9 +21,7 @@ DECIDES = {"max_pooling_gather": 1, "gather_positions": 1}
 """The tensor whose format the results have where that is not the first one."""
 
 
-def call_of(
-    name: str, sizes: tuple[int, ...], layout: str, device: torch.device
-) -> tuple[Callable[..., Any], list[Any], torch.memory_format]:
+def call_of(name, sizes, layout, device):
     """An operator, its arguments, and the format of its results.
 
     Windows of 2 in padding of 1: the output is one larger than the input, so that dimensions of
@@ -43,24 +40,24 @@ def call_of(
     return operator, arguments, expected
 
 
-def laid_out(tensor: Tensor, layout: str) -> Tensor:
+def laid_out(tensor, layout):
     if not tensor.numel() and layout == "one element everywhere":
         pytest.skip("a tensor without elements has none to expand")
     return samples.LAYOUTS[layout](tensor)
 
 
-def on_meta(x: Tensor) -> Tensor:
+def on_meta(x):
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
-def suggested(x: Tensor) -> torch.memory_format:
+def suggested(x):
     """Rows in (N, W, C) order have the format of images of one row."""
     if x.dim() > 3:
         return suggest_memory_format(x)
     return suggest_memory_format(x.unsqueeze(2)) if x.stride(1) == 1 else torch.contiguous_format
 
 
-def strides_in(memory_format: torch.memory_format, sizes: torch.Size) -> tuple[int, ...]:
+def strides_in(memory_format, sizes):
     if len(sizes) > 3:
         return torch.empty(sizes, memory_format=memory_format, device="meta").stride()
     images = torch.empty((*sizes[:2], 1, sizes[2]), memory_format=memory_format, device="meta")
@@ -86,15 +83,13 @@ LAYOUTS += ["one element everywhere"]
 
 
 @cases.in_pairs(name=NAMES, sizes=SIZES, layout=LAYOUTS)
-def test_real_and_fake_strides(
-    name: str, sizes: tuple[int, ...], layout: str, device: torch.device
-) -> None:
+def test_real_and_fake_strides(name, sizes, layout, device):
     """G5 and G7: of nothing too, and dimensions of size 1 included, where strides are a matter of
     convention and opcheck does not look."""
     operator, arguments, memory_format = call_of(name, sizes, layout, device)
     mode = FakeTensorMode()
 
-    def without_data(make: Callable[[Tensor], Tensor]) -> list[Any]:
+    def without_data(make):
         return [make(each) if isinstance(each, Tensor) else each for each in arguments]
 
     metas = operator(*without_data(on_meta))
@@ -109,7 +104,7 @@ def test_real_and_fake_strides(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_results_are_fresh(name: str, device: torch.device) -> None:
+def test_results_are_fresh(name, device):
     """G7: a result shares no memory with its input and leaves it unchanged."""
     for layout in ("contiguous", "channels last", "sliced"):
         operator, arguments, _ = call_of(name, (2, 3, 4, 5), layout, device)
@@ -130,9 +125,7 @@ ORDERED = *FLOATS, torch.int16, torch.uint8, torch.uint16, torch.bool
 
 @cases.in_pairs(name=list(MASKED), sizes=SIZES, layout=LAYOUTS)
 @pytest.mark.usefixtures("either_backend")
-def test_strides_of_composites(
-    name: str, sizes: tuple[int, ...], layout: str, device: torch.device
-) -> None:
+def test_strides_of_composites(name, sizes, layout, device):
     """G7: those of results without a mask, whatever layout the mask has; of minima, bools and
     complex numbers too, where a gradient is recorded or not, and of gradients
     without a mask."""
@@ -157,12 +150,12 @@ def test_strides_of_composites(
 
 
 class FunctionsPass(TorchFunctionMode):
-    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function, _, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
 
 
 class OperatorsPass(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
 
 
@@ -171,19 +164,17 @@ WATCHED = contextlib.nullcontext, FunctionsPass, OperatorsPass, forward_ad.dual_
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("name", MASKED)
-def test_whoever_watches_sees_the_same_strides(
-    name: str, layout: str, device: torch.device
-) -> None:
+def test_whoever_watches_sees_the_same_strides(name, layout, device):
     """G7: values, and gradients of masked averages and extrema, lie as the input does in every mode
     and under transforms, whatever lies otherwise."""
     input = samples.LAYOUTS[layout](samples.normal(2, 3, 6, 5)).to(device)
     other = torch.Tensor.contiguous if layout == "channels last" else samples.channels_last
     mask = other(samples.normal(2, 3, 6, 5, seed=1).to(device) > -0.5)
 
-    def pool(x: Tensor) -> Tensor:
+    def pool(x):
         return samples.listed(MASKED[name](x, mask))[0]
 
-    def gradient(leaf: Tensor, values: Tensor, creates: bool = False) -> Tensor:
+    def gradient(leaf, values, creates=False):
         arriving = other(torch.sin(values.detach() * 9))
         return torch.autograd.grad(values, leaf, arriving, create_graph=creates)[0]
 

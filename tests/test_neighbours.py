@@ -4,7 +4,7 @@ threads and so on."""
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import operators
@@ -38,11 +38,11 @@ class Request(NamedTuple):
     choice: int
 
     @property
-    def window(self) -> dict[str, Any]:
+    def window(self):
         return dict(vars(self.pooling))
 
     @property
-    def taps(self) -> int:
+    def taps(self):
         return math.prod(self.pooling.window_size)
 
 
@@ -54,41 +54,41 @@ class Family(NamedTuple):
     roundings: Callable[[Request], Roundings] = lambda _: (0, 0)
 
 
-def extrema(pool: Callable[..., Any], input: Tensor, **window: Any) -> list[Tensor]:
+def extrema(pool, input, **window):
     """Values alone and with indices in each plane, which do not depend on the rest of the batch."""
     values, indices = pool(input, **window, return_indices=True)
     planes = torch.where(indices < 0, indices, indices % math.prod(input.shape[2:]))
     return [pool(input, **window), values, planes]
 
 
-def maxima(input: Tensor, request: Request) -> list[Tensor]:
+def maxima(input, request):
     return extrema(dmlpool.max_pooling, input, **request.window)
 
 
-def adaptive_maxima(input: Tensor, request: Request) -> list[Tensor]:
+def adaptive_maxima(input, request):
     return extrema(dmlpool.adaptive_max_pooling, input, output_size=request.pooling.window_size)
 
 
-def averages(input: Tensor, request: Request) -> list[Tensor]:
+def averages(input, request):
     include_padding, divisor = DIVISORS[request.choice % 4]
     divided = {"include_padding": include_padding, "divisor_override": divisor}
     return [dmlpool.average_pooling(input, **request.window, **divided)]
 
 
-def exponent(request: Request) -> float:
+def exponent(request):
     return [1, 2, math.inf][request.choice % 3]
 
 
-def norms(input: Tensor, request: Request) -> list[Tensor]:
+def norms(input, request):
     return [dmlpool.lp_pooling(input, **request.window, p=exponent(request))]
 
 
-def unpooling(input: Tensor, request: Request) -> list[Tensor]:
+def unpooling(input, request):
     pooled = dmlpool.max_pooling(input, **request.window, return_indices=True)
     return [dmlpool.max_unpooling(*pooled, input.shape)]
 
 
-def gradients(input: Tensor, request: Request) -> list[Tensor]:
+def gradients(input, request):
     """As functions of their own, on sums of whole numbers; what arrives laid out as drawn in the
     second."""
     window, pooling = request.window, request.pooling
@@ -104,14 +104,14 @@ def gradients(input: Tensor, request: Request) -> list[Tensor]:
     return results
 
 
-def quantized(input: Tensor, request: Request) -> list[Tensor]:
+def quantized(input, request):
     parameters = [(0.5, 3, 0.25, 5), (0.1, None, 0.3, 7)][request.choice // 2 % 2]
     options = {**request.window, "include_padding": bool(request.choice % 2)}
     averaged = dmlpool.quantized_linear_average_pooling(input, *parameters, **options)
     return [averaged, dmlpool.max_pooling(input, **request.window)]
 
 
-def quantized_tensors(input: Tensor, request: Request) -> list[Tensor]:
+def quantized_tensors(input, request):
     tensor = torch._make_per_tensor_quantized_tensor(input, 0.5, 3)
     averaged = dmlpool.quantized_average_pooling(tensor, **request.window, output_scale=0.3)
     return [averaged.int_repr(), dmlpool.quantized_max_pooling(tensor, **request.window).int_repr()]
@@ -153,7 +153,7 @@ FAMILIES: dict[str, Family] = {
 
 
 @contextlib.contextmanager
-def setting(name: str, value: object) -> Iterator[None]:
+def setting(name, value):
     """One of PyTorch's, and what it was again."""
     choose, before = getattr(torch, f"set_{name}"), getattr(torch, f"get_{name}")()
     choose(value)
@@ -174,16 +174,16 @@ SAME_BITS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
-def compiled(call: Call, input: Tensor) -> list[Tensor]:
+def compiled(call, input):
     torch._dynamo.reset()
     return run(torch.compile(call, fullgraph=True), input)
 
 
-def exported(call: Call, input: Tensor) -> list[Tensor]:
+def exported(call, input):
     """As a program that is taken apart, which is for inference."""
 
     class Model(torch.nn.Module):
-        def forward(self, input: Tensor) -> list[Tensor]:
+        def forward(self, input):
             return call(input)
 
     program = torch.export.export(Model(), (input,)).run_decompositions(operators.TABLE)
@@ -193,7 +193,7 @@ def exported(call: Call, input: Tensor) -> list[Tensor]:
 # The property.
 
 
-def run(call: Call, input: Tensor) -> list[Tensor]:
+def run(call, input):
     """The results and, of floats, the gradient of the first of them for whole numbers, alike for
     every sample."""
     if not input.is_floating_point():
@@ -207,9 +207,7 @@ def run(call: Call, input: Tensor) -> list[Tensor]:
     return [result.detach() for result in results]
 
 
-def check(
-    rounded: Roundings, found: list[Tensor], expected: list[Tensor], magnitudes: list[Tensor]
-) -> None:
+def check(rounded, found, expected, magnitudes):
     """Equal, but where the order of sums may be another: within twice the bound of rule E6."""
     for number, (result, right) in enumerate(zip(found, expected[: len(found)], strict=True)):
         is_gradient = right.is_floating_point() and number == len(expected) - 1
@@ -219,12 +217,12 @@ def check(
             samples.assert_same(result, right)
 
 
-def is_sum(name: str) -> bool:
+def is_sum(name):
     return name in ("averages", "norms", "adaptive averages")
 
 
 @strategies.composite
-def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tensor]:
+def problems(draw, name):
     """Operators, the roundings of their results, and an input in some layout with numbers that are
     hard for them."""
     pooling, sizes = draw(requests())
@@ -242,12 +240,12 @@ def problems(draw: strategies.DrawFn, name: str) -> tuple[Call, Roundings, Tenso
     return functools.partial(results, request=asked), roundings(asked), view
 
 
-def names_one_nan(view: Tensor) -> bool:
+def names_one_nan(view):
     """ATen's pools name the last of several NaN in a window, and so do decompositions."""
     return int(view.isnan().sum()) <= 1
 
 
-def expected_of(call: Call, rounded: Roundings, view: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def expected_of(call, rounded, view):
     """What the same numbers give in a contiguous tensor, and the magnitudes of what is added up
     there."""
     numbers = view.contiguous()
@@ -256,14 +254,14 @@ def expected_of(call: Call, rounded: Roundings, view: Tensor) -> tuple[list[Tens
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> None:
+def test_layouts_splits_threads_defaults_and_decompositions_agree(name):
     """E3, E6 and G7, for whatever geometry."""
 
     @hypothesis.given(problem=problems(name), way=strategies.sampled_from(list(SAME_BITS)))
     @hypothesis.settings(
         max_examples=hypothesis.settings().max_examples // len(FAMILIES) + 1 if IS_FUZZ else 8
     )
-    def agrees(problem: tuple[Call, Roundings, Tensor], way: str) -> None:
+    def agrees(problem, way):
         call, rounded, view = problem
         expected, magnitudes = expected_of(call, rounded, view)
         alone = run(call, view)
@@ -288,12 +286,12 @@ def test_layouts_splits_threads_defaults_and_decompositions_agree(name: str) -> 
 
 @pytest.mark.parametrize("way", [exported, pytest.param(compiled, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "quantized tensors"])
-def test_programs_agree(name: str, way: Callable[[Call, Tensor], list[Tensor]]) -> None:
+def test_programs_agree(name, way):
     """A share of the same requests, exported and taken apart, and compiled."""
 
     @hypothesis.given(problem=problems(name))
     @hypothesis.settings(max_examples=(3 if way is compiled else 20) if IS_FUZZ else 1)
-    def agrees(problem: tuple[Call, Roundings, Tensor]) -> None:
+    def agrees(problem):
         call, rounded, view = problem
         hypothesis.assume(way is compiled or names_one_nan(view))
         check(rounded, way(call, view), *expected_of(call, rounded, view))

@@ -70,7 +70,7 @@ MANY = torch.tensor([0, 25]).view(1, 2, 1, 1) + torch.arange(16).view(4, 4)
 
 
 @pytest.mark.parametrize("argument", ENTRIES)
-def test_numpys_integers_are_pythons(argument: str) -> None:
+def test_numpys_integers_are_pythons(argument):
     """G6: of every type and in every form, twice, as the second call may find the first one's."""
     call, forms = ENTRIES[argument], {**FORMS, **(PAIRS if argument == "padding" else {})}
     for name, form in forms.items():
@@ -80,7 +80,7 @@ def test_numpys_integers_are_pythons(argument: str) -> None:
 
 
 @pytest.mark.parametrize("argument", [*SINGLE, *FULL])
-def test_single_numbers_and_full_sizes(argument: str) -> None:
+def test_single_numbers_and_full_sizes(argument):
     """G6 and A5: numpy's integers, arrays and tensors of no dimension, and arrays of full sizes."""
     call = (SINGLE | FULL)[argument]
     asked: Any = (1, 2, 5, 5) if argument != "output_size of max_unpool2d" else (1, 2, 4, 4)
@@ -96,7 +96,7 @@ def test_single_numbers_and_full_sizes(argument: str) -> None:
 
 
 @pytest.mark.parametrize("argument", ["p", "norm_type", "norm of a layer"])
-def test_norms_are_real_numbers_of_any_kind(argument: str) -> None:
+def test_norms_are_real_numbers_of_any_kind(argument):
     """G6. What is finite in another type but not as a float is refused."""
     call = SINGLE[argument]
     kinds = np.float16, np.float32, np.float64, np.longdouble, fractions.Fraction, decimal.Decimal
@@ -121,7 +121,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
-def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
+def test_what_is_no_number_is_refused_by_name(value):
     """G6, alone, in tuples and in pairs of padding; what has only bytes in it too. Fractions are
     numbers for norms alone."""
     for argument, call in (ENTRIES | SINGLE | FULL).items():
@@ -137,7 +137,7 @@ def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
 
 
 @pytest.mark.parametrize("call", [ENTRIES["padding"], ENTRIES["output_size"], SINGLE["p"]])
-def test_errors_are_short_whatever_is_passed(call: Call) -> None:
+def test_errors_are_short_whatever_is_passed(call):
     long = [2] * 10**5, range(10**12), "s" * 10**5, -(10**4000), -(10**5000), np.full(10**5, -2)
     for value in long:
         with pytest.raises((TypeError, ValueError)) as wrong:
@@ -146,7 +146,7 @@ def test_errors_are_short_whatever_is_passed(call: Call) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[torch.int8], np.array([1, 2]), "int8", 8, {}])
-def test_data_types_of_any_other_kind_are_refused_by_name(wrong: Any) -> None:
+def test_data_types_of_any_other_kind_are_refused_by_name(wrong):
     """Arrays and what has no hash too."""
     plain = torch.ones(1, 1, 4, dtype=torch.int8)
     with pytest.raises(TypeError, match=r"^index_dtype must be one of "):
@@ -166,7 +166,7 @@ LAYERS: dict[str, Callable[[Any], torch.nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_compiled_layers_take_numpys_integers(name: str) -> None:
+def test_compiled_layers_take_numpys_integers(name):
     """As one graph, as eager layers do and layers of Python's ints."""
     expected = LAYERS[name](int)
     for kind in (np.int16, np.uint16):

@@ -8,7 +8,7 @@ forms in several, from every opset.
 import io
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import cases
@@ -28,14 +28,7 @@ pytest.importorskip("onnxscript")
 PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 
 
-def exported(
-    forms: Sequence[Form],
-    *,
-    opset: int = 20,
-    dynamic: bool = False,
-    exact: bool = False,
-    has_table: bool = True,
-) -> Any:
+def exported(forms, *, opset=20, dynamic=False, exact=False, has_table=True):
     """Forms side by side: nodes as ``kinds`` lists them, which a runtime must compute rightly."""
     forms = [form for form in forms if not dynamic or form.larger is not None]
     model = Shared(forms).eval()
@@ -54,7 +47,7 @@ def exported(
     return program
 
 
-def run(model: bytes, inputs: Sequence[Tensor]) -> list[Any]:
+def run(model, inputs):
     """The outputs, arrays of numpy."""
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = 1
@@ -63,15 +56,15 @@ def run(model: bytes, inputs: Sequence[Tensor]) -> list[Any]:
     return session.run(None, {name: each.numpy() for name, each in zip(names, inputs, strict=True)})
 
 
-def kinds(program: Any) -> list[str]:
+def kinds(program):
     return [node.op_type for node in program.model.graph]
 
 
 def on(
-    functions: dict[str, Callable[[Tensor], Any]],
-    make: Callable[..., Tensor] = samples.ties,
-    larger: tuple[int, ...] = (3, 3, 16, 19),
-) -> list[Form]:
+    functions,
+    make=samples.ties,
+    larger=(3, 3, 16, 19),
+):
     """Functions of one image, whose averages may be rounded otherwise."""
     inputs = make(2, 3, 14, 13), make(*larger)
     return [Form(name, function, *inputs, "close") for name, function in functions.items()]
@@ -88,13 +81,13 @@ DAILY = [(2, True, "maxima and averages", False), (2, False, "minima and masks",
         *(pytest.param(*request, 1, marks=pytest.mark.slow) for request in FORMS),
     ],
 )
-def test_every_form(rank: int, exact: bool, half: str, dynamic: bool, step: int) -> None:
+def test_every_form(rank, exact, half, dynamic, step):
     """M2, M3, M7, A4 and Q1: every layer and data type, and with ``exact`` what a runtime may
     decide otherwise."""
     exported(onnx_forms.HALVES[half](rank, exact)[::step], dynamic=dynamic, exact=exact)
 
 
-def test_standard_nodes() -> None:
+def test_standard_nodes():
     """Where ONNX has the words, one node says it all: asymmetric padding, dilations, ceil_mode,
     whole planes."""
     window = 3, 2, (1, 0), (2, 1), (1, 2)
@@ -112,7 +105,7 @@ def test_standard_nodes() -> None:
     assert [kind for kind in kinds(program) if kind in functions] == [*functions, "AveragePool"]
 
 
-def test_a_network_of_layers() -> None:
+def test_a_network_of_layers():
     """Exported with gradients switched on and off: no tap numbers, the same nodes."""
     network, input = operators.Pools().eval(), samples.normal(2, 3, 14, 13)
     for gradients in (True, False):
@@ -149,33 +142,31 @@ OF_KNOWN_SIZES: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_without_a_table(dynamic: bool) -> None:
-    """Plain pools are PyTorch's, which its own translations write; others need known sizes."""
+def test_without_a_table(dynamic):
+    """Plain pools are PyTorch's, which its own translations write, as one node with ``ceil_mode``
+    too, of any image size; others need known sizes."""
     forms = on({**({} if dynamic else OF_KNOWN_SIZES), **WITHOUT_TABLE})
     pools = [
         kind
-        for kind in kinds(exported(forms, dynamic=dynamic, has_table=False))
+        for kind in kinds(
+            exported([*forms, *onnx_forms.with_ceil_mode()], dynamic=dynamic, has_table=False)
+        )
         if "Pool" in kind or kind == "ReduceMean"
     ]
-    assert pools[-4:] == ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
-    assert len(pools) == 4 + (not dynamic)
+    one_node_each = ["MaxPool", "AveragePool", "ReduceMean", "MaxPool"]
+    one_node_each += ["MaxPool"] * 2 + ["AveragePool"] * 3
+    assert pools[-9:] == one_node_each
+    assert len(pools) == 9 + (not dynamic)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_ceil_mode_is_one_node(dynamic: bool) -> None:
-    """As from torch.nn's layers, without a table and with any image size."""
-    program = exported(onnx_forms.with_ceil_mode(), dynamic=dynamic, has_table=False)
-    assert kinds(program) == ["MaxPool"] * 2 + ["AveragePool"] * 3
-
-
-def test_each_export_knows_its_own_table() -> None:
+def test_each_export_knows_its_own_table():
     """A table that was given before, that failed, that is kept or that was made a part of another
     says nothing of an export without one."""
     layer, image = dmlpool.nn.MaxPool2d(3, 2), samples.normal(1, 2, 9, 9)
     table = translations()
     merged = {**table, torch.ops.aten.relu.default: lambda x: x}
 
-    def found(model: torch.nn.Module, input: Tensor, **options: Any) -> list[str]:
+    def found(model, input, **options):
         with onnx_forms.quiet():
             program = torch.onnx.export(
                 model.eval(), (input,), dynamo=True, verbose=False, **options
@@ -190,20 +181,24 @@ def test_each_export_knows_its_own_table() -> None:
         found(layer, image.to(torch.int64), custom_translation_table=merged)
     del merged
     assert found(layer, image) == ["MaxPool"]
-    with pytest.raises(torch.onnx.OnnxExporterError):
-        found(indices, image)
-
-
-@pytest.mark.parametrize("name", ["same", "indices"])
-def test_the_cause_of_a_failed_export_names_the_table(name: str) -> None:
-    function = OF_KNOWN_SIZES.get(name, dmlpool.nn.MaxPool2d(2, return_indices=True))
     with pytest.raises(torch.onnx.OnnxExporterError) as failed:
-        exported(on({name: function}), dynamic=name == "same", has_table=False)
+        found(indices, image)
+    names_the_table(failed)
+
+
+def names_the_table(failed):
     table = "custom_translation_table=torch_dmlpool.onnx.translations()"
     assert str(failed.value.__cause__).startswith(f"torch.onnx.export needs {table} for max_pool")
 
 
-def older(layer: torch.nn.Module, input: Tensor) -> bytes:
+def test_the_cause_of_a_failed_export_names_the_table():
+    """Of sizes that are left open."""
+    with pytest.raises(torch.onnx.OnnxExporterError) as failed:
+        exported(on({"same": OF_KNOWN_SIZES["same"]}), dynamic=True, has_table=False)
+    names_the_table(failed)
+
+
+def older(layer, input):
     """By the TorchScript exporter, a program of any batch and image size."""
     file, axes = io.BytesIO(), {"x": dict.fromkeys([0, 2, 3], "size")}
     with warnings.catch_warnings():
@@ -214,7 +209,7 @@ def older(layer: torch.nn.Module, input: Tensor) -> bytes:
     return file.getvalue()
 
 
-def test_the_older_exporter_finds_pytorchs_pools() -> None:
+def test_the_older_exporter_finds_pytorchs_pools():
     """Whatever has been imported: torchvision imports this module, which is another than the one
     that ``torch.onnx`` has at first."""
     import onnx
@@ -236,7 +231,7 @@ def test_the_older_exporter_finds_pytorchs_pools() -> None:
 class Recorder:
     """Where a translation writes its nodes; a refusal writes none."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version):
         import onnxscript
 
         self.opset, self.nodes = onnxscript.values.Opset("", version), []
@@ -271,7 +266,7 @@ REFUSALS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("text", REFUSALS)
-def test_refusals(text: str) -> None:
+def test_refusals(text):
     """In words, when the model is exported: ONNX cannot say it, or would say something else."""
     from onnxscript import evaluator, ir
 
@@ -283,7 +278,7 @@ def test_refusals(text: str) -> None:
     )
     symbol = ir.Value(name="size", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
 
-    def with_values(entry: Any) -> Any:
+    def with_values(entry):
         if isinstance(entry, list):
             return [with_values(inner) for inner in entry]
         return symbol if entry == SYMBOL else entry
@@ -295,7 +290,7 @@ def test_refusals(text: str) -> None:
     assert recorder.nodes == []
 
 
-def counted(rank: int) -> list[Form]:
+def counted(rank):
     """Averages that count padding in each window, and what else is made of such averages."""
     forms = [form for form in onnx_forms.averages(rank) if "average, counted" in form.name]
     names = ("average, divisor, same", "average, fractional norm, same")
@@ -303,13 +298,13 @@ def counted(rank: int) -> list[Form]:
     return [*forms, *more, *quantized(rank)]
 
 
-def quantized(rank: int) -> list[Form]:
+def quantized(rank):
     ends = tuple(f"counted True, {name}" for name in ("same", "ceil", "ends unlike"))
     every = [form for form in onnx_forms.quantized(rank) if "uint8," in form.name]
     return [form for form in every if form.name.endswith(ends)]
 
 
-def miscounted(program: Any) -> list[Any]:
+def miscounted(program):
     """AveragePool nodes that ONNX Runtime 1.21 to 1.24 gets wrong from opset 19 on.
 
     It bounds the windows along dimension i by entry 2i + 1 of the pads, which must be no less than
@@ -331,7 +326,7 @@ def miscounted(program: Any) -> list[Any]:
     itertools.product((2, 3), (False, True), (False, True)),
     [(2, False, False), (2, False, True)],
 )
-def test_counted_padding(rank: int, dynamic: bool, exact: bool) -> None:
+def test_counted_padding(rank, dynamic, exact):
     """A1, A2: written out by a Pad node where some runtimes miscount it, and by none elsewhere."""
     program = exported(quantized(rank) if exact else counted(rank), dynamic=dynamic, exact=exact)
     assert miscounted(program) == []
@@ -342,7 +337,7 @@ def test_counted_padding(rank: int, dynamic: bool, exact: bool) -> None:
             assert producer is None or producer.op_type != "Pad"
 
 
-def test_masked_integers() -> None:
+def test_masked_integers():
     """K4: types that ONNX Runtime pools without a mask it pools with one; Where lacks some."""
     request = {"window_size": 3, "strides": 2, "start_padding": 1, "return_indices": True}
     pools = itertools.product(
@@ -358,7 +353,7 @@ def test_masked_integers() -> None:
 
 
 @cases.each(("dynamic", "exact"), itertools.product((False, True), (False, True)), [(True, False)])
-def test_unpooling(dynamic: bool, exact: bool) -> None:
+def test_unpooling(dynamic, exact):
     """Indices in planes and in the whole tensor, -1, and several alike, of which the last stays."""
     forms = list(onnx_forms.unpooling(2))
     program = exported(forms, dynamic=dynamic, exact=exact)
@@ -374,7 +369,7 @@ torch_dmlpool.onnx.translations()
 
 
 @pytest.mark.slow
-def test_onnxscript_is_imported_when_it_is_needed(python: Callable[..., Any]) -> None:
+def test_onnxscript_is_imported_when_it_is_needed(python):
     finished = python("-c", MISSING, fails=True)
     text = "which is not installed: pip install torch-dmlpool[onnx]"
     assert text in finished.stderr

@@ -11,7 +11,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,14 @@ NAMES = [f"{rank}-D, {'exact' if exact else 'usual'}" for rank, exact in KINDS]
 
 
 @pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def sooner(monkeypatch):
     """What the exporter does alike for every opset is done once, by private names of PyTorch's."""
     from torch.onnx._internal.exporter import _fx_passes
 
     decompose: Any = _fx_passes.decompose_with_registry
     done: dict[int, Any] = {}
 
-    def once(program: Any, registry: Any) -> Any:
+    def once(program, registry):
         if id(program) not in done:
             done[id(program)] = program, decompose(program, registry)
         return done[id(program)][1]
@@ -60,7 +59,7 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 class Program:
     """Forms side by side, captured once for all opsets."""
 
-    def __init__(self, forms: Sequence[Form], dynamic: bool, exact: bool) -> None:
+    def __init__(self, forms, dynamic, exact):
         self.forms = [form for form in forms if not dynamic or form.larger is not None]
         self.model, self.dynamic, self.exact = Shared(self.forms).eval(), dynamic, exact
         self.captured = torch.export.export(
@@ -74,10 +73,10 @@ class Program:
             for form in self.forms
         ]
 
-    def given(self, example: Any, larger: Any) -> list[Any]:
+    def given(self, example, larger):
         return [example, larger] if self.dynamic else [example]
 
-    def exported(self, opset: int, **options: Any) -> Any:
+    def exported(self, opset, **options):
         """The model, whose inputs are called as their numbers say."""
         return onnx_forms.export(
             self.captured,
@@ -89,13 +88,13 @@ class Program:
         )
 
 
-def save(folder: Path, name: str, number: int, arrays: dict[str, torch.Tensor]) -> None:
+def save(folder, name, number, arrays):
     np.savez(
         folder / f"{name}.{number}.npz", **{key: value.numpy() for key, value in arrays.items()}
     )
 
 
-def run_everywhere(folder: Path) -> dict[str, dict[tuple[str, bool], Any]]:
+def run_everywhere(folder):
     """By version, what each model in ``folder`` gave with and without optimizations."""
     runner = Path(__file__).parent / "onnx_runner.py"
     for runtime in RUNTIMES:
@@ -113,12 +112,12 @@ def run_everywhere(folder: Path) -> dict[str, dict[tuple[str, bool], Any]]:
     return found
 
 
-def is_too_new(text: Any) -> bool:
+def is_too_new(text):
     """Whether a runtime has refused a model because it does not know the opset yet."""
     return isinstance(text, str) and "opset" in text and "till" in text
 
 
-def check(complaints: collections.Counter[str]) -> None:
+def check(complaints):
     listed = "\n".join(f"{text} ({count} times)" for text, count in sorted(complaints.items()))
     assert not complaints, f"{complaints.total()} wrong:\n{listed}"
 
@@ -126,7 +125,7 @@ def check(complaints: collections.Counter[str]) -> None:
 class Group:
     """Models that are written to one folder and run at a time, and what each must give."""
 
-    def __init__(self, folder: Path, forms: Sequence[Form], dynamic: bool, exact: bool) -> None:
+    def __init__(self, folder, forms, dynamic, exact):
         self.folder = folder
         self.programs: dict[str, Program] = {}
         """By whether they can have every opset that is written; dilated averages need 19."""
@@ -137,7 +136,7 @@ class Group:
         self.contents: dict[str, list[tuple[Form, list[Any]]]] = {}
         """By the first part of a file's name: forms, and what each gives for every input."""
 
-    def write(self) -> None:
+    def write(self):
         for name, program in self.programs.items():
             self.contents[name] = list(zip(program.forms, program.expected, strict=True))
             given = program.given(program.model.inputs, program.model.larger)
@@ -153,7 +152,7 @@ class Group:
         if "early" in self.programs:
             self._write_converted(self.programs["early"])
 
-    def _write_converted(self, program: Program) -> None:
+    def _write_converted(self, program):
         """13 to 17 are made of 18: forms of the same nodes together, as one that cannot be
         converted keeps others back.
         """
@@ -165,7 +164,7 @@ class Group:
 
         inputs = [each.name for each in proto.graph.input]
 
-        def extracted(numbers: Sequence[int]) -> Any:
+        def extracted(numbers):
             model = extractor.extract_model(
                 inputs, [output for number in numbers for output in parts[number]]
             )
@@ -188,7 +187,7 @@ class Group:
             for opset, model in converted(extracted(numbers)).items():
                 onnx.save(model, self.folder / f"{name}.{opset}.onnx")
 
-    def complaints(self, version: str, file: str, optimized: bool, outcome: Any) -> Iterator[str]:
+    def complaints(self, version, file, optimized, outcome):
         """What is wrong with what one model gave in one version."""
         name, opset, _ = file.split(".")
         where = f"{version}, opset {opset}, optimized {optimized}"
@@ -206,11 +205,11 @@ class Group:
             assert next(iterator, None) is None
 
 
-def named(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def named(tensors):
     return {f"input_{place}": tensor for place, tensor in enumerate(tensors)}
 
 
-def kind_of(model: Any) -> Any:
+def kind_of(model):
     """Forms of one kind have the same nodes with the same attributes and types, and so can have the
     same opsets."""
     nodes = [
@@ -223,7 +222,7 @@ def kind_of(model: Any) -> Any:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("half", onnx_forms.HALVES)
 @pytest.mark.parametrize(("rank", "exact"), KINDS, ids=NAMES)
-def test_every_opset(rank: int, exact: bool, half: str, dynamic: bool, tmp_path: Path) -> None:
+def test_every_opset(rank, exact, half, dynamic, tmp_path):
     group = Group(tmp_path, onnx_forms.HALVES[half](rank, exact), dynamic, exact)
     group.write()
     wrong: collections.Counter[str] = collections.Counter()
@@ -238,7 +237,7 @@ def test_every_opset(rank: int, exact: bool, half: str, dynamic: bool, tmp_path:
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_ceil_mode_without_a_table(dynamic: bool, tmp_path: Path) -> None:
+def test_ceil_mode_without_a_table(dynamic, tmp_path):
     """W5: PyTorch's own nodes, where all versions read them alike; in the cases of the reports
     slices."""
     forms = onnx_forms.with_ceil_mode()
@@ -269,7 +268,7 @@ def test_ceil_mode_without_a_table(dynamic: bool, tmp_path: Path) -> None:
     check(+wrong)
 
 
-def converted(model: Any, optimized: Collection[int] = ()) -> dict[int, Any]:
+def converted(model, optimized=()):
     """By the opset that is reached, what becomes of a model of opset 18 when 13 to 18 are asked
     for.
 

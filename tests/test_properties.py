@@ -3,7 +3,7 @@ against the oracle."""
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import oracle
 import pytest
@@ -20,12 +20,12 @@ DIVISORS = [(False, None), (True, None), (False, 5), (True, -3)]
 
 
 @strategies.composite
-def requests(draw: strategies.DrawFn) -> tuple[oracle.Pooling, tuple[int, ...]]:
+def requests(draw):
     """A request that leaves at least one window, and spatial sizes for it."""
     rank = draw(strategies.integers(1, 3))
     largest = {1: 20, 2: 8, 3: 4}[rank]
 
-    def entries(low: int, high: int) -> tuple[int, ...]:
+    def entries(low, high):
         return tuple(draw(strategies.integers(low, high)) for _ in range(rank))
 
     sizes, window = entries(1, largest), entries(1, largest // 2 + 2)
@@ -56,7 +56,7 @@ class Layout(NamedTuple):
 
 
 @strategies.composite
-def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
+def layouts(draw, rank):
     few = strategies.sampled_from([0, 0, 1, 2])
     dimensions = strategies.builds(
         Dimension,
@@ -72,7 +72,7 @@ def layouts(draw: strategies.DrawFn, rank: int) -> Layout:
     return Layout(list(order), drawn, draw(strategies.booleans()))
 
 
-def laid_out(values: Tensor, layout: Layout) -> Tensor:
+def laid_out(values, layout):
     """``values`` in that layout; where a dimension is expanded, those of its first element."""
     dimensions = layout.dimensions
     sizes = [
@@ -97,9 +97,7 @@ def laid_out(values: Tensor, layout: Layout) -> Tensor:
 
 
 @hypothesis.given(request=requests(), data=strategies.data(), seed=strategies.integers(0, 2**16))
-def test_any_geometry_in_any_strides(
-    request: Any, data: strategies.DataObject, seed: int, device: torch.device
-) -> None:
+def test_any_geometry_in_any_strides(request, data, seed, device):
     """A1-A6, M1-M6, G4, G7 and E6: either direction, input and gradient laid out independently."""
     pooling, sizes = request
     leading = data.draw(strategies.sampled_from([(1, 1), (2, 1), (1, 3), (3, 2), (2, 9)]))
@@ -138,7 +136,7 @@ FOUND: dict[str, tuple[Tensor, oracle.Pooling]] = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_was_once_wrong(name: str) -> None:
+def test_what_was_once_wrong(name):
     """M2, A3 and G7: maxima, averages and the gradients of both."""
     input, pooling = FOUND[name]
     gradient = samples.whole_gradient(input, pooling)
@@ -171,9 +169,7 @@ LARGE: list[tuple[int, torch.dtype, tuple[int, ...], tuple[tuple[int, ...], ...]
 
 
 @pytest.mark.parametrize(("channels", "dtype", "sizes", "asked"), LARGE, ids=str)
-def test_what_is_computed_in_parts(
-    channels: int, dtype: torch.dtype, sizes: Any, asked: Any, device: torch.device
-) -> None:
+def test_what_is_computed_in_parts(channels, dtype, sizes, asked, device):
     """G4, M4 and Q1: rows, planes and windows longer than what is worked on at once, or than 16
     bits count."""
     pooling = oracle.Pooling(*asked, asked[2], (1,) * len(sizes))
@@ -191,7 +187,7 @@ def test_what_is_computed_in_parts(
         samples.check_quantized(input, samples.drawn(2, 3, (dtype, dtype)), pooling)
 
 
-def test_rows_at_odd_addresses() -> None:
+def test_rows_at_odd_addresses():
     """G7: operands may lie anywhere. Rows that are pooled where they lie, which the sanitizers of
     ``make sanitize`` look at: one test of all windows, as that runs every fourth test alone."""
     windows = (2, 2, 0), (3, 2, 0), (3, 3, 0), (4, 4, 0), (9, 5, 0), (6, 2, 1), (5, 1, 2)
@@ -207,7 +203,7 @@ def test_rows_at_odd_addresses() -> None:
 
 
 @pytest.mark.usefixtures("either_backend")
-def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
+def test_windows_far_larger_than_the_input_cost_what_they_read():
     """A window of 2³¹ - 1 taps along an axis, or 2⁶² in all, reads those inside; all of them would
     not fit into memory."""
     largest = 2**31 - 1
@@ -236,7 +232,7 @@ def test_windows_far_larger_than_the_input_cost_what_they_read() -> None:
 AROUND = {"window_size": 3, "start_padding": 1, "end_padding": 1}
 
 
-def test_strides_far_larger_than_the_input_cost_what_is_read() -> None:
+def test_strides_far_larger_than_the_input_cost_what_is_read():
     """One window of three elements, whatever comes after it: a row as long as the stride was made
     of it."""
     contiguous = samples.normal(2, 3, 5, 6)

@@ -29,16 +29,16 @@ types = pytest.mark.parametrize("dtype", TYPES, ids=samples.name_of)
 CHANNELS = 3
 
 
-def integers(*sizes: int, dtype: torch.dtype = torch.quint8) -> Tensor:
+def integers(*sizes, dtype=torch.quint8):
     return samples.integers(*sizes, dtype=TYPES[dtype])
 
 
-def per_tensor(values: Tensor, scale: float = 0.3, zero_point: int = 3) -> Tensor:
+def per_tensor(values, scale=0.3, zero_point=3):
     """The dtype follows from the integers; channels_last stays what it is."""
     return torch._make_per_tensor_quantized_tensor(values, scale, zero_point)
 
 
-def per_channel(values: Tensor, scales: tuple[float, ...] = (0.5, 0.0625, 0.3)) -> Tensor:
+def per_channel(values, scales=(0.5, 0.0625, 0.3)):
     """Zero points 3, 4, 5, …; in the memory format of ``values``, which PyTorch's function
     drops."""
     vectors = torch.tensor(scales, dtype=torch.float64), torch.arange(3, 3 + len(scales))
@@ -55,14 +55,14 @@ QUANTIZED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def parameters(tensor: Tensor) -> tuple[Any, Any]:
+def parameters(tensor):
     """Scale and zero point as the integer operator takes them."""
     if tensor.qscheme() is torch.per_tensor_affine:
         return tensor.q_scale(), tensor.q_zero_point()
     return tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points().to(TYPES[tensor.dtype])
 
 
-def channels_last(tensor: Tensor) -> Tensor:
+def channels_last(tensor):
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
@@ -85,7 +85,7 @@ EACH_VIEW += [("per tensor", view) for view in list(VIEWS)[6:]]
 
 @pytest.mark.parametrize(("scheme", "view"), EACH_VIEW)
 @types
-def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
+def test_any_strides(dtype, scheme, view):
     """G7: every view gives what its integers give, laid out as PyTorch suggests for the input, and
     is left alone."""
     tensor = VIEWS[view](QUANTIZED[scheme](integers(2, CHANNELS, 7, 8, dtype=dtype)))
@@ -104,7 +104,7 @@ def test_any_strides(dtype: torch.dtype, scheme: str, view: str) -> None:
 
 
 @cases.in_pairs(case=cases.FEW, scheme=list(QUANTIZED), dtype=list(TYPES))
-def test_maxima_and_indices(case: cases.Case, scheme: str, dtype: torch.dtype) -> None:
+def test_maxima_and_indices(case, scheme, dtype):
     """M1, M2 and M7: of the integers; where no window is empty, of the numbers that they stand
     for."""
     input = QUANTIZED[scheme](integers(2, CHANNELS, *case.sizes, dtype=dtype))
@@ -134,7 +134,7 @@ ZERO_POINT_GIVEN: dict[str, Any] = {
 
 
 @cases.in_pairs(scheme=list(QUANTIZED), scale=list(SCALE_GIVEN), zero_point=list(ZERO_POINT_GIVEN))
-def test_what_is_not_given_is_inherited(scheme: str, scale: str, zero_point: str) -> None:
+def test_what_is_not_given_is_inherited(scheme, scale, zero_point):
     """Q5: per channel where the scale or the zero point of the output is, given or inherited."""
     tensor = QUANTIZED[scheme](integers(1, CHANNELS, 4, 3))
     given, inherited = (SCALE_GIVEN[scale], ZERO_POINT_GIVEN[zero_point]), parameters(tensor)
@@ -158,14 +158,14 @@ def test_what_is_not_given_is_inherited(scheme: str, scale: str, zero_point: str
         samples.assert_same(pooled.int_repr(), plain)
 
 
-def test_the_output_type_may_be_named_by_its_integers() -> None:
+def test_the_output_type_may_be_named_by_its_integers():
     tensor = per_tensor(integers(1, 1, 4, 4))
     pooled = dmlpool.quantized_average_pooling(tensor, 2, output_dtype=torch.int8)
     assert pooled.dtype is torch.qint8
     assert dmlpool.quantized_average_pooling(tensor, 2).dtype is torch.quint8
 
 
-def test_one_channel_stays_per_channel() -> None:
+def test_one_channel_stays_per_channel():
     """Q5: a vector of one element alone would not tell."""
     tensor = per_channel(integers(1, 1, 4, 4), (0.5,))
     assert dmlpool.quantized_average_pooling(tensor, 2).qscheme() is torch.per_channel_affine
@@ -173,7 +173,7 @@ def test_one_channel_stays_per_channel() -> None:
     assert again.qscheme() is torch.per_tensor_affine
 
 
-def test_scales_are_rounded_to_float32_first() -> None:
+def test_scales_are_rounded_to_float32_first():
     """Q5: 1 + 2⁻³⁰ is 1 in float32, where half a step is a tie and goes to 0; the tensor keeps the
     scale it has."""
     values, scale = torch.tensor([[[[0, 1]]]], dtype=torch.uint8), 1 + 2.0**-30
@@ -185,7 +185,7 @@ def test_scales_are_rounded_to_float32_first() -> None:
     assert pooled.int_repr().item() == 1  # −2.5 is a tie too, and goes to −2
 
 
-def test_nothing_is_warned_of_and_no_filter_is_left() -> None:
+def test_nothing_is_warned_of_and_no_filter_is_left():
     """Creating a quantized tensor warns once in a process (PyTorch 2.13); the function's own output
     does not."""
     tensor = per_channel(integers(1, CHANNELS, 4, 4))

@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable
-from typing import Any
 
 import cases
 import pytest
@@ -29,12 +28,12 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def refused(kind: type[Exception], message: str, call: Callable[[], object]) -> None:
+def refused(kind, message, call):
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         call()
 
 
-def test_a_wrong_value_is_a_value_error_and_pytorchs_runtime_error() -> None:
+def test_a_wrong_value_is_a_value_error_and_pytorchs_runtime_error():
     """So code that was written for torch.nn catches it. Each ValueError of the page is one."""
     assert issubclass(dmlpool.ArgumentError, ValueError)
     assert issubclass(dmlpool.ArgumentError, RuntimeError)
@@ -48,7 +47,7 @@ DIRECTMLS = {
 PYTORCHS = {name: each for each, names in DIRECTMLS.items() for name in names.split(" and ")}
 
 
-def test_names_of_the_others_are_answered_by_ones_own() -> None:
+def test_names_of_the_others_are_answered_by_ones_own():
     """E8: functions know PyTorch's names and layers DirectML's. An error names the layer."""
     tried = 0
     for path, function, right, _ in refusals.rows():
@@ -84,7 +83,7 @@ def test_names_of_the_others_are_answered_by_ones_own() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_what_was_meant(call: Any, told: str) -> None:
+def test_a_mistake_is_told_what_was_meant(call, told):
     """G4 and G5, in a layer's constructor."""
     with pytest.raises((TypeError, ValueError), match=told):
         call()
@@ -104,26 +103,26 @@ def test_a_mistake_is_told_what_was_meant(call: Any, told: str) -> None:
         (nn, "MinPool", "nn.MinPool1d, torch_dmlpool.nn.MinPool2d, torch_dmlpool.nn.MinPool3d"),
     ],
 )
-def test_a_name_that_is_elsewhere_is_said_to_be_there(module: Any, name: str, meant: str) -> None:
+def test_a_name_that_is_elsewhere_is_said_to_be_there(module, name, meant):
     missing = f"module '{module.__name__}' has no attribute '{name}'"
     message = f"{missing}: did you mean torch_dmlpool.{meant}?"
     refused(AttributeError, message, lambda: getattr(module, name))
     assert not hasattr(module, "something_else")
 
 
-def test_completion_shows_public_names_alone() -> None:
+def test_completion_shows_public_names_alone():
     for module in (dmlpool, nn, nn.functional):
         assert dir(module) == sorted(module.__all__)
 
 
-def test_errors_name_no_class_that_users_do_not_know() -> None:
+def test_errors_name_no_class_that_users_do_not_know():
     with pytest.raises(
         TypeError, match=r"^forward\(\) got an unexpected keyword argument 'indices'"
     ):
         nn.MaxPool2d(2)(torch.ones(1, 1, 4, 4), indices=True)
 
 
-def test_a_report_that_is_called_says_where_the_model_is() -> None:
+def test_a_report_that_is_called_says_where_the_model_is():
     """``model = convert(model)`` is the first mistake of everybody."""
     model = nn.convert(torch.nn.Sequential(torch.nn.MaxPool2d(2)))
     refused(
@@ -140,7 +139,7 @@ OF_VALUES = re.compile(
 
 
 @pytest.mark.parametrize("name", [*refusals.OF_PLAIN_TENSORS, *OPERATORS])
-def test_tensors_without_data_are_refused_alike(name: str) -> None:
+def test_tensors_without_data_are_refused_alike(name):
     """G1, G5 and G8: the fake tensors of a compiler know as much as real ones, but for values."""
     mode = FakeTensorMode()
     for request in REQUESTS[name]:
@@ -156,7 +155,7 @@ def test_tensors_without_data_are_refused_alike(name: str) -> None:
 
 
 @cases.each("name", OPERATORS, ["ops.gather_positions", OPERATORS[-1]])
-def test_graphs_refuse_operators_called_by_name(name: str) -> None:
+def test_graphs_refuse_operators_called_by_name(name):
     """While they are compiled, where values of scales are not known."""
     for request in REQUESTS[name]:
         if not OF_VALUES.match(request.wrong):
@@ -171,9 +170,7 @@ def test_graphs_refuse_operators_called_by_name(name: str) -> None:
     ("dtype", "most"), [(torch.int32, 2**31), (torch.uint32, 2**32 - 1)], ids=["int32", "uint32"]
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_index_types_that_cannot_number_the_input(
-    device: str, dtype: torch.dtype, most: int
-) -> None:
+def test_index_types_that_cannot_number_the_input(device, dtype, most):
     """M4: refused before any work, on an input that could never be computed here; one element less
     is accepted."""
     pool = functools.partial(dmlpool.max_pooling, return_indices=True, index_dtype=dtype)
@@ -186,7 +183,7 @@ def test_index_types_that_cannot_number_the_input(
         assert values.shape[-1] == indices.shape[-1] == most // 2
 
 
-def test_windows_whose_winners_no_int32_numbers() -> None:
+def test_windows_whose_winners_no_int32_numbers():
     """M6: more than 2**31 taps are refused where winners are numbered, by every function."""
     input, size, padding = (
         torch.empty(1, 1, 1, 1, device="meta"),
@@ -216,7 +213,7 @@ def test_windows_whose_winners_no_int32_numbers() -> None:
             refused(ValueError, f"{limit}, got {2**31 + 2**16}", call)
 
 
-def test_every_public_function_and_layer_is_in_the_table() -> None:
+def test_every_public_function_and_layer_is_in_the_table():
     """And every argument of each, but what takes models or is ignored as PyTorch ignores it."""
     public = {
         name: getattr(dmlpool, name)
@@ -240,7 +237,7 @@ def test_every_public_function_and_layer_is_in_the_table() -> None:
 
 
 @pytest.mark.usefixtures("either_backend")
-def test_refusals_are_those_of_the_page() -> None:
+def test_refusals_are_those_of_the_page():
     """G5, G6, G8, A5, M4, Q3 and Q4: a TypeError or a ValueError which names the argument or what
     it leaves.
 
@@ -274,13 +271,13 @@ WORKING = re.compile(
 )
 
 
-def operations(calls: list[Callable[[], object]]) -> set[str]:
+def operations(calls):
     """PyTorch's operations and the library's functions that run while something is called and
     refused or not."""
     called: set[str] = set()
 
     class Recorded:
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name):
             called.add(name)
             return getattr(library, name)
 
@@ -297,7 +294,7 @@ def operations(calls: list[Callable[[], object]]) -> set[str]:
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter computes outside of PyTorch"
 )
-def test_no_wrong_input_reaches_a_kernel() -> None:
+def test_no_wrong_input_reaches_a_kernel():
     """Nothing that pools runs, by what PyTorch's profiler and the compiled library see. The
     library's max_unpooling is left out: it finds wrong indices itself, before it writes any
     element, which tests/backends/test_cpu.py proves."""

@@ -2,20 +2,18 @@
 last block of a row overlaps the one before, and errors there show at some lengths alone."""
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
 LENGTHS = range(1, 273)
 
 
-def images(length: int, layout: str, dtype: torch.dtype) -> Tensor:
+def images(length, layout, dtype):
     """Rows of that length along W; with channels last also along the channels."""
     if layout == "channels":
         return samples.channels_last(samples.ties(1, length, 2, 4, dtype=dtype, seed=length))
@@ -23,7 +21,7 @@ def images(length: int, layout: str, dtype: torch.dtype) -> Tensor:
     return image if layout == "contiguous" else samples.channels_last(image)
 
 
-def windows(image: Tensor, fill: float, padding: int) -> np.ndarray[Any, Any]:
+def windows(image, fill, padding):
     """The taps of each window of three columns, as float64, which holds all of them."""
     pads = [(0, 0)] * 3 + [(padding, padding)]
     padded = np.pad(image.contiguous().double().numpy(), pads, constant_values=fill)
@@ -32,7 +30,7 @@ def windows(image: Tensor, fill: float, padding: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "channels"])
-def test_every_length_of_a_row(layout: str, dtype: torch.dtype) -> None:
+def test_every_length_of_a_row(layout, dtype):
     """M1 to M5, A1 to A6: maxima, minima, averages, norms and gradients; sums are exact."""
     around = {"window_size": (1, 3), "start_padding": (0, 1), "end_padding": (0, 1)}
     is_float = dtype.is_floating_point
@@ -74,7 +72,7 @@ def test_every_length_of_a_row(layout: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize(("scale", "step"), [(0.7, 4.9), (1 / 3, 1.0)])
-def test_halves_in_every_length_of_a_row(layout: str, scale: float, step: float) -> None:
+def test_halves_in_every_length_of_a_row(layout, scale, step):
     """Q1 and Q2: what is rounded exactly reaches as far as the last block does."""
     numbers = [torch.tensor(each, dtype=torch.float32).item() for each in (scale, step)]
     factor = Fraction(numbers[0]) / (2 * Fraction(numbers[1]))

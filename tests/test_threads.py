@@ -6,7 +6,6 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
 
 import operators
 import pytest
@@ -34,7 +33,7 @@ IMAGES = [
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
+def restored():
     """PyTorch's settings are put back."""
     threads = torch.get_num_threads()
     yield
@@ -43,18 +42,18 @@ def restored() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_thread(restored: None) -> None:
+def one_thread(restored):
     """Each of the callers uses one thread, so that a busy machine is not asked for eight times its
     cores."""
     torch.set_num_threads(1)
 
 
-def at_once(calls: list[Callable[[], None]]) -> None:
+def at_once(calls):
     """Run each in a thread of its own, begun together; what one raises is raised."""
     failures: list[BaseException] = []
     start = threading.Barrier(len(calls))
 
-    def run(call: Callable[[], None]) -> None:
+    def run(call):
         start.wait()
         try:
             call()
@@ -75,11 +74,11 @@ def at_once(calls: list[Callable[[], None]]) -> None:
         raise failures[0]
 
 
-def bits_of(tensors: list[Tensor]) -> list[bytes]:
+def bits_of(tensors):
     return [samples.bits(tensor).tobytes() for tensor in tensors]
 
 
-def everything() -> dict[tuple[str, int], list[bytes]]:
+def everything():
     """The bits of each operator's results, and of its gradient, for each image."""
     return {
         (name, number): bits_of(operators.everything(name, image))
@@ -88,17 +87,15 @@ def everything() -> dict[tuple[str, int], list[bytes]]:
     }
 
 
-def test_eight_threads_call_everything_at_once(
-    monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
+def test_eight_threads_call_everything_at_once(monkeypatch, one_thread):
     """The same bits in every run and thread, also under deterministic algorithms, which refuse
     nothing."""
     expected = everything()
     torch.use_deterministic_algorithms(True)
     filters = list(warnings.filters)
 
-    def caller(seed: int) -> Callable[[], None]:
-        def call_everything() -> None:
+    def caller(seed):
+        def call_everything():
             requests = list(expected) * 2
             random.Random(seed).shuffle(requests)
             for name, number in requests:
@@ -114,7 +111,7 @@ def test_eight_threads_call_everything_at_once(
     assert warnings.filters == filters
 
 
-def replica_of(module: torch.nn.Module) -> torch.nn.Module:
+def replica_of(module):
     replica = module._replicate_for_data_parallel()
     for name, child in module._modules.items():
         replica._modules[name] = replica_of(child)
@@ -123,7 +120,7 @@ def replica_of(module: torch.nn.Module) -> torch.nn.Module:
     return replica
 
 
-def test_replicas_in_threads(one_thread: None) -> None:
+def test_replicas_in_threads(one_thread):
     """DataParallel makes replicas without calling their constructors, and calls each in a thread of
     its own."""
     pools = nn.MaxPool2d(2, padding="same"), nn.AvgPool2d(3, 1, dilation=2), nn.LPPool2d(2, 2)
@@ -133,7 +130,7 @@ def test_replicas_in_threads(one_thread: None) -> None:
         expected = [model(image) for image in images]
     found: dict[int, Tensor] = {}
 
-    def calling(number: int) -> Callable[[], None]:
+    def calling(number):
         replica = replica_of(model)
         return lambda: found.__setitem__(number, replica(images[number]))
 
@@ -144,7 +141,7 @@ def test_replicas_in_threads(one_thread: None) -> None:
     assert model[0].weight.grad is not None
 
 
-def _in_child(sender: object) -> None:
+def _in_child(sender):
     torch.set_num_threads(1)
     sender.send(everything())
 
@@ -155,7 +152,7 @@ NO_FORK = pytest.mark.skipif(
 
 
 @NO_FORK
-def test_a_forked_child_pools_after_its_parent() -> None:
+def test_a_forked_child_pools_after_its_parent():
     """The child uses what the parent cached: results and gradients, bit for bit."""
     expected = everything()
     context = multiprocessing.get_context("fork")
@@ -174,20 +171,20 @@ def test_a_forked_child_pools_after_its_parent() -> None:
 class Pooled(Dataset):
     """Images that are pooled where they are loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.pool = nn.MaxPool2d(3, 2, padding="same", return_indices=True)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 6
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, number):
         return self.pool(samples.normal(3, 20, 21, seed=number))
 
 
 @pytest.mark.parametrize(
     "start", [pytest.param("fork", marks=NO_FORK), pytest.param("spawn", marks=pytest.mark.slow)]
 )
-def test_data_loaders(start: str) -> None:
+def test_data_loaders(start):
     """Layers in a dataset go to its workers, forked or pickled."""
     dataset = Pooled()
     loader = DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=start)
@@ -218,7 +215,7 @@ SHARED = {
 last one is short: sizes, and a window with its stride and its padding."""
 
 
-def shared(image: Tensor, window: tuple[int, int, int]) -> list[Tensor]:
+def shared(image, window):
     """The results of pools and of their gradients. Unpooling adds what arrives at an element."""
     leaf, rank = image.detach().requires_grad_(), image.dim() - 2
     max_pool, avg_pool, unpool = (
@@ -242,13 +239,7 @@ EVERY_WAY = [(layout, *call) for layout, calls in SHARED.items() for call in cal
     ("layout", "sizes", "window", "dtype"),
     [(*way, dtype) for way, dtype in zip(EVERY_WAY, samples.FLOATS * 3, strict=False)],
 )
-def test_every_way_to_share_work_gives_the_same_bits(
-    layout: str,
-    sizes: tuple[int, ...],
-    window: tuple[int, int, int],
-    dtype: torch.dtype,
-    one_thread: None,
-) -> None:
+def test_every_way_to_share_work_gives_the_same_bits(layout, sizes, window, dtype, one_thread):
     """Long and short windows, in the next data type each. tools/sanitize.py runs it with a library
     that has threads of its own."""
     threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)
@@ -261,14 +252,14 @@ def test_every_way_to_share_work_gives_the_same_bits(
         assert bits_of(shared(image, window)) == expected
 
 
-def masked(image: Tensor, mask: Tensor) -> list[Tensor]:
+def masked(image, mask):
     """Results and gradients of pools under a mask, of tokens and sets, and of statistics."""
     found: list[Tensor] = []
     around = {"start_padding": 1, "end_padding": 1, "mask": mask}
     tokens = image.flatten(2).transpose(1, 2)
     lengths = torch.linspace(0, tokens.shape[1], 40).long()
 
-    def add(results: Tensor | tuple[Tensor, ...], leaf: Tensor) -> None:
+    def add(results, leaf):
         for each in (results,) if isinstance(results, Tensor) else results:
             found.append(each.detach())
             if each.dtype.is_floating_point:
@@ -289,9 +280,7 @@ def masked(image: Tensor, mask: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("sizes", [(2, 70, 60, 50), (1, 6, 150, 140)], ids=str)
-def test_masked_pools_and_sets_share_work(
-    layout: str, sizes: tuple[int, ...], one_thread: None
-) -> None:
+def test_masked_pools_and_sets_share_work(layout, sizes, one_thread):
     """As above."""
     threads = getattr(cpu.library, "dmlpool_own_threads", torch.set_num_threads)
     image = samples.LAYOUTS[layout](samples.normal(*sizes))

@@ -3,8 +3,6 @@
 
 import copy
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import samples
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 IMAGE = samples.normal(1, 3, 16, 16)
 
 
-def pair() -> tuple[nn.Module, nn.Module]:
+def pair():
     """A model of torch.nn's layers, and the same converted."""
     layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 5, 3), nn.ReLU()]
     layers += [nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)]
@@ -27,28 +25,28 @@ def pair() -> tuple[nn.Module, nn.Module]:
     return theirs, dmlpool.nn.convert(copy.deepcopy(theirs)).model
 
 
-def program(model: nn.Module) -> torch.export.ExportedProgram:
+def program(model):
     table = {**torch.export.default_decompositions(), **decompositions()}
     return torch.export.export(model, (IMAGE,)).run_decompositions(table)
 
 
-def flops(model: nn.Module) -> int:
+def flops(model):
     with FlopCounterMode(display=False) as counter:
         model(IMAGE)
     return counter.get_total_flops()
 
 
-def thop(model: nn.Module) -> Any:
+def thop(model):
     with dmlpool.nn.reverted(model):
         return pytest.importorskip("thop").profile(copy.deepcopy(model), (IMAGE,), verbose=False)
 
 
-def fvcore(model: nn.Module) -> Any:
+def fvcore(model):
     count = pytest.importorskip("fvcore.nn").FlopCountAnalysis(model, IMAGE)
     return count.unsupported_ops_warnings(False).total()
 
 
-def openvino(model: nn.Module) -> Any:
+def openvino(model):
     ov = pytest.importorskip("openvino")
     compiled = ov.Core().compile_model(
         ov.convert_model(model, example_input=IMAGE), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
@@ -56,7 +54,7 @@ def openvino(model: nn.Module) -> Any:
     return torch.from_numpy(next(iter(compiled(IMAGE.numpy()).values())).copy())
 
 
-def executorch(model: nn.Module) -> Any:
+def executorch(model):
     exir = pytest.importorskip("executorch.exir")
     exir.to_edge(program(model)).to_executorch()
     pools = ["aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default", "aten.mean.dim"]
@@ -66,7 +64,7 @@ def executorch(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("tool", [flops, thop, fvcore, openvino, executorch])
-def test_a_tool_does_the_same_for_a_converted_model(tool: Callable[[nn.Module], Any]) -> None:
+def test_a_tool_does_the_same_for_a_converted_model(tool):
     theirs, ours = pair()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -4,9 +4,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import user_code
@@ -37,14 +35,14 @@ FIRST_WRONG, LAST_WRONG = 7, 13
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel and")
-def test_the_program_runs(fresh_compiler: None) -> None:
+def test_the_program_runs(fresh_compiler):
     """assert_type says nothing at run time; that the calls are right does."""
     pytest.importorskip("onnxscript", reason="the program asks for ONNX translations")
     user_code.main()
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_program_touches_every_public_name(module: str) -> None:
+def test_the_program_touches_every_public_name(module):
     source = SOURCE.read_text(encoding="utf-8")
     for name in PUBLIC[module]:
         name = re.sub(r"[13]d\b|[13]d(?=_with)", "2d", name)  # which the tool writes from 2d
@@ -52,7 +50,7 @@ def test_the_program_touches_every_public_name(module: str) -> None:
 
 
 @pytest.mark.slow
-def test_mypy_finds_mistakes(tmp_path: Path, python: Callable[..., Any]) -> None:
+def test_mypy_finds_mistakes(tmp_path, python):
     """Those lines are wrong, and they alone; make lint reads the right program."""
     source = tmp_path / "user.py"
     source.write_text(WRONG, encoding="utf-8")
@@ -63,7 +61,7 @@ def test_mypy_finds_mistakes(tmp_path: Path, python: Callable[..., Any]) -> None
 
 
 @pytest.mark.slow
-def test_pyright_finds_the_types_of_results(tmp_path: Path, python: Callable[..., Any]) -> None:
+def test_pyright_finds_the_types_of_results(tmp_path, python):
     pytest.importorskip("pyright")
     shutil.copy(SOURCE, tmp_path)
     wrong = tmp_path / "wrong.py"

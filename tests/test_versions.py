@@ -5,10 +5,8 @@ import contextlib
 import functools
 import importlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import cases
 import pytest
@@ -23,7 +21,7 @@ PACKAGE = Path(torch_dmlpool.__file__).parent
 
 
 @functools.cache
-def modules() -> dict[str, ast.Module]:
+def modules():
     """The package's sources by their dotted names; kernels know nothing of PyTorch."""
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if "kernels" not in path.parts]
     return {
@@ -32,11 +30,11 @@ def modules() -> dict[str, ast.Module]:
     }
 
 
-def imports_in(tree: ast.Module) -> list[ast.ImportFrom]:
+def imports_in(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
 
 
-def private_names(tree: ast.Module) -> set[str]:
+def private_names(tree):
     """PyTorch's private names that a module imports or reads from what it imports, in full."""
     known, found = {"torch": "torch"}, set()
     for node in ast.walk(tree):
@@ -65,7 +63,7 @@ for module, tree in modules().items():
 
 
 @pytest.mark.parametrize("name", sorted(USERS))
-def test_pytorch_still_has_the_private_name(name: str) -> None:
+def test_pytorch_still_has_the_private_name(name):
     """If this fails, PyTorch has moved or renamed what a module builds on."""
     if name.startswith("torch.onnx."):
         pytest.importorskip("onnxscript", reason="PyTorch's exporter imports it")
@@ -90,14 +88,14 @@ LOADED_LATER = {
 them."""
 
 
-def test_private_names_are_in_one_file() -> None:
+def test_private_names_are_in_one_file():
     """Or, if they are of a part that is loaded later, in its room."""
     for name, users in USERS.items():
         rooms = [room for part, room in LOADED_LATER.items() if name.startswith(part)]
         assert {user.split(".")[0] for user in users} == set(rooms[:1] or ["_private"]), name
 
 
-def test_every_private_name_says_what_it_is_for() -> None:
+def test_every_private_name_says_what_it_is_for():
     """In a comment above it, and all of them are used."""
     lines = (PACKAGE / "_private.py").read_text().splitlines()
     for number, line in enumerate(lines):
@@ -167,7 +165,7 @@ sys.meta_path.insert(0, Broken())
 
 
 @cases.each("what", WITHOUT, list(WITHOUT)[:1])
-def test_a_process_without(what: str, python: Callable[..., Any]) -> None:
+def test_a_process_without(what, python):
     """E7: all but the two functions of quantized tensors, and those say what to use instead."""
     ending = """
 functions = dmlpool.quantized_average_pooling, dmlpool.quantized_max_pooling
@@ -226,13 +224,13 @@ print([name for name in after if after[name] != compiled.get(name) and "lowering
 """
 
 
-def test_importing_and_compiling_leave_the_users_settings_alone(python: Callable[..., Any]) -> None:
+def test_importing_and_compiling_leave_the_users_settings_alone(python):
     """Every setting of the compilers that can be read, the lists of patterns, warnings and
     defaults. A first graph adds lowerings of the operators, and changes nothing else."""
     assert python("-W", "ignore", "-c", UNCHANGED).stdout.splitlines() == ["[]", "[]"]
 
 
-def test_importing_does_nothing_but_register(python: Callable[..., Any]) -> None:
+def test_importing_does_nothing_but_register(python):
     """E7: operators are there before the first call, settings stay; neither triton nor a kernel of
     it is loaded. A module that must be imported says so, unless somebody has imported it."""
     program = """

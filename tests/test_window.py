@@ -24,7 +24,7 @@ axes = strategies.builds(
 
 @hypothesis.settings(max_examples=120)
 @hypothesis.given(axes, strategies.integers(1, 14))
-def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> None:
+def test_closed_forms_for_any_geometry(pooling, size):
     """G2 to G5, A1 to A3 and M1: outputs, positions, taps inside and counted, empty windows are
     those of sliding it."""
     window, expected = Window.directml(1, **vars(pooling)), oracle.output_size(pooling, 0, size)
@@ -64,13 +64,13 @@ def test_closed_forms_for_any_geometry(pooling: oracle.Pooling, size: int) -> No
         (Axis(2, 1, LARGEST_ARGUMENT, LARGEST_ARGUMENT, 1, False), 2**40, True),
     ],
 )
-def test_no_question_is_asked_per_output(axis: Axis, size: int, expected: bool) -> None:
+def test_no_question_is_asked_per_output(axis, size, expected):
     """M1: whether a window may be empty is known at once, however many windows there are. A loop
     over them would not end."""
     assert axis.may_be_empty(size) is expected
 
 
-def test_entries_are_read_in_dhw_order() -> None:
+def test_entries_are_read_in_dhw_order():
     window = Window.directml(3, (2, 3, 4), (5, 6, 7), (0, 1, 2), (3, 0, 1), (1, 2, 3))
     axes = (2, 5, 0, 3, 1), (3, 6, 1, 0, 2), (4, 7, 2, 1, 3)
     assert window.axes == tuple(Axis(*axis, False) for axis in axes)
@@ -80,7 +80,7 @@ def test_entries_are_read_in_dhw_order() -> None:
     assert Window.directml(3, *window.arguments) == window
 
 
-def test_a_window_is_a_value() -> None:
+def test_a_window_is_a_value():
     """Hashable, comparable, picklable and not to be changed."""
     window = Window.directml(2, (2, 3), 1, 0, (0, 1), 1, True)
     assert len({window, Window.directml(2, [2, 3], (1, 1), 0, [0, 1], 1, True)}) == 1
@@ -92,7 +92,7 @@ def test_a_window_is_a_value() -> None:
     assert not any(hasattr(each, "__dict__") for each in (window, *window.axes))
 
 
-def test_the_largest_argument_is_accepted() -> None:
+def test_the_largest_argument_is_accepted():
     """G4: absurd padding and dilation are geometry like any other, in exact integers."""
     most = LARGEST_ARGUMENT
     window = Window.directml(1, 2, most, most, most, most)
@@ -104,15 +104,7 @@ def test_the_largest_argument_is_accepted() -> None:
     strategies.none() | strategies.integers(1, 4),
     strategies.booleans(),
 )
-def test_output_size_is_that_of_pytorch(
-    rank: int,
-    size: int,
-    kernel: int,
-    padding: int,
-    dilation: int,
-    stride: int | None,
-    ceil_mode: bool,
-) -> None:
+def test_output_size_is_that_of_pytorch(rank, size, kernel, padding, dilation, stride, ceil_mode):
     """G3: for symmetric padding, PyTorch's own rule, ceil_mode and its refusals included."""
     hypothesis.assume(2 * padding <= kernel)
     window = Window.pytorch(rank, kernel, stride, padding, dilation, ceil_mode)
@@ -128,7 +120,7 @@ def test_output_size_is_that_of_pytorch(
 
 
 @hypothesis.given(*[strategies.integers(1, bound) for bound in (12, 6, 4, 3)])
-def test_same_padding_keeps_the_size(size: int, kernel: int, stride: int, dilation: int) -> None:
+def test_same_padding_keeps_the_size(size, kernel, stride, dilation):
     """E8: ⌈size / stride⌉ windows, no more padding than needed, the odd element at the end."""
     (axis,) = Window.pytorch(1, kernel, stride, "same", dilation, sizes=[size]).axes
     assert axis.output_size(size) == -(-size // stride)
@@ -139,7 +131,7 @@ def test_same_padding_keeps_the_size(size: int, kernel: int, stride: int, dilati
         assert less.output_size(size) < axis.output_size(size)
 
 
-def test_words_and_pairs_of_padding() -> None:
+def test_words_and_pairs_of_padding():
     """E8."""
     assert Window.pytorch(2, 3, 1, "valid") == Window.pytorch(2, 3, 1, 0)
     assert Window.pytorch(2, 3, 1, "".join(("sa", "me"))) == Window.pytorch(2, 3, 1, 1)
@@ -149,7 +141,7 @@ def test_words_and_pairs_of_padding() -> None:
 
 
 @pytest.mark.parametrize(("window", "stride", "dilation"), [(1, 1, 1), (4, 1, 2), (3, 2, 1)])
-def test_causal_windows_end_where_they_stand(window: int, stride: int, dilation: int) -> None:
+def test_causal_windows_end_where_they_stand(window, stride, dilation):
     """E8: window i reads element i * stride last, and there is one for every stride."""
     (axis,) = Window.pytorch(1, window, stride, "causal", dilation).axes
     for size in range(1, 12):
@@ -159,13 +151,13 @@ def test_causal_windows_end_where_they_stand(window: int, stride: int, dilation:
             assert axis.first_position(output) + axis.extent - 1 == output * stride
 
 
-def test_sizes_are_as_many_as_the_window_has_axes() -> None:
+def test_sizes_are_as_many_as_the_window_has_axes():
     message = r"^the input must have 2 spatial sizes \(H, W\), got \(3, 4, 5\)$"
     with pytest.raises(ValueError, match=message):
         Window.directml(2, 2).output_sizes((3, 4, 5))
 
 
-def symbols(*numbers: int) -> torch.Size:
+def symbols(*numbers):
     """Symbolic sizes that stand for the numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -178,7 +170,7 @@ def symbols(*numbers: int) -> torch.Size:
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
-def test_symbolic_sizes_and_windows(ceil_mode: bool) -> None:
+def test_symbolic_sizes_and_windows(ceil_mode):
     """E2: the same closed forms, whatever numbers the symbols stand for."""
     for size, window_size in ((9, 4), (10, 3), (11, 6), (12, 7)):
         symbolic = symbols(size, window_size)

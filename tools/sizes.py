@@ -16,8 +16,8 @@ MOST = {
     "torch_dmlpool/**/*.py": 82_550,
     "kernels/cpu/*.[ch]*": 60_480,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 188_540,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 28_840,
+    "tests/**/*.py": 179_850,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 28_310,
 }
 """The most tokens of the files that match: today's, and one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

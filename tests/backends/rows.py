@@ -10,7 +10,6 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch_dmlpool.window import Window
 Call = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
-def calls(size: int) -> dict[str, tuple[list[tuple[int, torch.dtype]], Call]]:
+def calls(size):
     """Each operator, with the lengths and data types of the rows that it gets."""
     # Padding, so that windows at both ends read and count fewer elements than the others.
     small = Window.directml(1, window_size=3, strides=1, start_padding=1, end_padding=1)
@@ -31,10 +30,10 @@ def calls(size: int) -> dict[str, tuple[list[tuple[int, torch.dtype]], Call]]:
     sizes = (size,)
     row, half, taps = (size, torch.float32), (size, torch.float16), (size, torch.uint8)
 
-    def average_grad(window: Window) -> Call:
+    def average_grad(window):
         return lambda arriving: cpu.average_pooling_grad(arriving, sizes, window, False, None)
 
-    def max_grad(arriving: Tensor, taps: Tensor) -> Tensor:
+    def max_grad(arriving, taps):
         return cpu.max_pooling_grad_from_taps(arriving, taps, sizes, small, False)
 
     return {
@@ -74,13 +73,13 @@ def calls(size: int) -> dict[str, tuple[list[tuple[int, torch.dtype]], Call]]:
     }
 
 
-def memory(field: str) -> int:
+def memory(field):
     """Bytes, from Linux's account of this process: VmHWM is the most that was ever in memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-def measured(call: Callable[..., Any], *arguments: Any) -> tuple[int, list[Tensor]]:
+def measured(call, *arguments):
     """The most bytes in memory during the call beyond those before it and its results'."""
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before, results = memory("VmRSS"), call(*arguments)
@@ -88,7 +87,7 @@ def measured(call: Callable[..., Any], *arguments: Any) -> tuple[int, list[Tenso
     return memory("VmHWM") - before - sum(each.nbytes for each in results), results
 
 
-def zeros(rows: list[tuple[int, torch.dtype]]) -> list[Tensor]:
+def zeros(rows):
     return [torch.zeros(1, 1, length, dtype=dtype) for length, dtype in rows]
 
 
@@ -105,7 +104,7 @@ MASKED: dict[str, Call] = {
 }
 
 
-def under_a_mask(name: str, size: int, channels: int, dtype: torch.dtype) -> int:
+def under_a_mask(name, size, channels, dtype):
     """Forward or backward, whichever takes more. Taps and positions of maxima are results, too."""
     edge, kept = math.isqrt(size // 16), size * ("maxima" in name)
     x = torch.ones(1, 16, edge, edge, dtype=dtype).requires_grad_()
@@ -115,7 +114,7 @@ def under_a_mask(name: str, size: int, channels: int, dtype: torch.dtype) -> int
     return max(forward - kept, backward)
 
 
-def main(size: int) -> None:
+def main(size):
     short = calls(4096)
     for name, (rows, call) in calls(size).items():
         few, first = short[name]

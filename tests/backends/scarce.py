@@ -7,8 +7,7 @@
 import ctypes
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,13 +19,13 @@ from torch_dmlpool.window import Window
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
 
 
-def windowed(rank: int, window_size: int, strides: int, start_padding: int = 0) -> Window:
+def windowed(rank, window_size, strides, start_padding=0):
     return Window.directml(
         rank, window_size=window_size, strides=strides, start_padding=start_padding
     )
 
 
-def calls() -> dict[str, Call]:
+def calls():
     """A call of each function."""
     torch.manual_seed(0)
     many = torch.randn(1, 32, 48, 48).to(memory_format=torch.channels_last)
@@ -86,28 +85,28 @@ def calls() -> dict[str, Call]:
     }
 
 
-def all_of(results: Tensor | tuple[Tensor, ...]) -> Sequence[Tensor]:
+def all_of(results):
     return [results] if isinstance(results, Tensor) else results
 
 
-def bits(results: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+def bits(results):
     return [each.clone() for each in all_of(results)]
 
 
-def allocate_by(new: Callable[..., Tensor]) -> None:
+def allocate_by(new):
     cpu._new = new  # type: ignore[attr-defined]
 
 
-def prepared(call: Call) -> tuple[Call, list[Tensor]]:
+def prepared(call):
     """The call with results that are there already, and what they are."""
     made: list[Tensor] = []
     new = cpu._new
 
-    def noted(*arguments: Any) -> Tensor:
+    def noted(*arguments):
         made.append(new(*arguments))
         return made[-1]
 
-    def again() -> Tensor | tuple[Tensor, ...]:
+    def again():
         remaining = iter(made)
         allocate_by(lambda *_: next(remaining))
         try:
@@ -121,7 +120,7 @@ def prepared(call: Call) -> tuple[Call, list[Tensor]]:
     return again, expected
 
 
-def with_failing_allocations(name: str, call: Call) -> dict[str, Any]:
+def with_failing_allocations(name, call):
     """Fail each allocation in turn: what the call raises, and how many blocks it leaves behind."""
     allocations, function = ctypes.CDLL(None), f"dmlpool_{name.split(',')[0]}"
     operator = getattr(cpu.library, function)
@@ -129,7 +128,7 @@ def with_failing_allocations(name: str, call: Call) -> dict[str, Any]:
     again()
     number, leaves, errors, left = 0, [], [], []
 
-    def fails(*pointers: int) -> int:
+    def fails(*pointers):
         given = [ctypes.c_void_p(each) for each in [*pointers, None, None, None][:6]]
         code: int = allocations.call_with_failing(operator, *given, ctypes.c_long(number))
         leaves.append(allocations.blocks_left())

@@ -3,9 +3,7 @@ that no kernel knows."""
 
 import ctypes
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cases
 import pytest
@@ -31,9 +29,7 @@ ROWS = Path(__file__).with_name("rows.py")
         pytest.param(2**24, 64 * MEBIBYTE, id="16M", marks=pytest.mark.slow),
     ],
 )
-def test_memory_beside_operands_is_bounded(
-    size: int, limit: int, python: Callable[..., Any]
-) -> None:
+def test_memory_beside_operands_is_bounded(size, limit, python):
     """No table grows with a row: 2^24 elements take at most 64 MB beside operands, under a mask
     and in its gradient too (K4)."""
     # Freed memory goes back to the system at once, so that none hides what the next call takes.
@@ -49,9 +45,7 @@ def test_memory_beside_operands_is_bounded(
     ("window_size", "dtype"),
     [(2, torch.uint8), (9, torch.uint8), (20, torch.int16), (70, torch.int16), (200, torch.int32)],
 )
-def test_a_tap_that_no_window_has_lies_nowhere(
-    window_size: int, dtype: torch.dtype, layout: str
-) -> None:
+def test_a_tap_that_no_window_has_lies_nowhere(window_size, dtype, layout):
     """Taps come from outside: one below 0 or past a window's last takes no part in the gradient
     and has the index -1, and what it stands beside is as without it."""
     window = Window.directml(2, window_size=window_size, strides=1, start_padding=1, end_padding=1)
@@ -88,7 +82,7 @@ def test_a_tap_that_no_window_has_lies_nowhere(
     assert torch.equal(indices[~which], allowed[~which])
 
 
-def problem(**changes: int) -> tuple[Any, int]:
+def problem(**changes):
     """A small problem with some numbers changed, and its address."""
     plan = plans.plan_of(
         Kind((1, 1, 8), (8, 8, 1), torch.float32), Window.directml(1, window_size=2)
@@ -100,9 +94,7 @@ def problem(**changes: int) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("wrong", [-2, 16])
-def test_a_wrong_index_is_found_before_elements_are_written(
-    wrong: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_index_is_found_before_elements_are_written(wrong, monkeypatch):
     """Max unpooling says that an index is outside its plane, and leaves its result as it was."""
     new = cpu._new
     monkeypatch.setattr(cpu, "_new", lambda *arguments: new(*arguments).fill_(7))
@@ -136,9 +128,7 @@ def test_a_wrong_index_is_found_before_elements_are_written(
         ("quantized_average_pooling", {"type": 0}, "no quantized averages of type 0"),
     ],
 )
-def test_a_number_that_no_kernel_knows_is_an_error(
-    function: str, changes: dict[str, int], reason: str
-) -> None:
+def test_a_number_that_no_kernel_knows_is_an_error(function, changes, reason):
     """Types and element sizes that a function does not know are refused, and nothing is written."""
     kept, address = problem(**changes)
     operands = [torch.full((1024,), 7, dtype=torch.uint8) for _ in range(3)]

@@ -6,7 +6,6 @@ import importlib.util
 import re
 import warnings
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,7 @@ from torch_dmlpool.window import Window  # noqa: E402
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def on_a_gpu(monkeypatch):
     """CPU tensors take the way to a GPU's driver, which is not there."""
     monkeypatch.setattr(backend, "launch", lambda how, *arguments: backend._run(how, arguments, 0))
     monkeypatch.setattr(backends, "serving", lambda _: backend.BACKEND)
@@ -32,18 +31,18 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     forget()
 
 
-def forget() -> None:
+def forget():
     """What was compiled for another driver. Plans keep it as well."""
     backend.planned.cache_clear()
     backend._compiled.cache_clear()
 
 
 @pytest.fixture
-def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
+def tried(on_a_gpu):
     """The kernels that were to be compiled; none can be."""
     names: list[str] = []
 
-    def fails(name: str, *_: object) -> None:
+    def fails(name, *_):
         names.append(name)
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
@@ -51,7 +50,7 @@ def tried(on_a_gpu: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried: list[str]) -> None:
+def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried):
     asked = [(each, each.whole_numbers()) for each in requests.checked(types=False)]
     expected = [each.call(reference.BACKEND, *read) for each, read in asked]
     with pytest.warns(
@@ -65,7 +64,7 @@ def test_every_call_is_served_by_the_reference_where_nothing_compiles(tried: lis
     assert len(set(tried)) > 4
 
 
-def test_each_public_function_falls_back() -> None:
+def test_each_public_function_falls_back():
     """But those that are the reference's own."""
     shared = {
         name
@@ -80,7 +79,7 @@ def test_each_public_function_falls_back() -> None:
         assert function is getattr(reference, name) or hasattr(function, "__wrapped__"), name
 
 
-def test_a_kernel_that_cannot_be_compiled_is_tried_once(tried: list[str]) -> None:
+def test_a_kernel_that_cannot_be_compiled_is_tried_once(tried):
     input, window = torch.zeros(1, 1, 8, 16), Window.directml(2, 2, 2)
     with pytest.warns(RuntimeWarning):
         backend.max_pooling(input, window)
@@ -89,10 +88,10 @@ def test_a_kernel_that_cannot_be_compiled_is_tried_once(tried: list[str]) -> Non
     assert len(tried) == 1
 
 
-def test_what_a_driver_reports_is_no_reason_to_fall_back(on_a_gpu: pytest.MonkeyPatch) -> None:
+def test_what_a_driver_reports_is_no_reason_to_fall_back(on_a_gpu):
     """An error of a launch itself may have left the GPU unusable: nobody hides it."""
 
-    def launched(*_: object) -> None:
+    def launched(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None)
@@ -103,7 +102,7 @@ def test_what_a_driver_reports_is_no_reason_to_fall_back(on_a_gpu: pytest.Monkey
         backend.max_pooling(torch.zeros(1, 1, 8, 16), Window.directml(2, 2, 2))
 
 
-def test_a_missing_kernel_keeps_no_tensor_alive(tried: list[str]) -> None:
+def test_a_missing_kernel_keeps_no_tensor_alive(tried):
     input = torch.zeros(1, 1, 8, 16)
     seen = weakref.ref(input)
     with pytest.warns(RuntimeWarning):
@@ -114,7 +113,7 @@ def test_a_missing_kernel_keeps_no_tensor_alive(tried: list[str]) -> None:
 
 
 @pytest.fixture
-def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def beside_a_gpu(monkeypatch):
     """A process on a machine with a GPU, in which nothing has been pooled yet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(fallbacks, "_warned", [])
@@ -123,7 +122,7 @@ def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch
     backends.serving.cache_clear()
 
 
-def served() -> tuple[list[str], list[str]]:
+def served():
     """The backends of devices, and what was warned of."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -131,7 +130,7 @@ def served() -> tuple[list[str], list[str]]:
     return names, [str(each.message) for each in heard]
 
 
-def test_a_gpu_without_triton_is_served_with_one_warning(beside_a_gpu: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_triton_is_served_with_one_warning(beside_a_gpu):
     find = importlib.util.find_spec
     beside_a_gpu.setattr(
         importlib.util,
@@ -143,7 +142,7 @@ def test_a_gpu_without_triton_is_served_with_one_warning(beside_a_gpu: pytest.Mo
     assert re.fullmatch("Triton is not installed; plain PyTorch is used on the GPU .*", heard)
 
 
-def test_a_variable_turns_triton_off_without_a_word(beside_a_gpu: pytest.MonkeyPatch) -> None:
+def test_a_variable_turns_triton_off_without_a_word(beside_a_gpu):
     assert served() == (["triton", "triton", "reference", "reference"], [])
     backends.serving.cache_clear()
     beside_a_gpu.setenv(fallbacks.SWITCH, "0")

@@ -9,9 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import cases
 import pytest
@@ -26,11 +24,11 @@ SCARCE = Path(__file__).with_name("scarce.py")
 FUNCTIONS = set(library._FUNCTIONS)
 
 
-def path_of_library() -> Path:
+def path_of_library():
     return Path(library.library._name)
 
 
-def read_layout() -> dict[str, tuple[int, int]]:
+def read_layout():
     """The library's own table, read from the C++ side."""
     found = {}
     for field in library.library.dmlpool_layout():
@@ -40,7 +38,7 @@ def read_layout() -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_both_halves_of_each_struct_agree() -> None:
+def test_both_halves_of_each_struct_agree():
     """Every field of every struct has the same place and size in C++ and in Python."""
     ours = library.layout()
     assert read_layout() == ours
@@ -51,30 +49,26 @@ def test_both_halves_of_each_struct_agree() -> None:
     assert len(fields) > 20
 
 
-def swapped(struct: type[ctypes.Structure]) -> type[ctypes.Structure]:
+def swapped(struct):
     """The struct with its first two fields in the other order."""
     first, second, *rest = struct._fields_
     return type(struct.__name__, (ctypes.Structure,), {"_fields_": [second, first, *rest]})
 
 
-def longer(struct: type[ctypes.Structure]) -> type[ctypes.Structure]:
+def longer(struct):
     fields = [*struct._fields_, ("added", ctypes.c_int64)]
     return type(struct.__name__, (ctypes.Structure,), {"_fields_": fields})
 
 
 @pytest.mark.parametrize("change", [swapped, longer])
 @pytest.mark.parametrize("name", ["AxisStruct", "Counting", "Problem", "Quantization", "Masking"])
-def test_a_library_with_another_struct_is_not_used(
-    name: str,
-    change: Callable[[type[ctypes.Structure]], type[ctypes.Structure]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_with_another_struct_is_not_used(name, change, monkeypatch):
     """Fields in another order, or one more: what would be read as other numbers."""
     monkeypatch.setattr(library, name, change(getattr(library, name)))
     check_refused(path_of_library(), rf"\({name.removesuffix('Struct')}\b.* laid out otherwise\)")
 
 
-def check_refused(path: Path, reason: str) -> None:
+def check_refused(path, reason):
     loaded, missing = library.load(path)
     assert loaded is None
     assert re.search(
@@ -82,9 +76,7 @@ def check_refused(path: Path, reason: str) -> None:
     )
 
 
-def test_what_is_no_library_of_this_version_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_no_library_of_this_version_is_not_used(monkeypatch, tmp_path):
     """One without a version, as those built before there was one, is PyTorch's own here."""
     [torchs] = (Path(torch.__file__).parent / "lib").glob("libc10.*")
     check_refused(torchs, r"was built from other sources than this package \(it says no version\):")
@@ -100,7 +92,7 @@ def test_what_is_no_library_of_this_version_is_not_used(
 
 
 @pytest.fixture
-def functions_of_threads() -> Iterator[list[ctypes.c_void_p]]:
+def functions_of_threads():
     """PyTorch's functions that the library calls; they are put back. PyTorch has two threads."""
     [path] = (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")
     torchs = ctypes.CDLL(str(path))
@@ -115,9 +107,7 @@ def functions_of_threads() -> Iterator[list[ctypes.c_void_p]]:
         torch.set_num_threads(threads)
 
 
-def test_failures_of_pytorchs_threads_are_raised(
-    functions_of_threads: list[ctypes.c_void_p],
-) -> None:
+def test_failures_of_pytorchs_threads_are_raised(functions_of_threads):
     """What torch_parallel_for and torch_get_num_threads return is looked at, and the next call
     works."""
     fails = ctypes.CFUNCTYPE(ctypes.c_int32)(lambda *_: 7)
@@ -136,16 +126,14 @@ def test_failures_of_pytorchs_threads_are_raised(
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (1,)])
-def test_a_thread_that_is_late_leaves_its_share_to_others(
-    functions_of_threads: list[ctypes.c_void_p], order: tuple[int, ...]
-) -> None:
+def test_a_thread_that_is_late_leaves_its_share_to_others(functions_of_threads, order):
     """Threads that come one after the other, in any order, compute everything once: the first one
     takes all shares."""
     part = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
     region = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 3, part, ctypes.c_void_p)
     regions = []
 
-    def runs_in_turn(begin: int, end: int, grain: int, run: Any, context: int) -> int:
+    def runs_in_turn(begin, end, grain, run, context):
         regions.append((begin, end, grain))
         for thread in order:
             run(thread, thread + 1, context)
@@ -160,9 +148,7 @@ def test_a_thread_that_is_late_leaves_its_share_to_others(
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_the_working_directory_is_not_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_directory_is_not_searched(tmp_path, monkeypatch):
     """A library that lies there is nobody's installation; ``python -c`` has "" in sys.path."""
     installed = tmp_path / "torch_dmlpool" / "kernels"
     installed.mkdir(parents=True)
@@ -174,7 +160,7 @@ def test_the_working_directory_is_not_searched(
 
 
 @pytest.fixture(scope="module")
-def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
+def failing_malloc(tmp_path_factory):
     """A malloc that fails when it is told to, for LD_PRELOAD."""
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None or sys.platform != "linux":
@@ -186,9 +172,7 @@ def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @cases.each("threads", [1, 2], [2])
-def test_each_allocation_may_fail(
-    python: Callable[..., Any], failing_malloc: str, threads: int
-) -> None:
+def test_each_allocation_may_fail(python, failing_malloc, threads):
     """The first, the second, ... allocation of a call fails: it says so, leaves nothing behind, and
     the next call is right."""
     environment = {**os.environ, "LD_PRELOAD": failing_malloc}

@@ -41,13 +41,13 @@ TYPES = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
 
 
 @pytest.fixture(autouse=True)
-def served_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def served_by_the_reference(monkeypatch):
     """Not by what is compiled for this machine."""
     monkeypatch.setattr(torch_dmlpool.backends, "serving", lambda _: reference.BACKEND)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_every_way(number: int) -> None:
+def test_every_way(number):
     """M1 to M6, A1 to A6, E6, Q1 to Q3: the next type, layout and divisor for each case; lengths
     that share no factor meet in all pairs."""
     case, layout = CASES[number], samples.LAYOUTS[LAYOUTS[number % 7]]
@@ -71,7 +71,7 @@ def test_every_way(number: int) -> None:
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.uint64], ids=str
 )
 @pytest.mark.parametrize("outputs", [(1, 5), (4, 3), (9, 8), (11, 2), (3, 20)], ids=str)
-def test_bins(outputs: tuple[int, int], dtype: torch.dtype) -> None:
+def test_bins(outputs, dtype):
     """Also more bins than elements, of every number that divides and does not."""
     sizes = (9, 8)
     bins, input = oracle.Bins(outputs), samples.ties(2, 3, *sizes, dtype=dtype)
@@ -100,9 +100,7 @@ def test_bins(outputs: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=samples.name_of)
-def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(
-    dtype: torch.dtype,
-) -> None:
+def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(dtype):
     """E3: what other devices use gives what a CPU gives."""
     added = samples.normal(50, 2, dtype=dtype)
     places = torch.randint(0, 7, added.shape[:1], generator=samples.seeded(7))
@@ -112,7 +110,7 @@ def test_gradients_are_added_in_order_on_devices_without_ordered_scattering(
     )
 
 
-def true_halves(divisor: int) -> list[samples.Quotient]:
+def true_halves(divisor):
     """``k + 1/2`` for an even and an odd ``k``, and the nearest sums beside them; ``divisor`` is
     even."""
     halves = [(2 * k + 1) * divisor // 2 for k in (98, 97)]
@@ -120,7 +118,7 @@ def true_halves(divisor: int) -> list[samples.Quotient]:
 
 
 @pytest.mark.parametrize("divisor", [2**21 + 1, 2**21 + 2, 2**30 + 5, 2**30 + 6])
-def test_what_float64_takes_for_a_half(divisor: int) -> None:
+def test_what_float64_takes_for_a_half(divisor):
     """Q1 and Q4: sums that no test could add up."""
     quotients = samples.near_halves(divisor, 24) if divisor % 2 else true_halves(divisor)
     # One window per channel, of as many counted taps: most of them in the padding.
@@ -139,9 +137,7 @@ def test_what_float64_takes_for_a_half(divisor: int) -> None:
     channels=[1, 40, 1100],
     count=[1, 2, 3, 9, 49, 127, 128, 129, 1000, 4099],
 )
-def test_whole_planes_are_summed_within_their_bound(
-    count: int, channels: int, dtype: torch.dtype, layout: str
-) -> None:
+def test_whole_planes_are_summed_within_their_bound(count, channels, dtype, layout):
     """E6, for few and many elements and sums."""
     input = samples.LAYOUTS[layout](samples.normal(1, channels, 1, count, dtype=dtype))
     whole = oracle.Pooling((1, count), (1, 1), (0, 0), (0, 0), (1, 1))
@@ -150,9 +146,7 @@ def test_whole_planes_are_summed_within_their_bound(
 
 @pytest.mark.parametrize("channels", [1, 3, 9, 40])
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_a_batch_gives_the_bits_of_its_samples_with_any_number_of_threads(
-    layout: str, channels: int
-) -> None:
+def test_a_batch_gives_the_bits_of_its_samples_with_any_number_of_threads(layout, channels):
     """E3 and E6: past the sizes at which a backend may cut its work into parts, and of a single
     sum, which PyTorch would cut for its threads."""
     image = samples.LAYOUTS[layout](samples.normal(4, channels, 100, 190))
@@ -177,7 +171,7 @@ def test_a_batch_gives_the_bits_of_its_samples_with_any_number_of_threads(
 
 
 @pytest.mark.parametrize("tap", [-1, 0, 9, 2**14])
-def test_foreign_taps_send_their_gradient_nowhere(tap: int) -> None:
+def test_foreign_taps_send_their_gradient_nowhere(tap):
     """A tap in the padding or beyond the window is no element of the input."""
     window = Window.directml(2, 3, 1, 1, 1)
     taps = torch.full((1, 1, 2, 2), tap, dtype=torch.int16)
@@ -187,7 +181,7 @@ def test_foreign_taps_send_their_gradient_nowhere(tap: int) -> None:
     assert sent.tolist() == [[[[float(tap == 0), 0], [0, 0]]]]
 
 
-def test_taps_beyond_32_bits_from_the_input() -> None:
+def test_taps_beyond_32_bits_from_the_input():
     """Dilation and padding that only 64 bits can add up: each window's last tap is its winner."""
     input, window = torch.arange(4.0).view(1, 1, 4), Window.directml(1, 3, 1, 2**31 - 1, 0, 2**30)
     values, taps = reference.max_pooling_with_taps(input, window)
@@ -197,7 +191,7 @@ def test_taps_beyond_32_bits_from_the_input() -> None:
     assert gradient.flatten().tolist() == [0, 1, 1, 1]
 
 
-def test_a_huge_padding_costs_no_memory_of_its_size() -> None:
+def test_a_huge_padding_costs_no_memory_of_its_size():
     """Padding is not written out where it is larger than the input."""
     axis = Window.directml(1, 3, 1, 2**30, 2**30).axes[0]
     assert not reductions.is_sliceable(axis, 16)

@@ -1,9 +1,8 @@
 """A fallback speaks: the first call in plain PyTorch, for want of kernels, warns."""
 
 import shutil
-import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,7 @@ IMAGE = torch.arange(16.0).view(1, 1, 4, 4)
 
 
 @pytest.fixture
-def without_library(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[None]:
+def without_library(monkeypatch, request):
     """A process in which nothing has been pooled yet, and no library was built."""
     if request.config.getoption("--backend") == "reference":
         pytest.skip("the reference was asked for")
@@ -38,7 +35,7 @@ def without_library(
     backends.serving.cache_clear()
 
 
-def of(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
+def of(call):
     """What a call warns of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -62,7 +59,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_the_first_pooled_call_warns_once(call: Callable[[], Any], without_library: None) -> None:
+def test_the_first_pooled_call_warns_once(call, without_library):
     """E7: it says what is used, that it is slower, and what to do, where the call was written."""
     (warning,) = of(call)
     assert warning.category is dmlpool.SlowBackendWarning
@@ -71,7 +68,7 @@ def test_the_first_pooled_call_warns_once(call: Callable[[], Any], without_libra
     assert of(call) == []
 
 
-def test_it_can_be_filtered_by_its_class(without_library: None) -> None:
+def test_it_can_be_filtered_by_its_class(without_library):
     assert issubclass(dmlpool.SlowBackendWarning, RuntimeWarning)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -81,7 +78,7 @@ def test_it_can_be_filtered_by_its_class(without_library: None) -> None:
         assert dmlpool.max_pooling(IMAGE, 2, 2).flatten().tolist() == [5, 7, 13, 15]
 
 
-def test_graphs_are_traced_without_it(without_library: None, fresh_compiler: None) -> None:
+def test_graphs_are_traced_without_it(without_library, fresh_compiler):
     """torch.export and torch.compile meet it when a graph is run, if they meet it at all."""
     layer = dmlpool.nn.MaxPool2d(2).eval()
     with warnings.catch_warnings():
@@ -94,7 +91,7 @@ def test_graphs_are_traced_without_it(without_library: None, fresh_compiler: Non
     assert compiled(IMAGE).flatten().tolist() == [5, 7, 13, 15]
 
 
-def test_asking_what_serves_is_not_pooling(without_library: None) -> None:
+def test_asking_what_serves_is_not_pooling(without_library):
     """As ``python -m torch_dmlpool`` does, which says it in its own words. No library is missing on
     devices that have no kernels."""
     assert of(lambda: backends.chosen("cpu")) == []
@@ -102,7 +99,7 @@ def test_asking_what_serves_is_not_pooling(without_library: None) -> None:
     assert not any(backends.chosen(device)[1] for device in ("mps", "xpu", "meta"))
 
 
-def test_a_conversion_says_what_is_missing(without_library: None) -> None:
+def test_a_conversion_says_what_is_missing(without_library):
     """A model on another device does not miss them, nor does one in which nothing was replaced."""
     said = f"plain PyTorch pools here, several times slower: {MISSING}"
     assert said in str(dmlpool.nn.convert(torch.nn.Sequential(torch.nn.MaxPool2d(2))))
@@ -120,9 +117,7 @@ for size in (4, 5, 6):
 
 
 @pytest.mark.skipif(not (ROOT / "kernels").is_dir(), reason="the package is installed")
-def test_a_checkout_with_a_stale_library(
-    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_checkout_with_a_stale_library(python, tmp_path):
     """In a process of its own: import is quiet, and of three calls the first warns."""
     for name in ("torch_dmlpool", "kernels"):
         ignored = shutil.ignore_patterns("*.so", "*.dll", "__pycache__")

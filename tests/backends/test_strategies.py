@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cases
@@ -30,7 +29,7 @@ OF_SUMS = pytest.mark.parametrize("strategy", range(1, 6), ids=NAMES[:5])
 
 
 @contextlib.contextmanager
-def forced(strategy: int) -> Iterator[Callable[[], int]]:
+def forced(strategy):
     """The strategy computes what it can; yields how many calls it has computed."""
     force = library.library.dmlpool_force
     force.argtypes, force.restype = (ctypes.c_int64,), None
@@ -42,7 +41,7 @@ def forced(strategy: int) -> Iterator[Callable[[], int]]:
         force(AUTOMATIC)
 
 
-def test_verbose_says_what_ran_and_why_not_others(python: Callable[..., Any]) -> None:
+def test_verbose_says_what_ran_and_why_not_others(python):
     """A line for each call, in the list's order."""
     call = "import torch, torch_dmlpool as d; d.nn.functional.max_pool2d(torch.ones(1, 3, 9, 9), 2)"
     run = python("-c", call, environment={**os.environ, "DMLPOOL_VERBOSE": "1"})
@@ -62,7 +61,7 @@ def test_verbose_says_what_ran_and_why_not_others(python: Callable[..., Any]) ->
     ],
     ids=["few", "all"],
 )
-def test_named_cases(strategy: int, named: list[cases.Case]) -> None:
+def test_named_cases(strategy, named):
     """Named cases, contiguous and channels_last, against the oracle."""
     with forced(strategy) as served:
         for case in named:
@@ -80,7 +79,7 @@ def test_named_cases(strategy: int, named: list[cases.Case]) -> None:
         assert served() > len(named) or strategy not in (ROWS, BOXES, WINDOWS)
 
 
-def sums(image: Tensor, arriving: Tensor, window: Window) -> list[Tensor]:
+def sums(image, arriving, window):
     return [
         cpu.average_pooling(image, window, False, None),
         cpu.average_pooling(image, window, True, None),
@@ -88,7 +87,7 @@ def sums(image: Tensor, arriving: Tensor, window: Window) -> list[Tensor]:
     ]
 
 
-def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> list[list[Tensor]]:
+def results(sizes, window, is_last):
     """What a request gives that must be equal, and sums with what bounds their error."""
     layout = samples.channels_last if is_last else Tensor.contiguous
     image = layout(samples.ties(*sizes))
@@ -111,9 +110,7 @@ def results(sizes: tuple[int, ...], window: Window, is_last: bool) -> list[list[
 @OF_SUMS
 @pytest.mark.parametrize("layout", [Tensor.contiguous, samples.channels_last])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
-def test_quantized_averages_of_windows_five_wide(
-    strategy: int, layout: Callable[[Tensor], Tensor], dtype: torch.dtype
-) -> None:
+def test_quantized_averages_of_windows_five_wide(strategy, layout, dtype):
     """Sums of int16 of five neighbours, which a compiler once made of the wrong elements."""
     image = layout(torch.randint(0, 256, (2, 3, 11, 43)).to(dtype))
     for height, stride, dilation in itertools.product((1, 3, 5), (1, 2, 5), (1, 2)):
@@ -128,7 +125,7 @@ def test_quantized_averages_of_windows_five_wide(
 @pytest.mark.parametrize(
     "seeds", [range(40), pytest.param(range(40, 3000), marks=pytest.mark.slow)], ids=["40", "3000"]
 )
-def test_drawn_requests(strategy: int, seeds: range) -> None:
+def test_drawn_requests(strategy, seeds):
     """What the strategy gives is what the one that is chosen gives."""
     calls = 0
     for seed in seeds:
@@ -149,9 +146,7 @@ def test_drawn_requests(strategy: int, seeds: range) -> None:
     assert calls > 0
 
 
-def check_alone(
-    pool: Callable[[Tensor], Any], whole: Tensor, dimension: int, places: Iterable[int]
-) -> None:
+def check_alone(pool, whole, dimension, places):
     """What a part of a tensor gives by itself has the bits of its part of the whole's result."""
     together = samples.listed(pool(whole))
     for at in places:
@@ -186,9 +181,7 @@ def check_alone(
         *((sizes, sizes, 1, 0) for sizes in [(1, 1), (1, 2), (3, 5), (7, 7), (8, 9), (40, 33)]),
     ],
 )
-def test_small_planes_by_themselves(
-    sizes: tuple[int, ...], window: Any, stride: Any, padding: int, dtype: torch.dtype
-) -> None:
+def test_small_planes_by_themselves(sizes, window, stride, padding, dtype):
     """Maxima, winners, averages and gradients of planes are the bits of each plane's own, and read
     nothing else."""
     made = Window.directml(len(sizes), window, stride, padding, padding)
@@ -212,7 +205,7 @@ def test_small_planes_by_themselves(
             assert torch.equal(of_maxima[:, plane : plane + 1], expected)
 
 
-def test_small_planes_of_bools() -> None:
+def test_small_planes_of_bools():
     """Every byte but 0 is True, in planes that vectors hold side by side, too."""
     bools = samples.any_bytes(samples.integers(1, 70, 6, 6, dtype=torch.int8) > 50)
     made = Window.pytorch(2, 3, 1, 1)
@@ -227,7 +220,7 @@ Request = tuple[tuple[int, ...], Any, Any, Any, Any]
 """Spatial sizes, window, stride, padding at both ends, and dilation."""
 
 
-def pooled(request: Request) -> tuple[tuple[int, ...], Window]:
+def pooled(request):
     """The sizes and the window of a request."""
     sizes, window, stride, padding, dilation = request
     return sizes, Window.directml(len(sizes), window, stride, padding, padding, dilation)
@@ -258,9 +251,7 @@ SHARE_NO_ELEMENT = [
         ((5, 8, 9), 3, 2, 1, 1),
     ],
 )
-def test_gradients_of_averages_are_those_of_single_windows(
-    pool: Request, dtype: torch.dtype
-) -> None:
+def test_gradients_of_averages_are_those_of_single_windows(pool, dtype):
     """Copied and gathered elements have the bits that each window gives by itself."""
     sizes, made = pooled(pool)
     layouts = [(3, True), (5, True), (43, True)]
@@ -290,10 +281,7 @@ def test_gradients_of_averages_are_those_of_single_windows(
         ((9, 10, 11), 2, (1, 2, 1), 1, 1),
     ],
 )
-def test_gradients_of_maxima_of_many_channels(
-    pool: Request,
-    dtype: torch.dtype,
-) -> None:
+def test_gradients_of_maxima_of_many_channels(pool, dtype):
     """Channels innermost are added up in vectors, in rows of several tiles: the same bits as of
     contiguous planes, whose elements are added one by one."""
     sizes, made = pooled(pool)
@@ -328,7 +316,7 @@ def test_gradients_of_maxima_of_many_channels(
         ((400, 1), ((1, 4200), (1, 5), (1, 4), 0, 1)),
     ],
 )
-def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> None:
+def test_inputs_larger_than_caches(shape, pool):
     """Each sample of a large input, which is read in order before it is combined, has the bits
     that it has alone, and no other memory is read."""
     sizes, made = pooled(pool)
@@ -345,7 +333,7 @@ def test_inputs_larger_than_caches(shape: tuple[int, int], pool: Request) -> Non
     check_alone(gradients, arriving, 0, places)
 
 
-def test_windows_beside_inputs_larger_than_caches() -> None:
+def test_windows_beside_inputs_larger_than_caches():
     """Windows that all lie in the padding read nothing, and no memory before the input."""
     sizes, made = pooled(((1300, 2), (9, 7), (1, 12), (0, 8), 1))
     images = samples.channels_last(samples.normal(60, 16, *sizes))
@@ -361,7 +349,7 @@ DIVIDED = {4: (2, 2, 0), 9: (3, 1, 1), 12: ((4, 3), (4, 3), 0), 7: (3, 2, (5, 1)
 @OF_SUMS
 @pytest.mark.parametrize("channels", [1, 3, 16, 20, 70])
 @pytest.mark.parametrize("divisor", DIVIDED)
-def test_an_average_is_its_sum_divided_once(strategy: int, channels: int, divisor: int) -> None:
+def test_an_average_is_its_sum_divided_once(strategy, channels, divisor):
     """A4: float32 sums become the numbers nearest to their quotients, in each loop that divides:
     infinities, NaN and windows in the padding, too."""
     images = samples.integers(2, channels, 12, 11, dtype=torch.int16).float()
@@ -379,9 +367,7 @@ def test_an_average_is_its_sum_divided_once(strategy: int, channels: int, diviso
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(1, 3), (1, 1, 5)])
-def test_positions_in_planes_of_one_row_of_channels(
-    sizes: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_positions_in_planes_of_one_row_of_channels(sizes, dtype):
     """M4: a window that is the whole plane has its positions, in every data type of indices."""
     image, made = samples.ties(2, 70, *sizes).to(dtype), Window.pytorch(len(sizes), sizes)
     for index_dtype in (torch.int32, torch.int64):
@@ -394,7 +380,7 @@ def test_positions_in_planes_of_one_row_of_channels(
 
 @pytest.mark.parametrize("scale", [0.5, 0.031, 0.3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=samples.name_of)
-def test_quantized_averages_of_small_planes(dtype: torch.dtype, scale: float) -> None:
+def test_quantized_averages_of_small_planes(dtype, scale):
     """Small planes side by side, unless channels have scales of their own, and whole planes: what
     plain PyTorch computes, ties included, and no other memory is read."""
     zero, scale = 3, torch.tensor(scale).item()  # operators round scales to float32

@@ -2,7 +2,6 @@
 fails here."""
 
 import itertools
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch_dmlpool.window import Window  # noqa: E402
 
 
 @pytest.fixture
-def launched() -> Iterator[list[tuple[object, ...]]]:
+def launched():
     """What Triton's launcher would hand to the driver."""
     record: list[tuple[object, ...]] = []
 
@@ -32,7 +31,7 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
         )
 
         @staticmethod
-        def launcher_cls(*_: object) -> object:
+        def launcher_cls(*_):
             return lambda *arguments: record.append(arguments)
 
     try:
@@ -50,16 +49,14 @@ def launched() -> Iterator[list[tuple[object, ...]]]:
         triton.runtime.driver.set_active(before)
 
 
-def a_launch() -> object:
+def a_launch():
     window = Window.directml(2, 2, 2)
     return max_launches(
         Request(window, (1, 1, 8, 16), (128, 128, 16, 1), (4, 8), 4, True, False), False
     )[0]
 
 
-def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(
-    launched: list[tuple[object, ...]],
-) -> None:
+def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(launched):
     """``JITFunction.warmup`` and ``arg_names``, ``CompiledKernel.__getitem__``: a launch by hand is
     Triton's own."""
     input = torch.zeros(1, 1, 8, 16)
@@ -76,20 +73,18 @@ def test_a_compiled_kernel_takes_tensors_sizes_and_constants_by_position(
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(backend, "launch", lambda how, *given: backend._run(how, given, 0))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(
-    launched: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_kept_for_the_types_and_alignment_of_a_call(launched, monkeypatch):
     """A call of the same sizes runs what was compiled for it; a tensor of another type, or one that
     does not start at 16 bytes, never runs that."""
     kinds, codes = [], []
     compile = backend.compiled
 
-    def noted(*given: Any) -> Any:
+    def noted(*given):
         result = compile(*given)
         kinds.append(given[3])
         codes.append(result[0].asm["cubin"])
@@ -136,7 +131,7 @@ CALLS = {  # the data types of operands of 1x2x9x17, and a call with a window of
 }
 
 
-def operands_of(dtype: torch.dtype) -> list[torch.Tensor]:
+def operands_of(dtype):
     """Tensors of the same sizes: at 16 bytes, not at 16 bytes, both with gaps, which a kernel may
     read from a copy, and one of another type."""
     memory = torch.zeros(613, dtype=dtype)
@@ -147,16 +142,14 @@ def operands_of(dtype: torch.dtype) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("size", [3, 31])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(
-    name: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(name, size, monkeypatch):
     """A launch keeps the kernel that was compiled for its first call. Machine code that loads 16
     bytes at once fails where a tensor does not start there."""
     dtypes, call = CALLS[name]
     first: dict[int, Any] = {}
     kept = []  # an address is not used again
 
-    def launch(how: Any, *given: Any) -> None:
+    def launch(how, *given):
         kept.append(how)
         compiled = backend.what_is_compiled(how, given, 0)
         assert first.setdefault(id(how), compiled) == compiled
@@ -169,9 +162,7 @@ def test_a_launch_gets_operands_of_the_same_kinds_in_every_call(
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_a_profiler_sees_every_launch(
-    launched: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profiler_sees_every_launch(launched, monkeypatch):
     """Triton's hooks reach the launcher also where a plan has run before they were set."""
     input, window = torch.zeros(1, 1, 16, 32), Window.directml(2, 31, 1, 15, 15)
     seen: list[object] = []
@@ -185,7 +176,7 @@ def test_a_profiler_sees_every_launch(
 
 
 @pytest.mark.usefixtures("launched")
-def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
+def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned():
     """Triton compiles from a data type and an address: aligned pointers are read 16 bytes at a
     time, others are not."""
     how = a_launch()
@@ -195,7 +186,7 @@ def test_a_stand_in_for_a_tensor_says_whether_it_is_aligned() -> None:
         assert ("ld.global.v4" in compiled.asm["ptx"]) is aligned
 
 
-def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:
+def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first():
     """Triton finds what another process compiled in another order."""
     kernels = [backend.kernel_named(*each) for each in (("sliding", "share"), ("folding", "fold"))]
     keys = set()
@@ -209,9 +200,7 @@ def test_keys_of_kernels_do_not_depend_on_which_is_compiled_first() -> None:
 
 
 @pytest.mark.parametrize(("wave", "warps"), [(64, 2), (32, 4)])
-def test_a_program_has_128_lanes_on_every_amd_gpu(
-    wave: int, warps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_has_128_lanes_on_every_amd_gpu(wave, warps, monkeypatch):
     """E7: waves of CDNA have 64 lanes, those of RDNA 32."""
     assert backend._warps(0) == 4
     monkeypatch.setattr(torch.version, "hip", "7.0")

@@ -1,7 +1,6 @@
 """python -m torch_dmlpool bench: what it compares and measures, and what its exit code means."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Rows of a few elements, on a machine that does nothing else."""
     reduced = [(name, how, (2, 2, 14, 14), *rest) for name, how, _, *rest in bench.ROWS]
     monkeypatch.setattr(bench, "ROWS", reduced)
@@ -26,18 +25,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_wrong_result_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, small: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_result_is_a_failure(monkeypatch, small, capsys):
     """And so are a wrong gradient and a call that raises."""
 
-    def doubled(*arguments: Any) -> torch.Tensor:
+    def doubled(*arguments):
         pooled = adaptive(*arguments)
         if pooled.requires_grad:
             pooled.register_hook(lambda gradient: 2 * gradient)
         return pooled
 
-    def refuses(*_: object) -> None:
+    def refuses(*_):
         raise ValueError("no such window")
 
     adaptive, average = bench.ours.adaptive_avg_pool2d, bench.ours.avg_pool2d
@@ -52,9 +49,7 @@ def test_a_wrong_result_is_a_failure(
     assert "WRONG adaptive_avg_pool2d((7, 5),), float32, contiguous: AssertionError" in said
 
 
-def test_a_run_from_its_first_line_to_its_verdicts(
-    small: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_from_its_first_line_to_its_verdicts(small, capsys):
     """Conditions, results and rows."""
     assert program.main(["bench", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -64,9 +59,7 @@ def test_a_run_from_its_first_line_to_its_verdicts(
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "nowhere", "cpu:x"])
-def test_what_cannot_be_measured_is_said_before_any_work(
-    device: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_measured_is_said_before_any_work(device, capsys):
     with pytest.raises(SystemExit):
         program.main(["bench", "--device", device])
     said = capsys.readouterr().err
@@ -81,7 +74,7 @@ def test_what_cannot_be_measured_is_said_before_any_work(
         (Times(1.0, 2.0, 4.0), Times(3.0, 5.0, 6.0), "cannot tell"),
     ],
 )
-def test_quartiles_that_overlap_tell_nothing(ours: Times, theirs: Times, expected: str) -> None:
+def test_quartiles_that_overlap_tell_nothing(ours, theirs, expected):
     assert timing.line("a pool", "torch.nn", ours, theirs, None).endswith(f"x  {expected}")
     busy = timing.line("a pool", "torch.nn", ours, theirs, "9 processes")
     assert busy.endswith("x  cannot tell")

@@ -3,13 +3,12 @@
 import pytest
 import sharded
 import torch
-from sharded import Ranks
 from torch.distributed.tensor import DTensor, Shard
 
 import torch_dmlpool as dmlpool
 
 
-def holds_a_wrong_shard() -> None:
+def holds_a_wrong_shard():
     mesh = sharded.mesh_of(4)
     samples = 3 if mesh.get_rank() == 1 else 4
     how = {"shape": (16, 1, 8, 8), "stride": (64, 64, 8, 1)}
@@ -22,5 +21,5 @@ def holds_a_wrong_shard() -> None:
         dmlpool.max_pooling(shard, 2, 2)
 
 
-def test_a_shard_of_the_wrong_size_is_refused(ranks: Ranks) -> None:
+def test_a_shard_of_the_wrong_size_is_refused(ranks):
     ranks.run(holds_a_wrong_shard)

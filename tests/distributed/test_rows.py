@@ -1,16 +1,13 @@
 """Shards of the batch under pools of tokens and statistics stay shards (T5)."""
 
-from typing import Any
-
 import pytest
 import torch
-from sharded import Ranks
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import torch_dmlpool as dmlpool
 
 
-def pooled_in_shards(reduction: Any, is_masked: bool) -> None:
+def pooled_in_shards(reduction, is_masked):
     """What one rank does and checks."""
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (4,))
@@ -20,7 +17,7 @@ def pooled_in_shards(reduction: Any, is_masked: bool) -> None:
     of_shards = distribute_tensor(mask, mesh, [Shard(0)]) if is_masked else None
     of_whole = mask if is_masked else None
 
-    def results(tokens: Any, mask: Any) -> list[Any]:
+    def results(tokens, mask):
         frames = tokens.transpose(1, 2)
         of_frames = None if mask is None else mask[:, None]
         pooled = dmlpool.token_pooling(tokens, mask, reduction)
@@ -38,7 +35,5 @@ def pooled_in_shards(reduction: Any, is_masked: bool) -> None:
 
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "max"])
-def test_shards_of_the_batch_are_pooled_where_they_are(
-    ranks: Ranks, reduction: str, is_masked: bool
-) -> None:
+def test_shards_of_the_batch_are_pooled_where_they_are(ranks, reduction, is_masked):
     ranks.run(pooled_in_shards, reduction, is_masked)

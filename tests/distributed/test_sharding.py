@@ -3,7 +3,6 @@ data-parallel training."""
 
 import copy
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import oracle
@@ -12,8 +11,7 @@ import samples
 import sharded
 import torch
 import torch.distributed as dist
-from sharded import Ranks
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -27,7 +25,7 @@ SHAPE = (4, 8, 7, 6)
 POOLING = oracle.Pooling((3, 2), (2, 1), (1, 0), (2, 1), (1, 2), True)
 
 
-def test_every_operator_has_a_rule() -> None:
+def test_every_operator_has_a_rule():
     """A new one that has none would be refused by DTensor; those that are made of others need
     none."""
     defined = {
@@ -48,7 +46,7 @@ def test_every_operator_has_a_rule() -> None:
     assert defined - composed - rows == set(RULES)
 
 
-def passes_partial_sums_through(reduce_op: str) -> None:
+def passes_partial_sums_through(reduce_op):
     mesh = sharded.mesh_of(4)
     parts = [samples.ties(*SHAPE, seed=rank) for rank in range(4)]
     whole = torch.stack(parts).sum(0) / (4 if reduce_op == "avg" else 1)
@@ -82,11 +80,11 @@ def passes_partial_sums_through(reduce_op: str) -> None:
 
 
 @pytest.mark.parametrize("reduce_op", ["sum", "avg"])
-def test_partial_sums_pass_through_what_is_linear(ranks: Ranks, reduce_op: str) -> None:
+def test_partial_sums_pass_through_what_is_linear(ranks, reduce_op):
     ranks.run(passes_partial_sums_through, reduce_op)
 
 
-def a_gradient_comes_to_where_its_input_lies() -> None:
+def a_gradient_comes_to_where_its_input_lies():
     mesh = sharded.mesh_of(4)
     whole = samples.distinct(*SHAPE, dtype=torch.float32)
     gradient = samples.ties(*dmlpool.max_pooling(whole, **vars(POOLING)).shape)
@@ -105,7 +103,7 @@ def a_gradient_comes_to_where_its_input_lies() -> None:
                 assert result.placements == (ours,)
 
 
-def second_derivatives_and_channels_last_are_those_of_the_whole() -> None:
+def second_derivatives_and_channels_last_are_those_of_the_whole():
     mesh = sharded.mesh_of(4)
     whole = samples.distinct(2, 4, 9, 8)
     layouts = torch.contiguous_format, torch.channels_last
@@ -131,7 +129,7 @@ def second_derivatives_and_channels_last_are_those_of_the_whole() -> None:
             assert pooled.to_local().is_contiguous(memory_format=layout)
 
 
-def layers_take_unbatched_shards_and_return_positions_in_planes() -> None:
+def layers_take_unbatched_shards_and_return_positions_in_planes():
     mesh = sharded.mesh_of(2, 2)
     whole = samples.ties(3, 9, 10)
     placements = [Shard(0), Shard(2)]
@@ -145,7 +143,7 @@ def layers_take_unbatched_shards_and_return_positions_in_planes() -> None:
     torch.testing.assert_close(layer(shard).full_tensor(), layer(whole.unsqueeze(0)))
 
 
-def quantized_averages_take_the_parameters_of_their_channels() -> None:
+def quantized_averages_take_the_parameters_of_their_channels():
     """Scales and zero points are plain tensors, the same on every rank; one per channel is cut with
     the channels."""
     whole = samples.ties(*SHAPE, dtype=torch.uint8)
@@ -158,7 +156,7 @@ def quantized_averages_take_the_parameters_of_their_channels() -> None:
         comparison.same(dmlpool.quantized_linear_average_pooling, whole, **request)
 
 
-def a_mesh_may_be_of_some_ranks_in_any_order() -> None:
+def a_mesh_may_be_of_some_ranks_in_any_order():
     mesh = DeviceMesh("cpu", [2, 0, 1])
     whole = samples.ties(5, 2, 11)
     for function in (dmlpool.max_pooling, dmlpool.average_pooling):
@@ -173,7 +171,7 @@ def a_mesh_may_be_of_some_ranks_in_any_order() -> None:
             samples.assert_same(pooled.to_local(), sharded.own_part(expected, mesh, [Shard(0)]))
 
 
-def what_no_rule_serves_is_refused() -> None:
+def what_no_rule_serves_is_refused():
     """What no rule covers, and an index type that numbers a shard but not the whole (M4)."""
     square, line = sharded.mesh_of(2, 2), sharded.mesh_of(4)
     whole = samples.ties(1, 1, 8, 8)
@@ -193,10 +191,10 @@ def what_no_rule_serves_is_refused() -> None:
         )
 
 
-def compiles(backend: str) -> None:
+def compiles(backend):
     whole = samples.distinct(2, 4, 9, 8).float()
 
-    def pooled(tensor: torch.Tensor) -> torch.Tensor:
+    def pooled(tensor):
         return dmlpool.max_pooling(tensor, 3, 2, 1) * dmlpool.average_pooling(tensor, 3, 2, 1)
 
     for dimension in (0, 2):
@@ -216,16 +214,14 @@ def compiles(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_whole(ranks: Ranks, backend: str) -> None:
+def test_compiled_whole(ranks, backend):
     """Without a graph break, gathers and all."""
     ranks.run(compiles, backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["contextlib.nullcontext", "CommDebugMode"])
-def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(
-    mode: str, python: Callable[..., Any]
-) -> None:
+def test_a_dtensor_without_the_rules_is_refused_with_the_line_that_loads_them(mode, python):
     """Below a dispatch mode too. Importing the package and pooling plain tensors loads neither
     rules nor DTensor."""
     program = f"""
@@ -253,7 +249,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert finished.stdout.split("\n")[:2] == ["True", "torch.Size([1, 1, 3, 3])"]
 
 
-def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> None:
+def operators_without_a_window_and_composed_ones_are_those_of_the_whole():
     """Operators without a window, and those made of others: right on every placement, silent on
     batch and channels."""
     whole = samples.distinct(4, 4, 7, 9)
@@ -293,7 +289,7 @@ def operators_without_a_window_and_composed_ones_are_those_of_the_whole() -> Non
         torch.testing.assert_close(restored.full_tensor(), expected)
 
 
-def adaptive_maxima_have_indices_into_the_whole_tensor() -> None:
+def adaptive_maxima_have_indices_into_the_whole_tensor():
     whole = samples.ties(3, 4, 7, 9)
     for dimension, sizes in itertools.product((0, 1, 2), ((3, 4), (7, 3), (1, 1))):
         shard = sharded.spread(whole, sharded.mesh_of(4), [Shard(dimension)])
@@ -319,11 +315,11 @@ JOBS = [
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_on_four_ranks(ranks: Ranks, job: Callable[[], None]) -> None:
+def test_on_four_ranks(ranks, job):
     ranks.run(job)
 
 
-def trained(network: nn.Module, images: Tensor) -> None:
+def trained(network, images):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.2, momentum=0.9)
     for _ in range(3):
         optimizer.zero_grad()
@@ -331,7 +327,7 @@ def trained(network: nn.Module, images: Tensor) -> None:
         optimizer.step()
 
 
-def trains(how: str) -> None:
+def trains(how):
     torch.manual_seed(1)
     layers = nn.Conv2d(1, 8, 3), dmlpool.nn.MaxPool2d(3, 2, padding=1)
     layers += nn.Conv2d(8, 8, 3, padding=1), dmlpool.nn.AvgPool2d(3, 1, 1, count_include_pad=False)
@@ -358,5 +354,5 @@ def trains(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["DDP", pytest.param("FSDP2", marks=pytest.mark.slow)])
-def test_training_equals_the_single_process(ranks: Ranks, how: str) -> None:
+def test_training_equals_the_single_process(ranks, how):
     ranks.run(trains, how)

@@ -1,12 +1,9 @@
 """Pooling of shards equals that of the whole tensor: every geometry, over one and two mesh
 dimensions; shards of D, H and W are gathered."""
 
-from typing import Any
-
 import cases
 import pytest
 import sharded
-from sharded import Ranks
 from test_properties import requests
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -16,7 +13,7 @@ LINE, SQUARE = (4,), (2, 2)
 
 
 @pytest.mark.parametrize("dimensions", [(2, 3), (0, 3), (2, 1), (2, 2)])
-def test_planes_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int, int]) -> None:
+def test_planes_over_a_square_of_ranks(ranks, dimensions):
     """Two spatial dimensions at once, one beside a shard of the batch or the channels, and one over
     both mesh dimensions."""
     case = cases.case("uneven padding", "padded")
@@ -25,9 +22,7 @@ def test_planes_over_a_square_of_ranks(ranks: Ranks, dimensions: tuple[int, int]
 
 @hypothesis.given(request=requests(), data=strategies.data())
 @hypothesis.settings(max_examples=hypothesis.settings().max_examples // 5)
-def test_drawn_geometries_on_four_ranks(
-    ranks: Ranks, request: Any, data: strategies.DataObject
-) -> None:
+def test_drawn_geometries_on_four_ranks(ranks, request, data):
     """Maxima, taps, indices, averages and all gradients. Uneven and empty shards are among them."""
     pooling, sizes = request
     dimension = data.draw(strategies.integers(0, 2))

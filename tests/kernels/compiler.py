@@ -38,7 +38,7 @@ class Request(NamedTuple):
     constants: tuple[tuple[str, Any], ...]
     warps: int = 4
 
-    def source(self) -> ASTSource:
+    def source(self):
         names = self.kernel.arg_names
         signature = dict(zip(names, self.types, strict=False)) | dict.fromkeys(
             names[len(self.types) :], "constexpr"
@@ -48,7 +48,7 @@ class Request(NamedTuple):
             fn=self.kernel, signature=signature, constexprs=dict(self.constants), attrs=attributes
         )
 
-    def options(self) -> dict[str, Any]:
+    def options(self):
         return {"num_warps": self.warps, "enable_fp_fusion": True}
 
 
@@ -57,7 +57,7 @@ class Ptx(NamedTuple):
     shared_bytes: int
 
 
-def ir_of(request: Request, target: GPUTarget = SM_90) -> Any:
+def ir_of(request, target=SM_90):
     """Triton's own intermediate representation, before any pass."""
     source, compiler = request.source(), make_backend(target)
     options = compiler.parse_options(request.options())
@@ -70,7 +70,7 @@ def ir_of(request: Request, target: GPUTarget = SM_90) -> Any:
     return module
 
 
-def lowered(request: Request, last: str) -> tuple[Any, dict[str, Any]]:
+def lowered(request, last):
     """For sm_90, from the first to the ``last`` of Triton's stages; nothing is assembled or written
     to its cache."""
     source, compiler, module = request.source(), make_backend(SM_90), ir_of(request)
@@ -84,11 +84,11 @@ def lowered(request: Request, last: str) -> tuple[Any, dict[str, Any]]:
 
 
 @functools.cache
-def ptx(request: Request) -> Ptx:
+def ptx(request):
     module, metadata = lowered(request, "ptx")
     return Ptx(str(module), metadata["shared"])
 
 
-def binary(request: Request, target: GPUTarget = SM_90) -> Any:
+def binary(request, target=SM_90):
     """What Triton would run, from its cache where it is there."""
     return triton.compile(request.source(), target=target, options=request.options())

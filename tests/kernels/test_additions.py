@@ -20,13 +20,13 @@ interpreter = pytest.importorskip("triton.runtime.interpreter")
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 
 
-def deeper(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def deeper(left, right):
     """The depth of a sum of two sums."""
     return np.maximum(left, right) + ((left > 0) & (right > 0)).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def depths(monkeypatch: pytest.MonkeyPatch) -> None:
+def depths(monkeypatch):
     """The algebra. A compensated sum is as deep as its deepest term, and rounds once more at its
     end."""
     builder = interpreter.InterpreterBuilder
@@ -45,9 +45,7 @@ WINDOWS = [(1, 7), (2, 2), (3, 3), (3, 5), (5, 5), (4, 7), (7, 7), (8, 3), (1, 9
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize(("rows", "columns"), WINDOWS)
-def test_unrolled_windows_add_up_trees(
-    rows: int, columns: int, layout: str, launched: list
-) -> None:
+def test_unrolled_windows_add_up_trees(rows, columns, layout, launched):
     """(2 + ⌈log₂ taps⌉) roundings, of which the division is one; and no tree is less deep than a
     balanced one."""
     # The window lies wherever it can among 16 columns.
@@ -61,7 +59,7 @@ def test_unrolled_windows_add_up_trees(
     assert [one.kernel for one in launched] == ["sum_tile"]
 
 
-def test_unrolled_windows_that_do_not_overlap_add_up_trees(launched: list) -> None:
+def test_unrolled_windows_that_do_not_overlap_add_up_trees(launched):
     result = backend.average_pooling(torch.ones(1, 2, 22, 35), Window.directml(2, 11, 11), True, 1)
     assert int(result.max()) - 1 <= (11 * 11 - 1).bit_length() + 1
     assert [one.kernel for one in launched] == ["sum_tile"]
@@ -73,7 +71,7 @@ LENGTHS += [5000, 16_385, 20_000]
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_folded_windows_add_up_trees(length: int, layout: str, launched: list) -> None:
+def test_folded_windows_add_up_trees(length, layout, launched):
     """Whole axes of every block, with slices and without."""
     source = samples.LAYOUTS[layout](torch.ones(1, 2, length, 1))
     window = Window.directml(2, (length, 1), 1)
@@ -83,7 +81,7 @@ def test_folded_windows_add_up_trees(length: int, layout: str, launched: list) -
 
 
 @pytest.mark.parametrize(("window", "stride"), [(17, 1), (31, 2), (47, 8), (201, 3), (70, 16)])
-def test_windows_that_overlap_add_up_trees(window: int, stride: int, launched: list) -> None:
+def test_windows_that_overlap_add_up_trees(window, stride, launched):
     """Whatever windows share: along each axis at most one addition more than in a balanced tree."""
     # One window takes all of the second axis, so that no tile fits.
     source = torch.ones(1, 1, window + 9 * stride, 70)

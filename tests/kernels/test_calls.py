@@ -36,9 +36,7 @@ ARRIVING = {
 @cases.in_pairs(
     pool=list(POOLS), arriving=list(ARRIVING), layout=["contiguous", "channels last", "sliced"]
 )
-def test_gradients_are_the_operators(
-    pool: str, arriving: str, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_the_operators(pool, arriving, layout, monkeypatch):
     """G7, M5, A6: numbers and strides, wherever the input and what arrives lie."""
     input = samples.LAYOUTS[layout](samples.ties(2, 3, 8, 6, dtype=torch.float16)).requires_grad_()
     monkeypatch.setattr(backends, "serving", lambda _: backend.BACKEND)
@@ -53,15 +51,13 @@ def test_gradients_are_the_operators(
 
 @pytest.mark.parametrize("pool", ["maxima", "averages"])
 @pytest.mark.parametrize("is_forward", [True, False], ids=["forward", "backward"])
-def test_a_kernel_that_is_missing_leaves_gradients_right(
-    pool: str, is_forward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_is_missing_leaves_gradients_right(pool, is_forward, monkeypatch):
     """E7: plain PyTorch computes them, and says so."""
 
-    def missing(*_: object) -> None:
+    def missing(*_):
         raise fallbacks.KernelError("no compiler")
 
-    def called() -> Tensor:
+    def called():
         with monkeypatch.context() as patch:
             patch.setattr(backend, "launch", missing if is_forward else backend.launch)
             output = POOLS[pool](input)
@@ -80,9 +76,7 @@ WRONG = {"shape": lambda taps: taps.repeat(8, 1, 1, 1), "sizes": lambda taps: ta
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_saved_taps_of_another_shape_are_rejected(
-    wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_taps_of_another_shape_are_rejected(wrong, monkeypatch):
     """Before any launch, with an error that says what differs."""
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda taps: taps, WRONG[wrong])
     with hooks:
@@ -108,7 +102,7 @@ MASKED = {
 
 @pytest.mark.parametrize("pool", MASKED)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_any_byte_of_a_bool_but_0_is_true(pool: str, layout: str) -> None:
+def test_any_byte_of_a_bool_but_0_is_true(pool, layout):
     """K1, N1: as PyTorch reads them."""
     kept = samples.LAYOUTS[layout](torch.rand(2, 3, 6, 6, generator=samples.seeded(6)) < 0.5)
     images = samples.LAYOUTS[layout]((kept * torch.arange(6).add(250)).to(torch.uint8))
@@ -121,7 +115,7 @@ def test_any_byte_of_a_bool_but_0_is_true(pool: str, layout: str) -> None:
 
 
 @cases.in_pairs(kind=list(samples.KINDS), name=NAMES)
-def test_kernels_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+def test_kernels_read_what_lazy_tensors_show(kind, name):
     """G7, of operators called by name."""
     for given, expected in with_lazy(kind, name):
         results = samples.listed(getattr(operators, name)(*given))

@@ -1,7 +1,6 @@
 """No size of an image or of a window makes another kernel: what would be compiled is counted."""
 
 import random
-from collections.abc import Iterable
 
 import pytest
 
@@ -23,13 +22,13 @@ DTYPES["quantized avg"] = ("int8", "uint8")
 CASES = [(operator, dtype) for operator, dtypes in DTYPES.items() for dtype in dtypes]
 
 
-def kernels_of(asked: Iterable[requests.Request]) -> int:
+def kernels_of(asked):
     """Different kernels that compute all the requests on an H200."""
     return len(requests.kernels_of(asked))
 
 
 @pytest.mark.parametrize(("operator", "dtype"), CASES)
-def test_few_kernels_serve_all_sizes(operator: str, dtype: str) -> None:
+def test_few_kernels_serve_all_sizes(operator, dtype):
     """Each takes a second or more to compile where it is first launched."""
     if operator.startswith("adaptive"):
         images = [f"8x64x{h}x{w}" for h, w in IMAGES]
@@ -45,7 +44,7 @@ def test_few_kernels_serve_all_sizes(operator: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("operator", ["max", "taps", "avg"])
-def test_no_length_of_a_window_makes_another_kernel(operator: str) -> None:
+def test_no_length_of_a_window_makes_another_kernel(operator):
     """Nor its stride and padding: eight groups of neighbours share what they read."""
     windows = [f"{n}/{stride} p{n // 2}" for n in range(65, 257, 3) for stride in (1, 2, 4, 8)]
     assert kernels_of(request(operator, f"4x8x1000 {each}") for each in windows) <= 8
@@ -57,7 +56,7 @@ ASKED = {"3/2 p1": None, "2": None, "3/1 p1": None, "31/1 p15": None, "to7": 4, 
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("way", "Ff")
-def test_an_image_of_another_size_compiles_nothing(asked: str, way: str) -> None:
+def test_an_image_of_another_size_compiles_nothing(asked, way):
     """After the first image, of sizes that 16 bytes divide, as those of networks mostly are. Bins
     and slices may take another of four tiles along each axis."""
     images = [(h, w) for h in (256, 400, 1024) for w in (272, 512, 784)]

@@ -46,13 +46,13 @@ def fill_planes(target, width, WIDE: tl.constexpr, B: tl.constexpr):
     )
 
 
-def without_barriers(ptx: str) -> str:
+def without_barriers(ptx):
     edited = re.sub(r"bar\.sync[^;]*;", "", ptx)
     assert edited != ptx
     return edited
 
 
-def test_a_removed_barrier_is_a_race_though_values_are_right() -> None:
+def test_a_removed_barrier_is_a_race_though_values_are_right():
     source = torch.arange(4096.0)
     expected = source.view(4, 32, 32).mT.flatten()
     target = torch.zeros(4096)
@@ -81,9 +81,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("kernel", "arguments", "constants", "programs", "fault"), FAULTS)
-def test_what_no_kernel_may_do_is_a_fault(
-    kernel: Any, arguments: Any, constants: Any, programs: int, fault: str
-) -> None:
+def test_what_no_kernel_may_do_is_a_fault(kernel, arguments, constants, programs, fault):
     """What one program writes another one touches, ends of tensors, and products of sizes beyond 32
     bits, for which no tensor need be there."""
     with pytest.raises(FaultError, match=fault):

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,11 +48,11 @@ class Made(NamedTuple):
     launch: Launch
     operands: tuple[str | type, ...]
 
-    def kernel(self) -> Hashable:
+    def kernel(self):
         """With the type of its elements."""
         return self.launch.kernel, self.operands[0]
 
-    def form(self) -> Hashable:
+    def form(self):
         """The types of all that it works on, and every choice that decides which of a kernel's code
         runs."""
         modes = ("KIND", "COUNT", "RANK", "OP", "V")
@@ -67,11 +67,11 @@ class Made(NamedTuple):
         ]
         return self.launch.kernel, self.operands, tuple(sorted(chosen))
 
-    def whole(self) -> Hashable:
+    def whole(self):
         """All that is compiled differently."""
         return self.launch.kernel, self.operands, self.launch.constants, self.launch.size_types
 
-    def request(self) -> compiler.Request:
+    def request(self):
         kernel = backend.kernel_named(*self.launch.kernel.split("."))
         numbers = {float: "fp32", int: "i32"}
         types = [
@@ -111,7 +111,7 @@ WINDOWS = {
 """Size, stride and padding before, then perhaps padding after and dilation."""
 
 
-def problems(dtype: torch.dtype, every: bool) -> Iterator[tuple[Tensor, Window]]:
+def problems(dtype, every):
     """Tensors without memory beside windows: contiguous, channels last, of odd sizes, sliced,
     larger than 2³¹."""
     for rank in (1, 2, 3):
@@ -130,16 +130,16 @@ def problems(dtype: torch.dtype, every: bool) -> Iterator[tuple[Tensor, Window]]
     yield torch.empty(HUGE, dtype=dtype, device="meta"), Window.directml(2, 3, 1, 1, 1)
 
 
-def results_of(input: Tensor, window: Window) -> Tensor:
+def results_of(input, window):
     results = input.new_empty((*input.shape[:2], *window.output_sizes(input.shape[2:])))
     return samples.channels_last(results) if window.rank > 1 and input.stride(1) == 1 else results
 
 
-def taps_of(input: Tensor, window: Window) -> Tensor:
+def taps_of(input, window):
     return results_of(input, window).to(backend.tensors.tap_dtype(window.taps))
 
 
-def maxima(input: Tensor, window: Window) -> None:
+def maxima(input, window):
     for under in masks_of(input):
         backend.max_pooling(input, window, **under)
         backend.max_pooling_with_taps(input, window, **under)
@@ -147,21 +147,21 @@ def maxima(input: Tensor, window: Window) -> None:
     backend.max_pooling_with_indices(input, window, torch.int64, True)
 
 
-def masks_of(input: Tensor) -> Iterator[dict[str, Tensor]]:
+def masks_of(input):
     """No mask, one of all channels, and one of each."""
     yield {}
     yield {"mask": input.new_empty((input.shape[0], 1, *input.shape[2:]), dtype=torch.bool)}
     yield {"mask": torch.empty_like(input, dtype=torch.bool)}
 
 
-def gathered(input: Tensor, window: Window) -> None:
+def gathered(input, window):
     taps = taps_of(input, window)
     backend.BACKEND.max_pooling_gather(input, taps, window)
     for of, in_plane in itertools.product(samples.INDEX_TYPES, (False, True)):
         backend.max_pooling_indices(taps, input.shape[2:], window, of, in_plane)
 
 
-def max_gradients(input: Tensor, window: Window) -> None:
+def max_gradients(input, window):
     given, taps, last = (
         results_of(input, window),
         taps_of(input, window),
@@ -171,7 +171,7 @@ def max_gradients(input: Tensor, window: Window) -> None:
         backend.max_pooling_grad_from_taps(gradient, taps, input.shape[2:], window, last)
 
 
-def averages(input: Tensor, window: Window) -> None:
+def averages(input, window):
     for divisor in ((True, None), (False, None), (True, 7)):
         for under in masks_of(input):
             with contextlib.suppress(fallbacks.NoKernelError):
@@ -179,7 +179,7 @@ def averages(input: Tensor, window: Window) -> None:
         backend.average_pooling_grad(results_of(input, window), input.shape[2:], window, *divisor)
 
 
-def quantized(input: Tensor, window: Window) -> None:
+def quantized(input, window):
     for results, channels in (
         (input.dtype, 1),
         (input.dtype, input.shape[1]),
@@ -194,7 +194,7 @@ def quantized(input: Tensor, window: Window) -> None:
         backend.quantized_averages(input, *given)
 
 
-def bins(input: Tensor, window: Window) -> None:
+def bins(input, window):
     """Adaptive pooling and its gradients."""
     outputs = window.output_sizes(input.shape[2:])
     for under in masks_of(input):
@@ -205,7 +205,7 @@ def bins(input: Tensor, window: Window) -> None:
         backend.BACKEND.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])
 
 
-def sets(input: Tensor, _: Window) -> None:
+def sets(input, _):
     """Ragged ones and samples, with a mask and without."""
     for channels in (64, 3):
         rows = input.new_empty((1000, channels))
@@ -233,26 +233,19 @@ FAMILIES: dict[str, tuple[Callable[[Tensor, Window], None], list[torch.dtype]]] 
 class Collector:
     """Makes the backend launch as on a target, and keeps the launches instead of running them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.made: list[Made] = []
         self.runs_ptx = False
         monkeypatch.setattr(backend, "runs_ptx", lambda _: self.runs_ptx)
         monkeypatch.setattr(backend, "launch", self.launch)
 
-    def launch(self, launch: Launch, *operands: object) -> None:
+    def launch(self, launch, *operands):
         names = (
             samples.name_of(one.dtype) if isinstance(one, Tensor) else type(one) for one in operands
         )
         self.made.append(Made(launch, tuple(names)))
 
-    def __call__(
-        self,
-        family: str,
-        dtype: torch.dtype,
-        runs_ptx: bool,
-        alike: Callable[[Made], Hashable],
-        every: bool = False,
-    ) -> list[Made]:
+    def __call__(self, family, dtype, runs_ptx, alike, every=False):
         """The first of the launches that are ``alike``: the shortest code, as windows are in
         order."""
         self.runs_ptx, result = runs_ptx, {}
@@ -265,11 +258,11 @@ class Collector:
 
 
 @pytest.fixture
-def launches_of(monkeypatch: pytest.MonkeyPatch) -> Collector:
+def launches_of(monkeypatch):
     return Collector(monkeypatch)
 
 
-def assert_compiles(launches: list[Made], compile: Callable[[Made], object]) -> None:
+def assert_compiles(launches, compile):
     assert launches
     failures = []
     for made in launches:
@@ -280,7 +273,7 @@ def assert_compiles(launches: list[Made], compile: Callable[[Made], object]) -> 
     assert not failures, "\n".join(failures)
 
 
-def to_machine_code(made: Made, target: str) -> Any:
+def to_machine_code(made, target):
     """NVIDIA's pads no signed type with a word that is one element's sign (Triton 3.6 to 3.8); all
     ones are right."""
     hip = target == "gfx942"
@@ -299,7 +292,7 @@ LAYOUT = re.compile(
 ACCESS = re.compile(r"tt.(?:load|store) .*: tensor<(\d+)x((?:\d+x)+)!tt.ptr<\w+>, (#\w+)>")
 
 
-def apart(made: Made, dialect: str) -> list[str]:
+def apart(made, dialect):
     """The loads and stores of a kernel, its layouts chosen, in which neighbouring threads do not
     take neighbours along the last axis of a block of two, which lie side by side in memory, or
     along the last two of three: vectors. Of a mask of all channels they read one byte together."""
@@ -320,7 +313,7 @@ def apart(made: Made, dialect: str) -> list[str]:
     return found
 
 
-def numbers_of(text: str) -> list[int]:
+def numbers_of(text):
     return [int(each) for each in text.split(", ")]
 
 
@@ -340,9 +333,7 @@ EACH_TYPE = pytest.mark.parametrize(
     [("sm_90", False)],
 )
 @EACH_TYPE
-def test_types_fit(
-    family: str, dtype: torch.dtype, target: str, every: bool, launches_of: Collector
-) -> None:
+def test_types_fit(family, dtype, target, every, launches_of):
     """G6, M7, Q1: kernels become Triton's intermediate representation for every type, then with
     every choice."""
     launches = launches_of(
@@ -354,9 +345,7 @@ def test_types_fit(
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @EACH_TYPE
-def test_machine_code_of_some(
-    family: str, dtype: torch.dtype, target: str, launches_of: Collector
-) -> None:
+def test_machine_code_of_some(family, dtype, target, launches_of):
     """E7: launches drawn from a large choice of problems, other ones for each device, become
     machine code."""
     launches = launches_of(family, dtype, TARGETS[target][1], Made.whole, every=True)
@@ -365,7 +354,7 @@ def test_machine_code_of_some(
 
 
 @cases.each("target", TARGETS, ["sm_90"])
-def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: Collector) -> None:
+def test_rows_are_read_by_16_bytes_and_nothing_spills(target, launches_of):
     """E7: a contiguous float16 batch under window 3: maxima, with taps, averages, and their
     gradients."""
     launches_of.runs_ptx = TARGETS[target][1]
@@ -383,7 +372,7 @@ def test_rows_are_read_by_16_bytes_and_nothing_spills(target: str, launches_of: 
         assert_vectors(made, target, 2 * is_spilled)
 
 
-def assert_vectors(made: Made, target: str, spills: int = 0) -> None:
+def assert_vectors(made, target, spills=0):
     """16 bytes are read at once, and no more than this many words are spilled."""
     binary = to_machine_code(made, target)
     if target == "gfx942":
@@ -402,9 +391,7 @@ EVERY = [("sm_90", False), *((each, True) for each in TARGETS)]
 
 
 @cases.each(("target", "every"), EVERY, EVERY[:1])
-def test_sets_of_rows_are_read_by_16_bytes_and_nothing_spills(
-    target: str, every: bool, launches_of: Collector
-) -> None:
+def test_sets_of_rows_are_read_by_16_bytes_and_nothing_spills(target, every, launches_of):
     """E7: sums, means, maxima and minima, with a mask and without; every day of one type each."""
     for number, dtype in enumerate(samples.FLOATS):
         launches_of.made.clear()
@@ -431,7 +418,7 @@ BLOCKS: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
 """Families, sizes and windows that reach every block of threads."""
 
 
-def test_neighbouring_threads_touch_neighbouring_memory(launches_of: Collector) -> None:
+def test_neighbouring_threads_touch_neighbouring_memory(launches_of):
     """E7: every kernel's loads and stores, as the Triton at hand lays out blocks."""
     launches_of.runs_ptx, chosen = True, {}
     for family, sizes, window in BLOCKS:
@@ -453,7 +440,7 @@ def test_neighbouring_threads_touch_neighbouring_memory(launches_of: Collector) 
     assert len({made.launch.kernel for made in chosen.values()}) >= 7
 
 
-def test_every_kernel_is_launched(launches_of: Collector) -> None:
+def test_every_kernel_is_launched(launches_of):
     """A new kernel is compiled here, too; ten are enough, with one piece of inline assembly."""
     launched = {
         made.launch.kernel.split(".")[1]

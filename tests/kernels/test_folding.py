@@ -69,7 +69,7 @@ SHARED = [
 """Long windows that overlap, and share what they read."""
 
 
-def rows() -> list[object]:
+def rows():
     """Two of three windows that share elements are slow."""
     alone = COMPILED + (MORE if results.INTERPRETED else [])
     marks = [[pytest.mark.slow] if i % 3 else [] for i in range(len(SHARED))]
@@ -79,21 +79,13 @@ def rows() -> list[object]:
     ]
 
 
-def name_of(i: int, row: tuple) -> str:
+def name_of(i, row):
     operator, shape, _, layout, dtype = row
     return f"{operator.__name__}-{i}-{shape}-{layout}-{samples.name_of(dtype)}".replace(" ", "")
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "shares"), rows())
-def test_edges(
-    operator: results.Operator,
-    shape: results.Shape,
-    request_: results.Request,
-    layout: str,
-    dtype: torch.dtype,
-    shares: bool,
-    launched: list,
-) -> None:
+def test_edges(operator, shape, request_, layout, dtype, shares, launched):
     """E6, E7, M1 to M5, Q1 to Q6: the oracle's results; what is compiled touches no more than it
     may."""
     operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request_)
@@ -101,7 +93,7 @@ def test_edges(
     assert "share" in {one.kernel for one in launched} or not shares
 
 
-def drawn(chosen: random.Random) -> tuple[results.Shape, results.Request]:
+def drawn(chosen):
     """A window or bins over few elements, mostly too large for straight-line code."""
     rank = chosen.choice((1, 2, 2, 3))
     sizes = tuple(chosen.randint(1, (150, 20, 7)[rank - 1]) for _ in range(rank))
@@ -129,7 +121,7 @@ def drawn(chosen: random.Random) -> tuple[results.Shape, results.Request]:
 
 @only_interpreted
 @cases.each("seed", range(24), range(1, 24, 2))
-def test_a_random_draw(seed: int, launched: list) -> None:
+def test_a_random_draw(seed, launched):
     """Every operator on the same request, of data types and layouts in turn."""
     chosen = random.Random(seed)
     shape, request = drawn(chosen)
@@ -143,7 +135,7 @@ def test_a_random_draw(seed: int, launched: list) -> None:
 
 @pytest.mark.slow
 @only_interpreted
-def test_more_taps_than_float64_divides_exactly() -> None:
+def test_more_taps_than_float64_divides_exactly():
     """Q6: one window of more than 2²⁰ taps, which the reference serves."""
     taps = 2**20 + 16
     input = torch.zeros(1, 1, taps, dtype=torch.uint8)
@@ -158,7 +150,7 @@ def test_more_taps_than_float64_divides_exactly() -> None:
 @only_interpreted
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("size", [1500, 2**21, 2**22, 2**31 - 1])
-def test_windows_of_more_taps_than_integers_count(size: int, ceil_mode: bool) -> None:
+def test_windows_of_more_taps_than_integers_count(size, ceil_mode):
     """A1: divisors are floating-point numbers, in gradients as well."""
     one = torch.ones(1, 1, 1, 1, 1, dtype=torch.float64)
     window = Window.directml(3, size, size, size - 1, 0, 1, ceil_mode)
@@ -170,7 +162,7 @@ def test_windows_of_more_taps_than_integers_count(size: int, ceil_mode: bool) ->
 
 
 @only_interpreted
-def test_a_long_window_of_a_large_sum_does_not_lose_small_addends() -> None:
+def test_a_long_window_of_a_large_sum_does_not_lose_small_addends():
     """E6: in rows and in columns, whole or not."""
     for length, window in ((5000, 5000), (20_000, 20_000), (3000, 2001)):
         tiny = torch.full((1, 1, length), 2.0**-27 * 0.99)
@@ -184,7 +176,7 @@ def test_a_long_window_of_a_large_sum_does_not_lose_small_addends() -> None:
 @pytest.mark.parametrize(
     ("size", "window"), [(130, (130,)), (7, (7,)), (8, (3, 1, 1, 1)), (8, (31, 1, 15, 15))]
 )
-def test_a_sample_does_not_depend_on_its_batch(size: int, window: tuple[int, ...]) -> None:
+def test_a_sample_does_not_depend_on_its_batch(size, window):
     """E6: bit for bit, slices of large planes among them."""
     for layout in ("contiguous", "channels last"):
         input, how = samples.LAYOUTS[layout](samples.normal(2, 2, size, size)), Window.directml

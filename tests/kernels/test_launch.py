@@ -1,13 +1,12 @@
 """Launches are pure functions of the problem: tiles and vectors, 32 or 64 bits, loops for large
 windows."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import samples
 import torch
-from torch_dmlpool.kernels.launch import VECTOR_BYTES, Launch, Request, divider
+from torch_dmlpool.kernels.launch import VECTOR_BYTES, Request, divider
 
 from torch_dmlpool.kernels import launches
 from torch_dmlpool.window import Window
@@ -15,12 +14,12 @@ from torch_dmlpool.window import Window
 Shape = tuple[int, ...]
 
 
-def dense(shape: Shape, is_last: bool = False) -> Shape:
+def dense(shape, is_last=False):
     tensor = torch.empty(shape, device="meta")
     return (samples.channels_last(tensor) if is_last else tensor).stride()
 
 
-def request(window: Window | Sequence[Any], shape: Shape, **changes: Any) -> Request:
+def request(window, shape, **changes):
     """A request for an input of this shape, or for its gradient where ``adjoint`` is set."""
     if not isinstance(window, Window):
         window = Window.directml(len(shape) - 2, *window)
@@ -44,7 +43,7 @@ CHOICES = {
 }
 
 
-def launched(choice: str, window: Any, shape: Shape, **changes: Any) -> tuple[Launch, ...] | None:
+def launched(choice, window, shape, **changes):
     function, own = CHOICES[choice]
     return function(request(window, shape, **(own | changes)))
 
@@ -104,22 +103,18 @@ ROWS: list[tuple[str, tuple[Any, ...], Shape, dict[str, Any], str]] = [
 """What is computed, the window, the input's shape, what is special, and the kernels."""
 
 
-def kernels_of(made: tuple[Launch, ...] | None) -> str:
+def kernels_of(made):
     return " ".join(one.kernel.split(".")[1] for one in made or ())
 
 
 @pytest.mark.parametrize(("choice", "window", "shape", "changes", "kernels"), ROWS)
-def test_the_problem_chooses_its_kernels(
-    choice: str, window: Any, shape: Shape, changes: dict[str, Any], kernels: str
-) -> None:
+def test_the_problem_chooses_its_kernels(choice, window, shape, changes, kernels):
     assert kernels_of(launched(choice, window, shape, **changes)) == kernels
 
 
 @pytest.mark.parametrize("element_size", [2, 4, 8])
 @pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (5, 2), (4, 4)])
-def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(
-    size: int, stride: int, element_size: int
-) -> None:
+def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(size, stride, element_size):
     """So that the stores of a warp fill whole sectors; each of two stores of a lane would half fill
     twice as many.
     """
@@ -133,7 +128,7 @@ def test_what_a_lane_owns_of_a_row_of_a_gradient_is_one_store(
         )
 
 
-def test_a_window_longer_than_the_line_takes_no_more_turns() -> None:
+def test_a_window_longer_than_the_line_takes_no_more_turns():
     """Nothing is read of its padding."""
     far = 2**30
     for choice, kernel, turns in (("average", "sliding.share", 2), ("taps", "folding.fold", 8)):
@@ -141,7 +136,7 @@ def test_a_window_longer_than_the_line_takes_no_more_turns() -> None:
         assert (made.kernel, made.sizes[1]) == (kernel, turns)
 
 
-def test_division_by_a_number_at_run_time_is_exact() -> None:
+def test_division_by_a_number_at_run_time_is_exact():
     """Below 2³¹, by every number: a multiplication, an addition and a shift."""
     numbers = [*range(1, 300), 1023, 1024, 1025, 10**6, 2**30 - 1, 2**30, 2**31 - 1]
     for number in numbers:
@@ -153,12 +148,12 @@ def test_division_by_a_number_at_run_time_is_exact() -> None:
                 assert (high + n) % 2**32 >> shift == n // number
 
 
-def form_of(window: Any, shape: Shape, **changes: Any) -> Any:
+def form_of(window, shape, **changes):
     (made,) = launched("average", window, shape, **changes) or ()
     return dict(made.constants)["FORM"]
 
 
-def test_strides_decide_about_vectors() -> None:
+def test_strides_decide_about_vectors():
     """A vector has as many elements as 16 bytes hold, where they lie side by side."""
     three, shape = (3, 1, 1, 1), (2, 4, 8, 16)
     for strides, vector in (
@@ -175,7 +170,7 @@ def test_strides_decide_about_vectors() -> None:
     assert form_of(one_row, (2, 4, 1, 16), strides=(64, 16, 7, 1)).vector == 4
 
 
-def test_64_bits_only_where_needed() -> None:
+def test_64_bits_only_where_needed():
     three = (3, 1, 1, 1)
     # 2**31.7 elements in small planes
     assert not form_of(three, (4096, 64, 112, 112)).wide

@@ -44,22 +44,14 @@ Shape = tuple[int, ...]
 Problem = tuple[Shape, Request]
 
 
-def pooling(
-    rank: int,
-    window: object,
-    stride: object = 1,
-    start: object = 0,
-    end: object = None,
-    dilation: object = 1,
-    ceil_mode: bool = False,
-) -> oracle.Pooling:
+def pooling(rank, window, stride=1, start=0, end=None, dilation=1, ceil_mode=False):
     entries = (window, stride, start, start if end is None else end, dilation)
     return oracle.Pooling(
         *((each,) * rank if isinstance(each, int) else each for each in entries), ceil_mode
     )
 
 
-def window_of(request: oracle.Pooling) -> Window:
+def window_of(request):
     return Window.directml(request.rank, *vars(request).values())
 
 
@@ -123,12 +115,12 @@ WORDS: list[Problem] = [
 channels, taps."""
 
 
-def maxima(input: Tensor, request: oracle.Pooling) -> None:
+def maxima(input, request):
     found = backend.max_pooling(input, window_of(request))
     samples.assert_same(found, oracle.maximum(samples.to_numpy(input), request).values)
 
 
-def maxima_with_taps(input: Tensor, request: oracle.Pooling) -> None:
+def maxima_with_taps(input, request):
     """And the indices that taps stand for."""
     expected, window = oracle.maximum(samples.to_numpy(input), request), window_of(request)
     values, taps = backend.max_pooling_with_taps(input, window)
@@ -140,7 +132,7 @@ def maxima_with_taps(input: Tensor, request: oracle.Pooling) -> None:
     samples.assert_same(indices, expected.plane_indices if request.rank == 2 else expected.indices)
 
 
-def maxima_with_indices(input: Tensor, request: oracle.Pooling) -> None:
+def maxima_with_indices(input, request):
     expected, of_planes = oracle.maximum(samples.to_numpy(input), request), request.rank == 1
     values, indices = backend.max_pooling_with_indices(
         input, window_of(request), torch.int64, of_planes
@@ -153,7 +145,7 @@ FAR = 2**29 + 2**12 + 3
 """A stride that int32 holds, but not five times."""
 
 
-def spread(tensor: Tensor, dimension: int) -> Tensor:
+def spread(tensor, dimension):
     """``tensor`` with its parts along a dimension ``FAR`` elements apart; memory between them is
     never touched."""
     strides = [
@@ -165,7 +157,7 @@ def spread(tensor: Tensor, dimension: int) -> Tensor:
     return torch.empty(reach, dtype=tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
 
 
-def arriving(input: Tensor, request: Request) -> Tensor:
+def arriving(input, request):
     """A gradient of whole numbers, whose sums are exact, in the input's layout."""
     given = samples.whole_gradient(input, request)
     if FAR in input.stride():
@@ -173,7 +165,7 @@ def arriving(input: Tensor, request: Request) -> Tensor:
     return samples.channels_last(given) if input.stride(1) == 1 else given
 
 
-def max_gradients(input: Tensor, request: oracle.Pooling) -> None:
+def max_gradients(input, request):
     """From taps, and elements gathered at taps."""
     values, window, given = samples.to_numpy(input), window_of(request), arriving(input, request)
     winners = oracle.maximum(values, request)
@@ -187,12 +179,12 @@ def max_gradients(input: Tensor, request: oracle.Pooling) -> None:
     samples.assert_same(gathered, np.where(winners.plane_indices < 0, 0, winners.values))
 
 
-def averages(input: Tensor, request: oracle.Pooling) -> None:
+def averages(input, request):
     for divisor in [(True, None), (False, None), (True, -3)][: 4 - request.rank]:
         samples.check_average(input, request, *divisor)
 
 
-def average_gradients(input: Tensor, request: oracle.Pooling) -> None:
+def average_gradients(input, request):
     given = arriving(input, request)
     for include_padding, divisor in [(True, None), (False, None), (True, -3)][: 4 - request.rank]:
         result = backend.average_pooling_grad(
@@ -205,7 +197,7 @@ def average_gradients(input: Tensor, request: oracle.Pooling) -> None:
         samples.assert_gradient(result, *exact, math.prod(request.window_size))
 
 
-def quantized_averages(input: Tensor, request: oracle.Pooling) -> None:
+def quantized_averages(input, request):
     other = torch.int8 if input.dtype is torch.uint8 and request.strides[0] == 1 else torch.uint8
     # No kernel has long windows that leave padding out.
     one = request.rank % 2 or max(request.window_size) > 16
@@ -215,7 +207,7 @@ def quantized_averages(input: Tensor, request: oracle.Pooling) -> None:
         samples.check_quantized(input, parameters, request, padded, output_dtype=other, forms=forms)
 
 
-def bins(input: Tensor, request: oracle.Bins) -> None:
+def bins(input, request):
     """Maxima and averages of bins, and the gradient of averages."""
     values, sizes, taps = samples.to_numpy(input), input.shape[2:], math.prod(input.shape[2:])
     expected = oracle.maximum(values, request)
@@ -234,7 +226,7 @@ def bins(input: Tensor, request: oracle.Bins) -> None:
     samples.assert_average(result, *oracle.average(samples.to_numpy(finite), request), taps)
 
 
-def under_masks(input: Tensor, request: Request) -> None:
+def under_masks(input, request):
     """Maxima, their positions and averages of what masks of all channels and of each one keep."""
     for name in ("each sample", "each element"):
         mask, whole = samples.masked(name, input)
@@ -266,7 +258,7 @@ OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
 }
 
 
-def every_case() -> list[object]:
+def every_case():
     """Each operator with each problem, layout and type in turn. The other layouts are slow, and so
     are four problems of five, or two of three under the interpreter."""
     rows = []
@@ -296,7 +288,7 @@ def every_case() -> list[object]:
     return rows
 
 
-def hard(operator: Operator, shape: Shape, dtype: torch.dtype) -> Tensor:
+def hard(operator, shape, dtype):
     if max(shape) == 80:  # so that the last tap of a large window wins
         return torch.arange(80).view(80, 1).expand(shape).to(dtype).contiguous()
     finite = operator in (averages, average_gradients)
@@ -304,16 +296,7 @@ def hard(operator: Operator, shape: Shape, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize(("operator", "shape", "request_", "layout", "dtype", "many"), every_case())
-def test_results(
-    operator: Operator,
-    shape: Shape,
-    request_: Request,
-    layout: str,
-    dtype: torch.dtype,
-    many: bool,
-    launched: list,
-    large: Callable[[str], None],
-) -> None:
+def test_results(operator, shape, request_, layout, dtype, many, launched, large):
     """E7: the oracle's results, by lanes of one row or of many; what is compiled touches no more
     than it may."""
     if many:
@@ -326,7 +309,7 @@ def test_results(
 
 @only_interpreted
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_wide_arithmetic(operator: Operator, launched: list, large: Callable[[str], None]) -> None:
+def test_wide_arithmetic(operator, launched, large):
     """G7: the 64-bit form of every kernel, which tensors of more than 2³¹ elements need."""
     large("WIDE_FROM")
     requests = [pooling(2, 3, 1, (4, 1), 1), pooling(2, (70, 3), 1, (40, 1))]
@@ -345,7 +328,7 @@ def test_wide_arithmetic(operator: Operator, launched: list, large: Callable[[st
 
 @only_interpreted
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_elements_further_apart_than_32_bits_reach(operator: Operator, launched: list) -> None:
+def test_elements_further_apart_than_32_bits_reach(operator, launched):
     """G7: six samples, channels or rows, of a tensor of which only the pages that hold them are
     touched."""
     dimension = list(OPERATORS).index(operator) % 3
@@ -362,9 +345,7 @@ HUGE = [(1, 2, 65537, 65537), (2, 8, 50001, 50001)]
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs every program")
 @cases.each(("shape", "last"), itertools.product(HUGE, (False, True)), [(HUGE[1], True)])
-def test_planes_of_more_elements_than_32_bits_count(
-    shape: Shape, last: bool, launched: list
-) -> None:
+def test_planes_of_more_elements_than_32_bits_count(shape, last, launched):
     """G7: the last program writes the end of the last plane: maxima, averages, their gradients,
     quantized averages."""
     window = Window.directml(2, (1, 3), 1, (0, 1), (0, 1))
@@ -386,7 +367,7 @@ def test_planes_of_more_elements_than_32_bits_count(
 
 
 @only_interpreted
-def test_indices_of_every_type() -> None:
+def test_indices_of_every_type():
     """M4: over N, C, D, H, W in logical order, whatever the layout, straight from the kernel and
     from taps."""
     request = pooling(2, 3, 1, (4, 1), 1)
@@ -411,7 +392,7 @@ def test_indices_of_every_type() -> None:
 @pytest.mark.parametrize(
     "scales", [(2.0**-149, 2.0**-149), (2.0**127, 2.0**-149), (2.0**-149, 2.0**127), (1.0, 2.0)]
 )
-def test_scales_far_apart(scales: tuple[float, float]) -> None:
+def test_scales_far_apart(scales):
     """Q1 and Q4: as far as float32 has them."""
     parameters = samples.Parameters(scales[:1] * 2, (100, 3), scales[1:] * 2, (7, 40))
     for window, size in ((3, 8), (15, 15)):
@@ -424,7 +405,7 @@ def test_scales_far_apart(scales: tuple[float, float]) -> None:
 @pytest.mark.parametrize(
     "request_", [pooling(2, 3, 1, 1), pooling(2, 13, 1, 6), oracle.Bins((2, 3))], ids=str
 )
-def test_infinity_and_nan_stay_in_their_windows(request_: Request) -> None:
+def test_infinity_and_nan_stay_in_their_windows(request_):
     """A1 and E6: and sums that overflow float16 do not."""
     input = samples.normal(1, 3, 9, 9)
     input[0, :, 2, 3] = torch.tensor([math.inf, -math.inf, math.nan])
@@ -443,7 +424,7 @@ def test_infinity_and_nan_stay_in_their_windows(request_: Request) -> None:
 @pytest.mark.parametrize(
     "operator", [maxima_with_taps, max_gradients, averages, average_gradients, bins]
 )
-def test_nothing_to_pool(operator: Operator, shape: Shape, launched: list) -> None:
+def test_nothing_to_pool(operator, shape, launched):
     """G5: an empty batch and no channels are legal, and launch nothing."""
     operator(torch.empty(shape), oracle.Bins((3, 4)) if operator is bins else pooling(2, 3, 1, 1))
     window, empty = Window.directml(2, 3, 1, 1, 1), torch.empty(shape, dtype=torch.int8)

@@ -9,7 +9,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 pytest.importorskip("triton._C.libtriton")
@@ -20,12 +19,12 @@ REDUCTIONS = ["sum", "mean", "max", "min"]
 
 
 @pytest.fixture(autouse=True)
-def one_program_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_program_at_a_time(monkeypatch):
     """Sets differ in their turns, and the emulator lets all threads go the same way."""
     monkeypatch.setattr("emulator.machine.TOGETHER", 1)
 
 
-def rows_of(channels: int, dtype: torch.dtype, layout: str) -> Tensor:
+def rows_of(channels, dtype, layout):
     """Rows whose sums are exact, with NaN, infinities and ties."""
     rows = torch.randn(47, channels, generator=torch.Generator().manual_seed(1)).mul(4).round()
     rows[20, 0] = rows[30, 0] = math.nan
@@ -37,9 +36,7 @@ def rows_of(channels: int, dtype: torch.dtype, layout: str) -> Tensor:
     return rows.t().contiguous().t() if layout == "transposed" else rows
 
 
-def assert_pooled(
-    found: Tensor, rows: Tensor, steps: list[int], mask: Tensor | None, reduction: str
-) -> np.ndarray:
+def assert_pooled(found, rows, steps, mask, reduction):
     """Whether results are those of a loop over sets, whose winners are returned."""
     numbers, kept = samples.to_numpy(rows.double()), None if mask is None else mask.numpy()
     with np.errstate(invalid="ignore"):
@@ -64,14 +61,8 @@ def assert_pooled(
     of_offsets=[torch.int64, torch.int32],
 )
 def test_sets_are_pooled_as_by_a_loop(
-    reduction: str,
-    dtype: torch.dtype,
-    channels: int,
-    layout: str,
-    is_masked: bool,
-    of_offsets: torch.dtype,
-    launched: list,
-) -> None:
+    reduction, dtype, channels, layout, is_masked, of_offsets, launched
+):
     """Ties, NaN and infinities, empty sets; rows under a mask are not read, as bytes say it."""
     rows, offsets = rows_of(channels, dtype, layout), torch.tensor(STEPS, dtype=of_offsets)
     mask = None
@@ -92,7 +83,7 @@ def test_sets_are_pooled_as_by_a_loop(
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_samples_are_sets_of_as_many_rows(is_masked: bool, launched: list) -> None:
+def test_samples_are_sets_of_as_many_rows(is_masked, launched):
     """T4: winners count from a sample's first row."""
     tokens = rows_of(8, torch.float32, "contiguous")[:46].view(2, 23, 8)
     mask = torch.arange(46).view(2, 23) % 3 != 1 if is_masked else None
@@ -108,7 +99,7 @@ def test_samples_are_sets_of_as_many_rows(is_masked: bool, launched: list) -> No
     assert len(launched) == 4
 
 
-def test_a_sets_bits_depend_on_that_set_alone(launched: list) -> None:
+def test_a_sets_bits_depend_on_that_set_alone(launched):
     """T2, E6: tiles begin where a set begins."""
     rows = torch.randn(90, 8, generator=torch.Generator().manual_seed(2))
     every = backend.segment_sums(rows, torch.tensor([0, 3, 60, 90]), None, True)
@@ -117,7 +108,7 @@ def test_a_sets_bits_depend_on_that_set_alone(launched: list) -> None:
     assert launched
 
 
-def test_long_sets_are_added_as_by_trees(launched: list) -> None:
+def test_long_sets_are_added_as_by_trees(launched):
     """E6: one large row and many small ones, which plain additions would lose."""
     rows = torch.full((3000, 4), 2.0**-13)
     rows[0] = 2.0**11
@@ -126,7 +117,7 @@ def test_long_sets_are_added_as_by_trees(launched: list) -> None:
     assert launched
 
 
-def test_offsets_outside_the_rows_read_nothing_there(launched: list) -> None:
+def test_offsets_outside_the_rows_read_nothing_there(launched):
     """T3: on a device they are not checked, but limited to the rows that there are."""
     rows = torch.ones(5, 4)
     found = backend.segment_sums(rows, torch.tensor([-3, 2, 1, 90]), None, False)
@@ -134,7 +125,7 @@ def test_offsets_outside_the_rows_read_nothing_there(launched: list) -> None:
     assert launched
 
 
-def test_what_the_kernel_does_not_take_is_the_references(launched: list) -> None:
+def test_what_the_kernel_does_not_take_is_the_references(launched):
     """T1: maxima of integers; and results without elements."""
     rows = torch.arange(12, dtype=torch.int32).view(4, 3)
     values, indices = backend.segment_maxima(rows, torch.tensor([0, 1, 4]), None, True)

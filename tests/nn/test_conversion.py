@@ -4,7 +4,6 @@ and why."""
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ class Network(torch.nn.Module):
     """Padded maxima with ceil_mode, a branch that pools with stride 1, averages that do not count
     their padding, and maxima with indices, by which it unpools."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.normalized = torch.nn.Conv2d(3, 6, 7, 2), torch.nn.BatchNorm2d(6)
         self.pool = torch.nn.MaxPool2d(3, 2, 1, ceil_mode=True)
@@ -36,7 +35,7 @@ class Network(torch.nn.Module):
         self.winners = torch.nn.MaxPool2d(2, return_indices=True)
         self.unpool = torch.nn.MaxUnpool2d(2)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         input = self.pool(self.normalized(self.first(input)).relu_())
         input = torch.cat([branch(input) for branch in self.branches], 1)
         values, indices = self.winners(input)
@@ -45,11 +44,11 @@ class Network(torch.nn.Module):
         )
 
 
-def image(device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+def image(device, dtype=torch.float64):
     return samples.normal(2, 3, 35, 38, dtype=dtype).to(device)
 
 
-def test_a_converted_network_gives_the_same(device: torch.device) -> None:
+def test_a_converted_network_gives_the_same(device):
     """Outputs and gradients of everything in training, and the state_dict loads both ways."""
     torch.manual_seed(0)
     before, input = Network().to(device, torch.float64).train(), image(device)
@@ -57,7 +56,7 @@ def test_a_converted_network_gives_the_same(device: torch.device) -> None:
     maxima = dict.fromkeys(("pool", "branches.1.0", "winners"), "MaxPool2d")
     assert after.replaced == {**maxima, "average": "AvgPool2d", "unpool": "MaxUnpool2d"}
 
-    def assert_close(actual: Any, expected: Any) -> None:
+    def assert_close(actual, expected):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
     models = after.model, before
@@ -70,15 +69,15 @@ def test_a_converted_network_gives_the_same(device: torch.device) -> None:
 
 
 class Recorder(torch.nn.Module):
-    def __init__(self, pool: torch.nn.Module) -> None:
+    def __init__(self, pool):
         super().__init__()
         self.pool, self.again = pool, torch.nn.ModuleDict({"inside": pool})
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return self.pool(input)
 
 
-def test_a_layer_stays_the_object_that_it_was(device: torch.device) -> None:
+def test_a_layer_stays_the_object_that_it_was(device):
     """Hooks, training state, attributes of the user's own, sharing, and all that refers to it."""
     pool, calls = torch.nn.MaxPool2d((3, 2), 2, padding=(1, 0), return_indices=True), []
     pool.register_forward_hook(lambda *_: calls.append("after"))
@@ -98,28 +97,28 @@ def test_a_layer_stays_the_object_that_it_was(device: torch.device) -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_converting_twice_changes_nothing() -> None:
+def test_converting_twice_changes_nothing():
     model = torch.nn.Sequential(torch.nn.MaxPool1d(2), dmlpool.nn.MaxPool2d(2, padding="same"))
     assert convert(model).replaced == {"0": "MaxPool1d"}
     assert convert(model) == conversion.Conversion(model, {}, {}, {})
 
 
 class OwnForward(torch.nn.MaxPool2d):
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return -super().forward(-input)
 
 
 class OwnName(torch.nn.AvgPool2d):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(2)
 
 
 class OwnBase(torch.nn.modules.pooling._MaxPoolNd):
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return input
 
 
-def with_attribute(layer: torch.nn.Module, name: str, value: object) -> torch.nn.Module:
+def with_attribute(layer, name, value):
     setattr(layer, name, value)
     return layer
 
@@ -164,7 +163,7 @@ LEFT: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["AvgPool", "MaxPool", "AdaptiveAvgPool", "AdaptiveMaxPool"])
-def test_sizes_of_numpy_convert(kind: str, rank: int, device: torch.device) -> None:
+def test_sizes_of_numpy_convert(kind, rank, device):
     """In tuples and arrays. The converted layer holds Python's ints, and gives its own back."""
     for sizes in (tuple(np.full(rank, 2, np.int16)), np.full(rank, 2)):
         if kind == "AdaptiveMaxPool" and isinstance(sizes, np.ndarray):
@@ -189,7 +188,7 @@ class Slotted(torch.nn.AvgPool2d):
     __slots__ = ("own",)
 
 
-def test_subclasses_without_a_forward_convert_if_asked_for() -> None:
+def test_subclasses_without_a_forward_convert_if_asked_for():
     model = torch.nn.Sequential(Named(2), OwnName(), OwnForward(2), OwnBase(2), Slotted(2))
     assert not convert(model, inplace=False).replaced
     input = samples.normal(1, 2, 9, 9)
@@ -202,7 +201,7 @@ def test_subclasses_without_a_forward_convert_if_asked_for() -> None:
     assert [type(layer) for layer in model] == before
 
 
-def test_a_conversion_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_that_fails_changes_nothing(monkeypatch):
     """All effects are worked out before the first class changes."""
     model = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2))
     described = iter(["first"])
@@ -214,7 +213,7 @@ def test_a_conversion_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [2, 3])
-def test_timms_maxima_with_ceil_mode_stay_tensors(size: int, stride: int) -> None:
+def test_timms_maxima_with_ceil_mode_stay_tensors(size, stride):
     """Their constructor takes ceil_mode for return_indices, which their forward does not read."""
     forward = torch.nn.Module.forward
     attributes = {"__module__": "timm.layers.pool2d_same", "forward": forward}
@@ -229,7 +228,7 @@ def test_timms_maxima_with_ceil_mode_stay_tensors(size: int, stride: int) -> Non
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_and_why(name: str) -> None:
+def test_what_is_left_and_why(name):
     build, reason = LEFT[name]
     model = torch.nn.Sequential(build(), torch.nn.ReLU())
     kind = type(model[0])
@@ -252,13 +251,13 @@ EFFECTS = {
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_the_report_says_what_is_gained(effect: str) -> None:
+def test_the_report_says_what_is_gained(effect):
     report = convert(torch.nn.Sequential(EFFECTS[effect]), inplace=False)
     assert report.effects == {"0": effect}
     assert str(report).endswith(f": {effect}")
 
 
-def test_what_torchscript_has_compiled_is_left() -> None:
+def test_what_torchscript_has_compiled_is_left():
     with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.trace"):
         scripted = torch.jit.trace(
             torch.nn.Sequential(torch.nn.MaxPool2d(2)), torch.ones(1, 1, 4, 4)
@@ -277,7 +276,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("error", REFUSED)
-def test_refusals(error: str) -> None:
+def test_refusals(error):
     """Before anything is replaced."""
     arguments = {"model": torch.nn.MaxPool2d(2), **REFUSED[error]}
     with pytest.raises((TypeError, ValueError), match=f"^{error}$"):
@@ -285,7 +284,7 @@ def test_refusals(error: str) -> None:
     assert type(arguments["model"]) in (torch.nn.MaxPool2d, list)
 
 
-def pad_same(input: Tensor, layer: Any, dilation: Any = (1, 1), value: float = 0.0) -> Tensor:
+def pad_same(input, layer, dilation=(1, 1), value=0.0):
     """TensorFlow's "same": ``ceil(size / stride)`` windows, the odd element at the end."""
     padding: list[int] = []
     window = layer.kernel_size, layer.stride, dilation
@@ -299,14 +298,14 @@ class AvgPool2dSame(torch.nn.AvgPool2d):
     """timm's: the padding is part of the input when it is averaged, whatever ``count_include_pad``
     says."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return super().forward(pad_same(input, self))
 
 
 class MaxPool2dSame(torch.nn.MaxPool2d):
     """timm's."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return super().forward(pad_same(input, self, self.dilation, -math.inf))
 
 
@@ -315,9 +314,7 @@ for layer in (AvgPool2dSame, MaxPool2dSame):
 
 
 @pytest.mark.parametrize(("size", "window", "stride"), [(8, (2, 5), (4, 2)), (13, (2, 2), (1, 1))])
-def test_timms_same_padding(
-    size: int, window: tuple[int, int], stride: tuple[int, int], device: torch.device
-) -> None:
+def test_timms_same_padding(size, window, stride, device):
     """E8: sizes, numbers and gradients, strides above 1 and above the window, dilation, odd and
     even sizes."""
     input = samples.normal(2, 3, size, size + 1, dtype=torch.float64).to(device)
@@ -335,11 +332,11 @@ def test_timms_same_padding(
 class Calling(torch.nn.Module):
     """A model that calls functions and has no layers."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return functional.max_pool2d(input, 2) + functional.adaptive_avg_pool2d(input, 1)
 
 
-def test_a_model_that_calls_functions_is_pointed_at_rerouted() -> None:
+def test_a_model_that_calls_functions_is_pointed_at_rerouted():
     report = convert(torch.nn.Sequential(Calling(), torch.nn.ReLU()))
     assert report.functions == ["adaptive_avg_pool2d", "max_pool2d"]
     assert str(report) == (
@@ -349,7 +346,7 @@ def test_a_model_that_calls_functions_is_pointed_at_rerouted() -> None:
     assert "rerouted" not in str(convert(torch.nn.Sequential(torch.nn.MaxPool2d(2))))
 
 
-def test_reverting_puts_everything_back() -> None:
+def test_reverting_puts_everything_back():
     """Classes, attributes and results, in the model itself and once."""
     model = torch.nn.Sequential(
         torch.nn.MaxPool2d(2), AvgPool2dSame(2), torch.nn.AdaptiveAvgPool2d(1)
@@ -365,11 +362,11 @@ def test_reverting_puts_everything_back() -> None:
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def times(monkeypatch):
     """Times that are made up: ours is half as fast in averages, twice as fast in maxima."""
     asked: list[tuple[str, str]] = []
 
-    def in_turn(calls: Any, device: torch.device, seconds: float) -> Any:
+    def in_turn(calls, device, seconds):
         results = {name: call() for name, call in calls.items()}
         kinds = {name: type(result).__name__ for name, result in results.items()}
         first, second = (
@@ -386,9 +383,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_layers_that_would_be_slower_stay(
-    training: bool, times: list[tuple[str, str]], device: torch.device
-) -> None:
+def test_layers_that_would_be_slower_stay(training, times, device):
     """Each layer's own calls are measured, the same ones once, and the model is what it was."""
     shared = torch.nn.MaxPool2d(2)
     model = torch.nn.Sequential(
@@ -414,7 +409,7 @@ def test_layers_that_would_be_slower_stay(
     assert times[0][1] == ("tuple" if training else "Tensor")
 
 
-def test_measuring_changes_no_statistics() -> None:
+def test_measuring_changes_no_statistics():
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(2), torch.nn.MaxPool2d(2))
     state = {name: entry.clone() for name, entry in model.state_dict().items()}
     report = convert(model, example_inputs=(torch.rand(1, 2, 8, 8),))
@@ -423,9 +418,7 @@ def test_measuring_changes_no_statistics() -> None:
 
 
 @pytest.mark.parametrize("load", [None, "9 processes"])
-def test_a_report_says_that_the_machine_was_busy(
-    load: str | None, times: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_says_that_the_machine_was_busy(load, times, monkeypatch):
     """2 % cannot be measured there."""
     monkeypatch.setattr(timing, "load", lambda: load)
     model = torch.nn.Sequential(torch.nn.MaxPool2d(2))
@@ -438,7 +431,7 @@ def test_a_report_says_that_the_machine_was_busy(
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", ["meta", "fake"])
-def test_tensors_without_values_are_not_measured(kind: str, training: bool) -> None:
+def test_tensors_without_values_are_not_measured(kind, training):
     """Every layer is converted, and the report says why it has no times."""
     where = torch.device("meta") if kind == "meta" else FakeTensorMode()
     with where:
@@ -450,7 +443,7 @@ def test_tensors_without_values_are_not_measured(kind: str, training: bool) -> N
     assert f"no times were measured: {kind} tensors have no values" in str(report)
 
 
-def test_a_whole_model_loads_with_weights_only(tmp_path: Path) -> None:
+def test_a_whole_model_loads_with_weights_only(tmp_path):
     """After one line, as docs/conversion.md says."""
     model = convert(torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(1))).model
     torch.save(model, tmp_path / "model.pt")

@@ -13,7 +13,7 @@ import torch
 import torch.ao.quantization.fx._decomposed
 from torch import Tensor
 from torch._dynamo.exc import UserError
-from torch.export import Dim, ExportedProgram, export
+from torch.export import Dim, export
 from torch.nn import functional as F  # noqa: N812
 
 import torch_dmlpool as dmlpool
@@ -27,14 +27,7 @@ class Quantization(torch.nn.Module):
     """Scale, zero point and limits of one tensor; per channel where they are vectors, which are
     buffers."""
 
-    def __init__(
-        self,
-        scale: Any,
-        zero_point: Any,
-        dtype: torch.dtype,
-        limits: tuple[int, int] | None = None,
-        axis: int = 1,
-    ) -> None:
+    def __init__(self, scale, zero_point, dtype, limits=None, axis=1):
         super().__init__()
         self.dtype, self.axis = dtype, axis
         self.limits = limits or (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
@@ -42,27 +35,27 @@ class Quantization(torch.nn.Module):
             hold = self.register_buffer if isinstance(value, Tensor) else self.__setattr__
             hold(name, value)
 
-    def quantize(self, real: Tensor) -> Tensor:
+    def quantize(self, real):
         return self._called("quantize", real)
 
-    def dequantize(self, integers: Tensor) -> Tensor:
+    def dequantize(self, integers):
         return self._called("dequantize", integers)
 
-    def _called(self, name: str, tensor: Tensor) -> Tensor:
+    def _called(self, name, tensor):
         per_channel = isinstance(self.scale, Tensor) and self.scale.dim() == 1
         along = (self.axis,) if per_channel else ()
         function = getattr(quantized, f"{name}_per_{'channel' if per_channel else 'tensor'}")
         return function(tensor, self.scale, self.zero_point, *along, *self.limits, self.dtype)
 
-    def real(self, integers: Tensor) -> Tensor:
+    def real(self, integers):
         """What the integers stand for, in float64."""
         return self._number("scale", integers) * (integers - self._number("zero_point", integers))
 
-    def steps(self, real: Tensor) -> Tensor:
+    def steps(self, real):
         """How many steps from zero that is."""
         return real / self._number("scale", real)
 
-    def _number(self, name: str, like: Tensor) -> Tensor:
+    def _number(self, name, like):
         value = torch.as_tensor(getattr(self, name), dtype=torch.float64)
         return value.reshape(-1, *[1] * (like.dim() - 2))
 
@@ -70,15 +63,15 @@ class Quantization(torch.nn.Module):
 class Pattern(torch.nn.Module):
     """The pattern alone."""
 
-    def __init__(self, pool: Any, input: Quantization, output: Quantization) -> None:
+    def __init__(self, pool, input, output):
         super().__init__()
         self.pool, self.input, self.output = pool, input, output
 
-    def forward(self, integers: Tensor) -> Tensor:
+    def forward(self, integers):
         return self.output.quantize(self.pool(self.input.dequantize(integers)))
 
 
-def operators_in(program: ExportedProgram) -> collections.Counter[str]:
+def operators_in(program):
     """How often a program calls each operator."""
     return collections.Counter(
         node.target._schema.name
@@ -95,11 +88,11 @@ MAXIMA = ("dmlpool::max_pooling", "dmlpool::adaptive_max_pooling")
 FLOAT_PATTERN = ("dequantize", "_pool", "average_pooling", "mean", "amax", "quantize_per")
 
 
-def integer_averages(program: ExportedProgram) -> int:
+def integer_averages(program):
     return sum(operators_in(program)[name] for name in INTEGER)
 
 
-def is_replaced(program: ExportedProgram) -> bool:
+def is_replaced(program):
     """Whether the program pools integers; if so, nothing of the pattern must be left."""
     names, integer = {*operators_in(program)}, {*INTEGER, *MAXIMA}
     left = [name for name in names - integer if any(part in name for part in FLOAT_PATTERN)]
@@ -131,9 +124,7 @@ PAIRS = [("uint8", "int8"), ("int8", "uint8"), ("int8", "int8")]
 IMAGE = samples.integers(*SHAPES[2], dtype=torch.uint8)
 
 
-def before_and_after(
-    pattern: torch.nn.Module, example: Tensor = IMAGE, **options: Any
-) -> tuple[ExportedProgram, ExportedProgram]:
+def before_and_after(pattern, example=IMAGE, **options):
     """The exported program, and the one with integer pools, in which nothing of the pattern is
     left."""
     program = export(pattern, (example,), **options)
@@ -143,7 +134,7 @@ def before_and_after(
     return program, pooled
 
 
-def assert_exact(pattern: Pattern, integers: Tensor, *programs: ExportedProgram) -> None:
+def assert_exact(pattern, integers, *programs):
     """Q1, Q3: the result is the operator's exact one, which is the float program's but where that
     one's rounding errors decide. There, within a thousandth of a tie, it is one step off at most.
     """
@@ -157,7 +148,7 @@ def assert_exact(pattern: Pattern, integers: Tensor, *programs: ExportedProgram)
 
 
 @cases.in_pairs(pool=list(POOLS), types=PAIRS)
-def test_the_pattern_is_replaced(pool: str, types: tuple[str, str]) -> None:
+def test_the_pattern_is_replaced(pool, types):
     rank, function = POOLS[pool]
     pattern = Pattern(function, *(QUANTIZATIONS[name] for name in types))
     example = samples.integers(*SHAPES[rank], dtype=pattern.input.dtype)
@@ -174,7 +165,7 @@ OPEN: dict[str, Pool] = {
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_image_sizes_that_are_left_open(name: str) -> None:
+def test_image_sizes_that_are_left_open(name):
     """E2: and a window that is as large as the image, whatever that is."""
     pattern = Pattern(OPEN[name], UINT8, UINT8 if "max" in name else INT8)
     sizes = {0: Dim("batch"), 2: Dim("height", min=4, max=64), 3: Dim("width", min=4, max=64)}
@@ -189,7 +180,7 @@ def test_image_sizes_that_are_left_open(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["input", "filter", "max", "input_1"])
-def test_an_input_may_have_any_name(name: str) -> None:
+def test_an_input_may_have_any_name(name):
     """One of Python's own functions too, as the input of every torch.nn.Sequential has."""
     pattern = Pattern(AVERAGE, UINT8, INT8)
     scope: dict[str, Any] = {"torch": torch, "pattern": pattern}
@@ -201,7 +192,7 @@ def test_an_input_may_have_any_name(name: str) -> None:
 class Network(torch.nn.Module):
     """Weights, a pool in PyTorch's reference form, and a pool over planes of open sizes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 3, 3, padding=1)
         self.pool = Pattern(lambda x: F.avg_pool2d(x, 3, 2, 1), UINT8, INT8)
@@ -209,13 +200,13 @@ class Network(torch.nn.Module):
             lambda x: dmlpool.average_pooling(x, x.shape[2:]), self.pool.output, UINT8
         )
 
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, image):
         pooled = self.pool(UINT8.quantize(self.convolution(UINT8.dequantize(image)).relu()))
         return pooled, self.last(pooled)
 
 
 @torch.no_grad()
-def test_the_program_stays_a_program(fresh_compiler: None) -> None:
+def test_the_program_stays_a_program(fresh_compiler):
     """E2: it saves and loads, decomposes and compiles; the one given is as it was."""
     images = samples.integers(4, 3, 16, 16, dtype=torch.uint8)
     program = export(Network(), (images,), dynamic_shapes=({0: Dim("batch")},))
@@ -259,7 +250,7 @@ MAX_POOLS: dict[str, tuple[int, Pool]] = {
 
 
 @cases.in_pairs(pool=list(MAX_POOLS), types=list(QUANTIZATIONS))
-def test_maxima_of_one_quantization_are_those_of_the_integers(pool: str, types: str) -> None:
+def test_maxima_of_one_quantization_are_those_of_the_integers(pool, types):
     """M7: bit for bit, and nothing of the pattern is left."""
     rank, function = MAX_POOLS[pool]
     pattern = Pattern(function, *[QUANTIZATIONS[types]] * 2)
@@ -274,9 +265,7 @@ def test_maxima_of_one_quantization_are_those_of_the_integers(pool: str, types: 
 
 
 @pytest.mark.parametrize("types", PAIRS, ids=str)
-def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(
-    types: tuple[str, str],
-) -> None:
+def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(types):
     """The numbers are converted after they are pooled: fewer of them, with the same result."""
     pattern = Pattern(MAX_POOLS["max_pool2d"][1], *(QUANTIZATIONS[name] for name in types))
     example = IMAGE.to(pattern.input.dtype)
@@ -290,7 +279,7 @@ def test_maxima_between_two_quantizations_are_found_before_the_numbers_are_real(
 class Block(torch.nn.Module):
     """One dequantized tensor for a chain of pools, a cat and a flatten, as in SPPF and heads."""
 
-    def forward(self, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, integers):
         real = UINT8.dequantize(integers)
         once = F.max_pool2d(real, 3, 1, 1)
         twice = F.max_pool2d(once, 3, 1, 1)
@@ -299,7 +288,7 @@ class Block(torch.nn.Module):
         return UINT8.quantize(torch.cat((real, once, twice), 1)), flat, *means
 
 
-def test_pools_that_share_one_dequantize() -> None:
+def test_pools_that_share_one_dequantize():
     """With one another, with a cat and with a flatten."""
     program, report = export(Block(), (IMAGE,)), {}
     pooled = integer_pooling(program, report)
@@ -313,7 +302,7 @@ def test_pools_that_share_one_dequantize() -> None:
         assert (result.int() - expected.int()).abs().max() <= (0 if at < 2 else 1)
 
 
-def test_the_report_says_why_a_pool_is_left_and_what_is_no_program() -> None:
+def test_the_report_says_why_a_pool_is_left_and_what_is_no_program():
     report: dict[str, str] = {}
     program = export(LEFT["an average that is needed elsewhere"], (IMAGE,))
     integer_pooling(program, report)
@@ -331,7 +320,7 @@ def test_the_report_says_why_a_pool_is_left_and_what_is_no_program() -> None:
 class Shared(Pattern):
     """The pattern, and another user of its average: nothing would be saved."""
 
-    def forward(self, integers: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, integers):
         average = self.pool(self.input.dequantize(integers))
         return self.output.quantize(average), average.relu()
 
@@ -339,14 +328,14 @@ class Shared(Pattern):
 class Observed(Pattern):
     """A buffer that is written to is no constant."""
 
-    def forward(self, integers: Tensor) -> Tensor:
+    def forward(self, integers):
         pooled = super().forward(integers)
         self.output.scale.mul_(2)
         return pooled
 
 
 @pytest.mark.parametrize("limits", [(-100, 90), (-128, 20), (0, 127)])
-def test_limits_narrower_than_the_type(limits: tuple[int, int]) -> None:
+def test_limits_narrower_than_the_type(limits):
     """They become a clamp; those of the input say nothing about its values, to PyTorch's operators
     either."""
     example = samples.integers(*SHAPES[2], dtype=torch.int8)
@@ -361,12 +350,12 @@ def test_limits_narrower_than_the_type(limits: tuple[int, int]) -> None:
 class ChangingScale(Quantization):
     """A scale that the program itself computes."""
 
-    def quantize(self, real: Tensor) -> Tensor:
+    def quantize(self, real):
         scale = real.abs().amax() / 100
         return quantized.quantize_per_tensor(real, scale, torch.tensor(0), *self.limits, self.dtype)
 
 
-def pooled_by(pool: Pool) -> Pattern:
+def pooled_by(pool):
     return Pattern(pool, UINT8, INT8)
 
 
@@ -405,7 +394,7 @@ LEFT: dict[str, Pattern] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left(name: str) -> None:
+def test_what_is_left(name):
     """The same operators, the same results."""
     input = IMAGE[0] if name == "no batch" else IMAGE
     program = export(LEFT[name], (input,))

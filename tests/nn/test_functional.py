@@ -66,7 +66,7 @@ EVERY_REQUEST = [
 ]
 
 
-def request_of(family: str, rank: int, name: str) -> dict[str, Any]:
+def request_of(family, rank, name):
     """One entry per dimension where there are three."""
     found = REQUESTS[family][name]
     return {
@@ -75,11 +75,11 @@ def request_of(family: str, rank: int, name: str) -> dict[str, Any]:
     }
 
 
-def ours(family: str, rank: int) -> Callable[..., Any]:
+def ours(family, rank):
     return getattr(pooling, f"{family}{rank}d")
 
 
-def torchs(family: str, rank: int) -> Callable[..., Any]:
+def torchs(family, rank):
     return getattr(torch.nn.functional, f"{family}{rank}d")
 
 
@@ -88,16 +88,14 @@ every_request = pytest.mark.parametrize(("family", "rank", "name"), EVERY_REQUES
 
 
 @pytest.fixture
-def image(device: torch.device) -> Image:
+def image(device):
     """A random batch for a number of spatial dimensions, the same one every time."""
     return lambda rank: samples.normal(*SHAPES[rank], dtype=torch.float64).to(device)
 
 
 @every_request
 @pytest.mark.parametrize("batched", [True, False])
-def test_results_and_gradients_are_torchs(
-    family: str, rank: int, name: str, batched: bool, image: Image
-) -> None:
+def test_results_and_gradients_are_torchs(family, rank, name, batched, image):
     """A1, A2, A5, A6, M1, M2, M4 (per plane), M5: maxima and indices bit for bit, on images full of
     ties."""
     tensor = image(rank) if batched else image(rank)[0]
@@ -121,7 +119,7 @@ LACKING = {"padding": 0, "dilation": 1, "divisor_override": None}
 
 
 @every_request
-def test_a_layer_is_torchs(family: str, rank: int, name: str, image: Image) -> None:
+def test_a_layer_is_torchs(family, rank, name, image):
     """Results and gradients, isinstance, repr, state_dict; attributes but for the arguments that
     torch.nn lacks. A layer of torch.nn that is converted is the same."""
     kind = f"{family.title().replace('_', '').replace('Lp', 'LP')}{rank}d"
@@ -150,9 +148,7 @@ def test_a_layer_is_torchs(family: str, rank: int, name: str, image: Image) -> N
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, None, 0), (2, 3, 0), (3, 3, 1)])
-def test_unpooling_is_torchs(
-    rank: int, kernel: int, stride: int | None, padding: int, batched: bool, device: torch.device
-) -> None:
+def test_unpooling_is_torchs(rank, kernel, stride, padding, batched, device):
     """Without an output size, to the spatial sizes and to all sizes, where indices are unique;
     gradients too."""
     batch = samples.distinct(*SHAPES[rank]).to(device)
@@ -175,7 +171,7 @@ def test_unpooling_is_torchs(
 # input's layout is kept.
 
 
-def layouts_of(rank: int, batch: int, channels: int) -> dict[str, Tensor]:
+def layouts_of(rank, batch, channels):
     sizes = (6, 7, 8)[-rank:]
     whole = samples.normal(batch, channels, *sizes)
     found = {"channels last": samples.channels_last(whole), "contiguous": whole}
@@ -193,7 +189,7 @@ def layouts_of(rank: int, batch: int, channels: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("rank", RANKS)
-def test_output_strides_are_pytorchs(rank: int, batch: int, channels: int, family: str) -> None:
+def test_output_strides_are_pytorchs(rank, batch, channels, family):
     """One channel, slices of channels_last, rows in (N, W, C) order, unbatched volumes."""
     arguments = {"return_indices": True} if "max" in family else {}
     for name, tensor in layouts_of(rank, batch, channels).items():
@@ -213,7 +209,7 @@ def test_output_strides_are_pytorchs(rank: int, batch: int, channels: int, famil
             assert strides == [result.stride() for result in expected], (name, input.shape)
 
 
-def test_unbatched_volumes_keep_channels_last(image: Image) -> None:
+def test_unbatched_volumes_keep_channels_last(image):
     """As PyTorch's maxima do; the gradient goes through."""
     volume = samples.channels_last(image(3))[0]
     for pool in (pooling.max_pool3d, pooling.avg_pool3d):
@@ -231,9 +227,7 @@ def test_unbatched_volumes_keep_channels_last(image: Image) -> None:
     ("kernel_size", "stride", "dilation"), [(2, 1, 1), (4, 1, 2), (3, 2, 1), (2, 3, 2), (1, 3, 1)]
 )
 @pytest.mark.parametrize("padding", ["pairs", "same"])
-def test_more_padding_and_dilation(
-    rank: int, kernel_size: int, stride: int, dilation: int, padding: str, image: Image
-) -> None:
+def test_more_padding_and_dilation(rank, kernel_size, stride, dilation, padding, image):
     """G4, E8: pairs above half the window and above the whole; "same", whose windows are in
     test_window.py; dilation."""
     tensor, pairs = image(rank), ((1, 3), (3, 0), (0, 4))[:rank]
@@ -259,7 +253,7 @@ def test_more_padding_and_dilation(
 
 
 @pytest.mark.parametrize("name", pooling.__all__)
-def test_a_function_is_torchs_to_look_at(name: str) -> None:
+def test_a_function_is_torchs_to_look_at(name):
     """Its name, module, pickle and documentation; its arguments are torch's, and others by keyword
     alone."""
     function = getattr(pooling, name)
@@ -284,7 +278,7 @@ def test_a_function_is_torchs_to_look_at(name: str) -> None:
     assert [(p.name, p.default) for p in parameters] == [(p.name, p.default) for p in expected]
 
 
-def test_the_variants_with_indices_always_return_them(image: Image) -> None:
+def test_the_variants_with_indices_always_return_them(image):
     for rank, keywords in itertools.product(RANKS, ({}, {"return_indices": False})):
         for family in ("max_pool", "adaptive_max_pool"):
             both = getattr(pooling, f"{family}{rank}d_with_indices")(image(rank), 2, **keywords)
@@ -305,9 +299,7 @@ TRACED = {
 }
 
 
-def trace(
-    function: Callable[[Tensor], Tensor], example: Tensor, *warn: str
-) -> Callable[[Tensor], Tensor]:
+def trace(function, example, *warn):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit")
         for message in warn:
@@ -316,7 +308,7 @@ def trace(
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_a_trace_serves_other_sizes(name: str, image: Image) -> None:
+def test_a_trace_serves_other_sizes(name, image):
     """torch.jit.trace: nothing of the traced image's size is in the program, and PyTorch warns of
     nothing."""
     traced, other = trace(TRACED[name], samples.normal(1, 2, 16, 16)), samples.normal(2, 3, 32, 30)
@@ -332,7 +324,7 @@ def test_a_trace_serves_other_sizes(name: str, image: Image) -> None:
     ],
     ids=["same with a stride", "unpooling", "adaptive minima"],
 )
-def test_a_trace_that_holds_sizes_warns(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_trace_that_holds_sizes_warns(function):
     """PyTorch's tracer warns of sizes that become constants; the traced size is right."""
     example = samples.normal(1, 2, 16, 16)
     with pytest.warns(torch.jit.TracerWarning, match="Converting a tensor to a Python"):
@@ -340,7 +332,7 @@ def test_a_trace_that_holds_sizes_warns(function: Callable[[Tensor], Tensor]) ->
     torch.testing.assert_close(traced(example), function(example))
 
 
-def test_indices_changed_in_place_never_give_a_wrong_gradient(image: Image) -> None:
+def test_indices_changed_in_place_never_give_a_wrong_gradient(image):
     """PyTorch refuses the backward pass; ours keeps taps, which nobody can change."""
     for pool in (pooling.max_pool2d, pooling.adaptive_max_pool2d):
         leaf = image(2).requires_grad_()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 from torch_dmlpool import nn
 from torch_dmlpool.nn import functional as pooling
@@ -49,23 +48,23 @@ EXTENDED: dict[str, tuple[dict[str, Any], str]] = {
 """What torch.nn lacks, and how it is shown from the kernel size on."""
 
 
-def rank_of(name: str) -> int:
+def rank_of(name):
     return int(name[-2])
 
 
-def batch_for(name: str, device: torch.device) -> Tensor:
+def batch_for(name, device):
     batch = samples.normal(*SHAPES[rank_of(name)], dtype=torch.float64).to(device)
     return batch.abs() if name.startswith("LP") else batch
 
 
-def built(module: Any, name: str) -> torch.nn.Module:
+def built(module, name):
     """A layer with few arguments."""
     arguments = (2, 3) if name.startswith("LP") else (3,) if "Adaptive" in name else (3, 2, 1)
     return getattr(module, name)(*arguments)
 
 
 @pytest.mark.parametrize("name", TORCHS)
-def test_the_constructor_is_torchs(name: str) -> None:
+def test_the_constructor_is_torchs(name):
     """Names, order, kinds and defaults; what torch.nn lacks stands behind them."""
     ours, torchs = (
         inspect.signature(getattr(module, name)).parameters.values()
@@ -80,7 +79,7 @@ def test_the_constructor_is_torchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXTENDED)
-def test_what_torch_lacks_is_what_the_function_does(name: str, device: torch.device) -> None:
+def test_what_torch_lacks_is_what_the_function_does(name, device):
     """E8, G4 and dilated averages: a layer is its function with the layer's attributes, and shows
     them."""
     keywords, shown = EXTENDED[name]
@@ -99,7 +98,7 @@ CAUSAL = {
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_causal_layers_do_not_look_ahead(name: str, device: torch.device) -> None:
+def test_causal_layers_do_not_look_ahead(name, device):
     """E8: what comes later changes no result, and each is what explicit padding gives."""
     arguments = {"kernel_size": 3, "stride": 1, "padding": "causal", "dilation": 2, **CAUSAL[name]}
     layer, batch = getattr(layers, name)(**arguments), batch_for(name, device)
@@ -117,7 +116,7 @@ def test_causal_layers_do_not_look_ahead(name: str, device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_is_public(name: str) -> None:
+def test_a_layer_is_public(name):
     """Pickles name torch_dmlpool.nn, copies are equal, help() speaks of this number of
     dimensions."""
     kind = getattr(nn, name)
@@ -136,7 +135,7 @@ def test_a_layer_is_public(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name[:3] in ("Avg", "Max", "Min") and "Un" not in name]
 )
-def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> None:
+def test_a_changed_attribute_is_honoured(name, device):
     """No window is kept from the constructor."""
     layer, batch = getattr(layers, name)(2), batch_for(name, device)
     before = layer(batch)
@@ -151,7 +150,7 @@ def test_a_changed_attribute_is_honoured(name: str, device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_symbolic_tracing_records_the_function_of_a_layer(name: str, device: torch.device) -> None:
+def test_symbolic_tracing_records_the_function_of_a_layer(name, device):
     """The call keeps the mask, or the indices of unpooling."""
     layer, batch = built(layers, name), batch_for(name, device)
     other = torch.zeros_like(batch, dtype=torch.int64) if "Unpool" in name else batch > 0.5
@@ -164,7 +163,7 @@ def test_symbolic_tracing_records_the_function_of_a_layer(name: str, device: tor
 
 
 @pytest.mark.parametrize("name", ["MaxPool1d", "AdaptiveAvgPool2d", "LPPool3d", "MaxUnpool2d"])
-def test_torchscript_is_told_what_to_do(name: str) -> None:
+def test_torchscript_is_told_what_to_do(name):
     """In one sentence, wherever in a model the layer stands."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script")
@@ -174,7 +173,7 @@ def test_torchscript_is_told_what_to_do(name: str) -> None:
             torch.jit.script(torch.nn.Sequential(built(layers, name)))
 
 
-def test_torchscript_compiles_a_model_that_is_reverted() -> None:
+def test_torchscript_compiles_a_model_that_is_reverted():
     """What its error names, and docs/tools.md."""
     model = torch.nn.Sequential(nn.MaxPool2d(3, 2), nn.AvgPool2d(2))
     image = samples.normal(1, 2, 9, 9)

@@ -7,7 +7,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,12 +43,12 @@ OURS: dict[str, tuple[Any, ...]] = {
 """Arguments of layers, those of which PyTorch has a pool with the same meaning and the others."""
 
 
-def cases_of(table: dict[str, tuple[Any, ...]]) -> list[tuple[str, Any]]:
+def cases_of(table):
     names = itertools.product(table, (1, 2, 3))
     return [(f"{name}{rank}d", each) for name, rank in names for each in table[name]]
 
 
-def request_of(name: str, arguments: Any) -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
+def request_of(name, arguments):
     """A layer and what it gets: an input, and indices for unpooling."""
     rank = int(name[-2])
     if "Unpool" not in name:
@@ -62,22 +61,22 @@ def request_of(name: str, arguments: Any) -> tuple[torch.nn.Module, tuple[Tensor
 class Watch(TorchFunctionMode):
     """It notes the functions that it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.calls: list[str] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         self.calls.append(f"{getattr(func, '__module__', 'torch')}.{getattr(func, '__name__', '')}")
         return func(*args, **(kwargs or {}))
 
 
-def same(actual: Any, expected: Any) -> None:
+def same(actual, expected):
     torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS))
-def test_a_mode_sees_pytorchs_function(name: str, arguments: Any, gradient: bool) -> None:
+def test_a_mode_sees_pytorchs_function(name, arguments, gradient):
     """Once, with the same result; batched or not, of a layer and of a function."""
     layer, inputs = request_of(name, arguments)
     expected = layer(*inputs)
@@ -94,7 +93,7 @@ def test_a_mode_sees_pytorchs_function(name: str, arguments: Any, gradient: bool
 
 
 @pytest.mark.parametrize(("name", "arguments"), cases_of(OURS))
-def test_a_mode_sees_our_function_where_pytorch_has_none(name: str, arguments: Any) -> None:
+def test_a_mode_sees_our_function_where_pytorch_has_none(name, arguments):
     """Once, and none of what the operator asks of the tensor."""
     layer, inputs = request_of(name, arguments)
     with Watch() as watch:
@@ -104,7 +103,7 @@ def test_a_mode_sees_our_function_where_pytorch_has_none(name: str, arguments: A
     same(output, layer(*inputs))
 
 
-def test_operators_are_one_call_and_other_modes_see_them_too() -> None:
+def test_operators_are_one_call_and_other_modes_see_them_too():
     image = samples.normal(1, 2, 6, 6)
     for call in (
         lambda x: dmlpool.max_pooling(x, 2, mask=x > 0),
@@ -124,7 +123,7 @@ def test_operators_are_one_call_and_other_modes_see_them_too() -> None:
     [lambda: torch.device("cpu"), lambda: torch.device("meta"), nn.rerouted],
     ids=["device", "another device", "rerouted"],
 )
-def test_device_contexts_and_rerouted_stay_on_our_kernels(enter: Callable[[], Any]) -> None:
+def test_device_contexts_and_rerouted_stay_on_our_kernels(enter):
     image = samples.normal(1, 2, 6, 6).requires_grad_()
     with enter():
         maxima, averages = nn.MaxPool2d(2)(image), pooling.avg_pool2d(image, 2)
@@ -141,7 +140,7 @@ REPLACED = [name for name in pooling.__all__ if hasattr(functional, name) and "u
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_function_is_called(name, monkeypatch):
     """As profilers replace them; ours is called again when PyTorch's is put back."""
     rank, calls = int(name.partition("d_w")[0].rstrip("d")[-1]), []
     theirs = getattr(functional, name)
@@ -149,7 +148,7 @@ def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatc
     if name.startswith("lp"):
         arguments = 2.0, 2  # type: ignore[assignment]
 
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+    def replaced(*args, **kwargs):
         calls.append(args)
         return theirs(*args, **kwargs)
 
@@ -170,16 +169,14 @@ def test_a_replaced_function_is_called(name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("indices", [[-1, 2], [1, 1]], ids=["no element", "one element twice"])
-def test_unpooling_is_never_pytorchs(
-    indices: list[int], rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpooling_is_never_pytorchs(indices, rank, monkeypatch):
     """Whether it means the same lies in the indices: of -1 PyTorch makes an error, and it sends the
     gradient to all elements of one index. Nor is a function called that replaces PyTorch's."""
     unpool = getattr(pooling, f"max_unpool{rank}d")
     sizes = (1, 1, *[1] * (rank - 1), 2)
     places = torch.tensor(indices).view(sizes)
 
-    def results() -> list[Tensor]:
+    def results():
         values = torch.tensor([3.0, 4.0]).view(sizes).requires_grad_()
         output = unpool(values, places, 2)
         return [output, *torch.autograd.grad(output.square().sum(), values)]
@@ -195,7 +192,7 @@ def test_unpooling_is_never_pytorchs(
 
 
 @pytest.mark.parametrize("name", [f"{name}{rank}d" for name in PYTORCHS for rank in (1, 2, 3)])
-def test_a_pool_of_no_channels_stays_ours(name: str) -> None:
+def test_a_pool_of_no_channels_stays_ours(name):
     """N = 0 and C = 0 are legal here, and PyTorch refuses some of them."""
     rank = int(name[-2])
     layer = getattr(nn, name)(*PYTORCHS[name[:-2]][0])
@@ -209,7 +206,7 @@ def test_a_pool_of_no_channels_stays_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(4, 5, 1), (6, 6, 6)])
-def test_volumes_smaller_than_their_window_stay_ours(sizes: tuple[int, ...]) -> None:
+def test_volumes_smaller_than_their_window_stay_ours(sizes):
     """PyTorch's averages refuse them, padded or not; and nothing that is asked for is changed."""
     layer, image = nn.AvgPool3d((2, 6, 2), 1, (1, 3, 1)), samples.normal(1, 2, *sizes)
     expected, before = layer(image), dict(vars(layer))
@@ -224,11 +221,11 @@ def test_volumes_smaller_than_their_window_stay_ours(sizes: tuple[int, ...]) -> 
 class Duck:
     """No tensor, but an object that PyTorch's functions ask."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor):
         self.tensor = tensor
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         bare = [value.tensor if isinstance(value, cls) else value for value in args]
         output = func(*bare, **(kwargs or {}))
         return cls(output) if isinstance(output, Tensor) else tuple(map(cls, output))
@@ -240,13 +237,13 @@ class Handling(Tensor):
     seen: list[Any] = []  # noqa: RUF012
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         cls.seen.append(func)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
 @pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS) + cases_of(OURS))
-def test_objects_and_subclasses_are_asked(name: str, arguments: Any) -> None:
+def test_objects_and_subclasses_are_asked(name, arguments):
     """Once, and the result is theirs."""
     layer, (input, *others) = request_of(name, arguments)
     expected = samples.listed(layer(input, *others))
@@ -260,7 +257,7 @@ def test_objects_and_subclasses_are_asked(name: str, arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS))
-def test_a_trace_runs_without_this_package(name: str, arguments: Any) -> None:
+def test_a_trace_runs_without_this_package(name, arguments):
     """It is made of PyTorch's operators alone."""
     layer, inputs = request_of(name, arguments)
     with warnings.catch_warnings():
@@ -280,9 +277,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "arguments"), cases_of(PYTORCHS) + cases_of(OURS))
-def test_what_pytorch_alone_pools_is_pooled_or_refused(
-    name: str, arguments: Any, kind: str
-) -> None:
+def test_what_pytorch_alone_pools_is_pooled_or_refused(name, arguments, kind):
     """By PyTorch, or the error says what to do."""
     layer, (input, *others) = request_of(name, arguments)
     tensor = KINDS[kind](input)
@@ -300,19 +295,19 @@ def test_what_pytorch_alone_pools_is_pooled_or_refused(
 
 
 class Net(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
         self.least, self.norm = nn.MinPool2d(3, 1, 1), nn.LPPool2d(2, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         pooled, indices = self.pool(x)
         x = self.unpool(pooled, indices, output_size=x.shape)
         x = self.norm(self.least(x, mask=x > 0))
         return pooling.avg_pool2d(dmlpool.min_pooling(x, 2), 2, dilation=2)
 
 
-def test_symbolic_tracing_keeps_layers_and_functions_whole(tmp_path: Path) -> None:
+def test_symbolic_tracing_keeps_layers_and_functions_whole(tmp_path):
     """Layers with their names and masks; the graph's code is written into a folder and imported."""
     model = Net()
     traced = torch.fx.symbolic_trace(model)
@@ -340,26 +335,26 @@ def test_symbolic_tracing_keeps_layers_and_functions_whole(tmp_path: Path) -> No
 class Proxy:
     """Another tracer's, as some tools have one."""
 
-    def __init__(self, tracer: Any, call: tuple[Any, ...]) -> None:
+    def __init__(self, tracer, call):
         self.tracer, self.call = tracer, call
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         return args[0].tracer.create_proxy("call_function", func, args, kwargs or {})
 
 
 class Tracer:
-    def __init__(self, root: torch.nn.Module) -> None:
+    def __init__(self, root):
         self.paths = {module: name for name, module in root.named_modules()}
 
-    def create_proxy(self, *call: Any) -> Proxy:
+    def create_proxy(self, *call):
         return Proxy(self, call)
 
-    def path_of_module(self, module: torch.nn.Module) -> str:
+    def path_of_module(self, module):
         return self.paths[module]
 
 
-def test_other_tracers_get_the_same_calls() -> None:
+def test_other_tracers_get_the_same_calls():
     model = torch.nn.Sequential(nn.AvgPool2d(2))
     input = Proxy(Tracer(model), ())
     recorded: Any = model[0](input)
@@ -378,7 +373,7 @@ WINDOWS: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("pool", WINDOWS)
-def test_the_same_meaning_is_the_same_result(pool: Callable[..., Any], size: int) -> None:
+def test_the_same_meaning_is_the_same_result(pool, size):
     """Whatever small window is asked for, a mode gets what is computed without it, indices and
     errors included. No window of PyTorch's lies in the padding alone."""
     image = samples.normal(1, 2, size, size + 1)

@@ -8,7 +8,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
@@ -22,7 +21,7 @@ SHAPES = {1: (2, 3, 14), 2: (2, 3, 9, 11), 3: (2, 3, 5, 6, 7)}
 TYPES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
 
 
-def quantized(rank: int, dtype: torch.dtype = torch.quint8, per_channel: bool = False) -> Tensor:
+def quantized(rank, dtype=torch.quint8, per_channel=False):
     integers = samples.integers(*SHAPES[rank], dtype=TYPES[dtype])
     if per_channel:
         scales = torch.tensor([0.5, 0.03, 1.7], dtype=torch.float64)
@@ -32,7 +31,7 @@ def quantized(rank: int, dtype: torch.dtype = torch.quint8, per_channel: bool = 
     return torch._make_per_tensor_quantized_tensor(integers, 0.037, 5)
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(found, expected):
     pairs = zip(samples.listed(found), samples.listed(expected), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 
@@ -50,7 +49,7 @@ LAYERS: dict[str, tuple[int, Any]] = {
 
 @pytest.mark.parametrize("dtype", list(TYPES), ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_takes_what_torchs_takes(name: str, dtype: torch.dtype) -> None:
+def test_a_layer_takes_what_torchs_takes(name, dtype):
     """The same bits for maxima; averages are within the step that PyTorch's rounding takes."""
     rank, layer = LAYERS[name]
     input = quantized(rank, dtype)
@@ -63,7 +62,7 @@ def test_a_layer_takes_what_torchs_takes(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("family", ["MaxPool", "MinPool", "AdaptiveMaxPool", "AdaptiveMinPool"])
-def test_maxima_and_minima_are_those_of_the_integers(family: str, rank: int) -> None:
+def test_maxima_and_minima_are_those_of_the_integers(family, rank):
     """Per channel too, with indices, and without a batch."""
     arguments: tuple[Any, ...] = (2,) if family.startswith("Adaptive") else (3, 2, 1)
     layer = getattr(nn, f"{family}{rank}d")(*arguments, return_indices=True)
@@ -81,7 +80,7 @@ def test_maxima_and_minima_are_those_of_the_integers(family: str, rank: int) -> 
 @pytest.mark.parametrize(
     "name", ["max", "min", "avg", "adaptive_max", "adaptive_min", "adaptive_avg"]
 )
-def test_functions_take_what_layers_take(name: str, rank: int) -> None:
+def test_functions_take_what_layers_take(name, rank):
     """For every type and scheme, without a batch too, with indices, or the same error."""
     function = getattr(nn.functional, f"{name}_pool{rank}d")
     layer = getattr(nn, f"{name.title().replace('_', '')}Pool{rank}d")
@@ -95,7 +94,7 @@ def test_functions_take_what_layers_take(name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_averages_over_uneven_bins_are_exact(per_channel: bool) -> None:
+def test_averages_over_uneven_bins_are_exact(per_channel):
     """Q1: halves to even, then the zero point, in rational numbers."""
     input = quantized(2, per_channel=per_channel)
     result = nn.AdaptiveAvgPool2d((4, 3))(input).int_repr()
@@ -108,13 +107,13 @@ def test_averages_over_uneven_bins_are_exact(per_channel: bool) -> None:
 @pytest.mark.parametrize(
     "layer", [nn.MaxPool1d(3, 2, return_indices=True), nn.MinPool1d(2), nn.AdaptiveAvgPool1d(5)]
 )
-def test_rows_with_channels_innermost(layer: Any) -> None:
+def test_rows_with_channels_innermost(layer):
     """They are pooled as images of one row."""
     rows = quantized(1).permute(0, 2, 1).contiguous().permute(0, 2, 1)
     assert_equal(layer(rows), layer(quantized(1)))
 
 
-def test_what_a_quantized_tensor_cannot_have() -> None:
+def test_what_a_quantized_tensor_cannot_have():
     with pytest.raises(ValueError, match=r"divisor_override must be None .* got 3"):
         nn.AvgPool2d(2, divisor_override=3)(quantized(2))
     for layer in (nn.AvgPool2d(10), nn.MaxPool2d(10), nn.MinPool2d(10)):
@@ -124,7 +123,7 @@ def test_what_a_quantized_tensor_cannot_have() -> None:
             layer(quantized(2), mask=torch.ones(9, 11, dtype=torch.bool))
 
 
-def test_a_converted_model_with_quantized_layers_runs() -> None:
+def test_a_converted_model_with_quantized_layers_runs():
     """convert replaces pools between quantized layers, and the model gives what it gave."""
     from torch.ao import quantization
 

@@ -3,14 +3,12 @@ them, where it is installed."""
 
 import importlib.util
 import warnings
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
-from torch import Tensor, fx
-from torch.export import ExportedProgram, export
+from torch.export import export
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
 import torch_dmlpool as dmlpool
@@ -25,11 +23,11 @@ class Quantizer:
 
     OPERATORS = (aten.max_pool2d.default, aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[Any] = []
         self.adaptive: list[Any] = []
 
-    def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+    def annotate(self, model):
         for node in model.graph.nodes:
             if node.target in self.OPERATORS:
                 node.meta[ANNOTATION] = node.target
@@ -44,7 +42,7 @@ class Quantizer:
 class Network(torch.nn.Module):
     """Every kind of pool that quantizers know."""
 
-    def __init__(self, pools: ModuleType) -> None:
+    def __init__(self, pools):
         super().__init__()
         torch.manual_seed(0)
         widths = (3, 8, 8)
@@ -56,7 +54,7 @@ class Network(torch.nn.Module):
         self.first, self.second = pools.MaxPool2d(3, 2, 1), pools.AvgPool2d(2)
         self.third, self.last = pools.MaxPool2d(2), pools.AdaptiveAvgPool2d(1)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         one, two, three = self.convolutions
         first, second, third = self.activations
         features = self.first(first(self.normalized(one(input))))
@@ -67,14 +65,14 @@ class Network(torch.nn.Module):
 EXAMPLE = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def seen(pools: ModuleType) -> tuple[Quantizer, fx.GraphModule]:
+def seen(pools):
     module = export(Network(pools).eval(), (EXAMPLE,)).module()
     quantizer = Quantizer()
     pooling_quantizer(quantizer).annotate(module)
     return quantizer, module
 
 
-def test_a_quantizer_sees_what_it_sees_of_pytorchs_layers() -> None:
+def test_a_quantizer_sees_what_it_sees_of_pytorchs_layers():
     ours, module = seen(dmlpool.nn)
     theirs, _ = seen(torch.nn)
     assert len(theirs.seen) == 5
@@ -102,7 +100,7 @@ POOLS: dict[str, tuple[Any, tuple[int, ...], Any]] = {
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_what_other_pools_are_seen_as(pool: str) -> None:
+def test_what_other_pools_are_seen_as(pool):
     layer, sizes, target = POOLS[pool]
     module = export(layer, (torch.rand(sizes),)).module()
     quantizer = Quantizer()
@@ -110,16 +108,16 @@ def test_what_other_pools_are_seen_as(pool: str) -> None:
     assert quantizer.seen == ([] if target is None else [target])
 
 
-def test_the_quantizer_that_is_wrapped_stays_as_it_is() -> None:
+def test_the_quantizer_that_is_wrapped_stays_as_it_is():
     quantizer = Quantizer()
     pooling_quantizer(quantizer)
     quantizer.annotate(export(Network(dmlpool.nn).eval(), (EXAMPLE,)).module())
     assert quantizer.seen == []
 
 
-def test_an_error_leaves_the_graph_as_it_was() -> None:
+def test_an_error_leaves_the_graph_as_it_was():
     class Failing(Quantizer):
-        def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+        def annotate(self, model):
             super().annotate(model)
             raise RuntimeError("no")
 
@@ -132,7 +130,7 @@ def test_an_error_leaves_the_graph_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "x86", torch.nn.MaxPool2d(2), Quantizer.annotate])
-def test_not_a_quantizer(value: Any) -> None:
+def test_not_a_quantizer(value):
     with pytest.raises(TypeError, match="quantizer must be a quantizer of torchao"):
         pooling_quantizer(value)
 
@@ -142,7 +140,7 @@ has_torchao = pytest.mark.skipif(
 )
 
 
-def quantized(pools: ModuleType, is_qat: bool) -> ExportedProgram:
+def quantized(pools, is_qat):
     """The network as torchao quantizes it, after three steps of training or one calibration."""
     from torchao.quantization import pt2e
     from torchao.quantization.pt2e import quantize_pt2e
@@ -167,7 +165,7 @@ def quantized(pools: ModuleType, is_qat: bool) -> ExportedProgram:
         return export(quantize_pt2e.convert_pt2e(prepared), (EXAMPLE,))
 
 
-def step(program: ExportedProgram) -> float:
+def step(program):
     """The coarsest scale of what is quantized per tensor."""
     return max(
         node.args[1]
@@ -180,7 +178,7 @@ def step(program: ExportedProgram) -> float:
 @has_torchao
 @pytest.mark.parametrize("pools", [torch.nn, dmlpool.nn], ids=["torch.nn", "ours"])
 @pytest.mark.parametrize("is_qat", [False, True], ids=["calibrated", "trained"])
-def test_torchao(is_qat: bool, pools: ModuleType) -> None:
+def test_torchao(is_qat, pools):
     """Every pool that the quantizer annotates becomes one of integers, of both packages' layers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

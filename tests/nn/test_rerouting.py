@@ -16,12 +16,12 @@ from torch_dmlpool.nn import rerouted
 nn = torch._C._nn
 
 
-def image(rank: int, device: torch.device) -> Tensor:
+def image(rank, device):
     return samples.normal(2, 3, *(7, 8, 6)[:rank], dtype=torch.float64).to(device)
 
 
 class Padded(torch.nn.AvgPool2d):
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return super().forward(F.pad(input, (1, 0, 0, 1)))
 
 
@@ -60,9 +60,7 @@ CALLS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
 
 
 @cases.in_pairs(name=list(CALLS), batched=[True, False])
-def test_a_call_is_served_by_us_with_torchs_results(
-    name: str, batched: bool, device: torch.device
-) -> None:
+def test_a_call_is_served_by_us_with_torchs_results(name, batched, device):
     """Values and indices, and a gradient that our operators alone can have."""
     rank, call = CALLS[name]
     input = image(rank, device)
@@ -84,13 +82,13 @@ def test_a_call_is_served_by_us_with_torchs_results(
 OURS, THEIRS = "MaxPoolingBackward", "MaxPool2DWithIndicesBackward0"
 
 
-def pooled_by(input: Tensor) -> str:
+def pooled_by(input):
     """Whose max pool it is."""
     output = F.max_pool2d(input, 2)  # its node may be asked only while it lives
     return output.grad_fn.name()
 
 
-def test_outside_nothing_changes(device: torch.device) -> None:
+def test_outside_nothing_changes(device):
     input = image(2, device).requires_grad_()
     with rerouted(), rerouted():
         assert pooled_by(input) == OURS
@@ -100,11 +98,11 @@ def test_outside_nothing_changes(device: torch.device) -> None:
     assert pooled_by(input) == THEIRS
 
 
-def test_a_function_is_decorated(device: torch.device) -> None:
+def test_a_function_is_decorated(device):
     """Each of its calls enters the region, nested and recursive ones too."""
 
     @rerouted()
-    def pooled(input: Tensor, times: int = 1) -> Tensor:
+    def pooled(input, times=1):
         """Its documentation."""
         output = F.max_pool2d(input, 2)
         return pooled(input, times - 1) if times else output
@@ -117,7 +115,7 @@ def test_a_function_is_decorated(device: torch.device) -> None:
     assert pooled_by(input) == THEIRS
 
 
-def test_other_threads_are_left_alone(device: torch.device) -> None:
+def test_other_threads_are_left_alone(device):
     found = []
     with rerouted():
         input = image(2, device).requires_grad_()
@@ -127,7 +125,7 @@ def test_other_threads_are_left_alone(device: torch.device) -> None:
     assert found == [THEIRS]
 
 
-def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
+def test_what_we_do_not_take_stays_torchs(device):
     """Integers averaged (truncated, in PyTorch), a tensor for the result, norms, nested
     tensors."""
     integers = torch.arange(16, device=device).view(1, 1, 4, 4)
@@ -141,7 +139,7 @@ def test_what_we_do_not_take_stays_torchs(device: torch.device) -> None:
     torch.testing.assert_close(norms, F.lp_pool2d(integers.float(), 2, 2))
 
 
-def test_our_refusals_are_what_the_caller_sees(device: torch.device) -> None:
+def test_our_refusals_are_what_the_caller_sees(device):
     """A call that is ours is checked by us; and what PyTorch refuses and we do not, works."""
     with rerouted():
         text = r"^stride must be at least 1, got 0 in spatial dimension H \(stride=0\)$"
@@ -163,10 +161,10 @@ LEFT: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_types_that_we_refuse_are_left_to_pytorch(name: str, device: torch.device) -> None:
+def test_types_that_we_refuse_are_left_to_pytorch(name, device):
     """Its result, or its error."""
 
-    def answer() -> object:
+    def answer():
         try:
             return LEFT[name](image(2, device))
         except (TypeError, RuntimeError) as error:
@@ -180,13 +178,11 @@ def test_types_that_we_refuse_are_left_to_pytorch(name: str, device: torch.devic
     assert isinstance(expected, Tensor) or actual == expected
 
 
-def captured(
-    function: Callable[..., object], **options: object
-) -> tuple[Callable[..., object], list[list[str]]]:
+def captured(function, **options):
     """A compiled function, and the pools of each graph that it is compiled to."""
     graphs: list[list[str]] = []
 
-    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    def backend(graph, _):
         graphs.append(
             [str(node.target) for node in graph.graph.nodes if "pool" in str(node.target)]
         )
@@ -195,7 +191,7 @@ def captured(
     return torch.compile(function, backend=backend, fullgraph=True, **options), graphs
 
 
-def every_form(input: Tensor) -> Tensor:
+def every_form(input):
     values, indices = F.max_pool2d(input, 2, return_indices=True)
     pooled = F.avg_pool2d(input, 2) + F.max_pool2d(input, 2) + torch.max_pool2d(input, 2)
     return (
@@ -203,11 +199,11 @@ def every_form(input: Tensor) -> Tensor:
     )
 
 
-def test_compiled(fresh_compiler: None, device: torch.device) -> None:
+def test_compiled(fresh_compiler, device):
     """One graph, with the region around the compiled function or inside it; without it, the graph
     is PyTorch's."""
 
-    def inside(input: Tensor) -> Tensor:
+    def inside(input):
         with rerouted():
             return every_form(input)
 

@@ -5,17 +5,16 @@ import copy
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 from torch_dmlpool.nn import convert, layers, reverted
 
 
-def model_of(*pools: torch.nn.Module) -> torch.nn.Sequential:
+def model_of(*pools):
     return torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), *pools, torch.nn.BatchNorm2d(3))
 
 
 @pytest.mark.parametrize("name", layers.__all__)
-def test_each_layer_has_torchs_class_for_a_while(name: str) -> None:
+def test_each_layer_has_torchs_class_for_a_while(name):
     """Where there is one; it pools like ours, and stays the object that it is."""
     layer = getattr(layers, name)(*([2, 2] if name.startswith("LP") else [2]))
     before = dict(vars(layer))
@@ -28,7 +27,7 @@ def test_each_layer_has_torchs_class_for_a_while(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_converted", [False, True])
-def test_a_model_is_as_before_after_the_block(is_converted: bool) -> None:
+def test_a_model_is_as_before_after_the_block(is_converted):
     """Names, hooks, parameters, training, what was changed inside, and layers that are shared."""
     module = torch.nn if is_converted else layers
     shared, calls = module.MaxPool2d(2), []
@@ -55,10 +54,10 @@ def test_a_model_is_as_before_after_the_block(is_converted: bool) -> None:
     assert calls[2:] == [layers.MaxPool2d] * 2
 
 
-def test_it_nests_and_ends_after_an_exception() -> None:
+def test_it_nests_and_ends_after_an_exception():
     model = model_of(layers.MaxPool2d(2))
 
-    def fail() -> None:
+    def fail():
         with reverted(model) as inner:
             assert not inner.replaced
         assert type(model[1]) is torch.nn.MaxPool2d
@@ -86,7 +85,7 @@ def test_it_nests_and_ends_after_an_exception() -> None:
     ],
     ids=repr,
 )
-def test_a_layer_that_means_something_else_stays(layer: torch.nn.Module, is_replaced: bool) -> None:
+def test_a_layer_that_means_something_else_stays(layer, is_replaced):
     """And has a name in the report; words and pairs of padding become numbers for a while."""
     model, before = torch.nn.ModuleDict({"pool": layer}), dict(vars(layer))
     image = samples.normal(1, 2, 7, 8)
@@ -101,7 +100,7 @@ def test_a_layer_that_means_something_else_stays(layer: torch.nn.Module, is_repl
     assert vars(layer) == before
 
 
-def test_a_layer_of_another_library_gets_its_class_again() -> None:
+def test_a_layer_of_another_library_gets_its_class_again():
     """timm's "same" layers, with the attributes that they had."""
     kind = type("MaxPool2dSame", (torch.nn.MaxPool2d,), {})
     kind.__module__ = "timm.layers.pool2d_same"
@@ -117,7 +116,7 @@ def test_a_layer_of_another_library_gets_its_class_again() -> None:
 
 
 class Hiding(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         inner = torch.nn.Sequential(torch.nn.AvgPool2d(2))
         self.pools = [torch.nn.MaxPool2d(2), (torch.nn.ReLU(), {"inner": inner})]
@@ -125,11 +124,11 @@ class Hiding(torch.nn.Module):
         self.seen = torch.nn.MaxPool2d(2)
         self.again = [self.seen]
 
-    def forward(self, image: Tensor, *, scale: float) -> Tensor:
+    def forward(self, image, *, scale):
         return self.seen(image) * scale
 
 
-def test_layers_in_plain_lists_are_named_with_the_way_out() -> None:
+def test_layers_in_plain_lists_are_named_with_the_way_out():
     """And arguments of the model may be given by name."""
     inputs = {"image": samples.normal(1, 2, 8, 8), "scale": 2.0}
     report = convert(Hiding(), example_inputs=inputs)

@@ -17,7 +17,7 @@ TOOL = ROOT / "tools" / "write_dimensions.py"
 
 
 @pytest.mark.skipif(not TOOL.is_file(), reason="not in a checkout")
-def test_the_source_is_what_the_tool_writes() -> None:
+def test_the_source_is_what_the_tool_writes():
     """``python tools/write_dimensions.py`` would change nothing."""
     written: dict[Path, str] = runpy.run_path(str(TOOL))["files"]()
     assert sum("2d" in text for text in written.values()) == 9
@@ -39,7 +39,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_docstring_and_a_signature_stand_in_the_source(name: str) -> None:
+def test_a_docstring_and_a_signature_stand_in_the_source(name):
     """What ``help()`` shows is what an editor reads: no text is put together at run time."""
     public: Any = PUBLIC[name]
     if inspect.isclass(public):
@@ -79,7 +79,7 @@ ARGUMENTS = {
     ("where", "argument"),
     [(where, each) for where in ARGUMENTS for each in ARGUMENTS[where].split()],
 )
-def test_all_say_the_same_of_the_same_argument(where: str, argument: str) -> None:
+def test_all_say_the_same_of_the_same_argument(where, argument):
     """Docstrings that stand written out could drift apart. Unpooling's window is another one's."""
     texts = set()
     for name, function in PUBLIC.items():

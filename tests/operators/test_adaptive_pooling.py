@@ -1,14 +1,11 @@
 """Adaptive pooling against the oracle and against ATen: bins of every kind, ties, NaN, gradients,
 symbolic sizes."""
 
-from collections.abc import Callable
-
 import numpy as np
 import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
@@ -35,7 +32,7 @@ ADAPTED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-def check_average(input: Tensor, outputs: tuple[int, ...]) -> None:
+def check_average(input, outputs):
     """The average within the bound of E6, and that of what is there (K2)."""
     bins = oracle.Bins(outputs)
     taps = max(len(reading.taps) for reading in oracle.readings(bins, input.shape[2:]))
@@ -48,7 +45,7 @@ def check_average(input: Tensor, outputs: tuple[int, ...]) -> None:
         samples.assert_average(result, *exact, count)
 
 
-def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
+def check_maximum(input, outputs):
     """Values and both kinds of index."""
     expected = oracle.maximum(samples.to_numpy(input), oracle.Bins(outputs))
     samples.assert_same(dmlpool.adaptive_max_pooling(input, outputs), expected.values)
@@ -64,7 +61,7 @@ def check_maximum(input: Tensor, outputs: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
 @pytest.mark.parametrize("name", ADAPTED)
-def test_bins_of_every_kind(name: str, dtype: torch.dtype, device: torch.device) -> None:
+def test_bins_of_every_kind(name, dtype, device):
     """B1 and B2: the first of several, NaN too (M2, M3), the average's adjoint (A6), the winner's
     share added up where bins overlap (M5); in half precision sums in float32,
     rounded once (A4)."""
@@ -93,14 +90,14 @@ def test_bins_of_every_kind(name: str, dtype: torch.dtype, device: torch.device)
     )
 
 
-def test_wide_rows_in_channels_last(device: torch.device) -> None:
+def test_wide_rows_in_channels_last(device):
     """M2 and A6: those are pooled in parts, each of which reads columns of its own."""
     input = samples.ties(1, 2, 8, 35000).to(device, memory_format=torch.channels_last)
     check_average(input, (1, 5))
     check_maximum(input, (1, 5))
 
 
-def test_no_size_and_a_size_of_zero(device: torch.device) -> None:
+def test_no_size_and_a_size_of_zero(device):
     """B1: None keeps the input's size, 0 gives an empty result."""
     input = samples.normal(2, 3, 4, 5).to(device)
     for function in (dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling):
@@ -110,7 +107,7 @@ def test_no_size_and_a_size_of_zero(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("pool", [dmlpool.adaptive_average_pooling, dmlpool.adaptive_max_pooling])
-def test_bins_whose_places_have_no_integer_are_rejected(pool: Callable[..., object]) -> None:
+def test_bins_whose_places_have_no_integer_are_rejected(pool):
     """Bin i begins at i times the size, divided: a product of 64 bits in every backend."""
     with pytest.raises(ValueError, match=r"output_size \+ 1 times the input's size"):
         pool(torch.empty(1, 1, 2**33, device="meta"), 2**31 - 1)

@@ -9,7 +9,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
@@ -17,14 +16,12 @@ ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 DIVISORS = [(False, None), (True, None), (False, -3), (True, 5)]
 
 
-def arriving(case: cases.Case, dtype: torch.dtype = torch.float32) -> Tensor:
+def arriving(case, dtype=torch.float32):
     return samples.normal(2, 3, *case.output_sizes, dtype=dtype, seed=1)
 
 
 @cases.in_pairs(case=ALL, divisor=DIVISORS, mask=["no mask", "each element"])
-def test_averages_and_gradients(
-    case: cases.Case, divisor: tuple[bool, int | None], mask: str, device: torch.device
-) -> None:
+def test_averages_and_gradients(case, divisor, mask, device):
     """A1 to A3, A5, A6, K1 to K3 and K6 over every geometry (G4), within the bound of E6."""
     request = case.pooling, *divisor, mask
     samples.check_average(samples.normal(2, 3, *case.sizes).to(device), *request)
@@ -37,9 +34,7 @@ def test_averages_and_gradients(
     dtype=samples.FLOATS,
     mask=["no mask", "each element", "each sample", "each channel", "one row"],
 )
-def test_every_layout_and_data_type(
-    case: cases.Case, layout: str, dtype: torch.dtype, mask: str, device: torch.device
-) -> None:
+def test_every_layout_and_data_type(case, layout, dtype, mask, device):
     """A4, K2 and G7: any strided input and incoming gradient; one rounding for half precision, and
     float64 within 2⁻⁵³."""
     given = samples.normal(2, 3, *case.sizes, dtype=dtype), arriving(case, dtype)
@@ -49,7 +44,7 @@ def test_every_layout_and_data_type(
 
 
 @cases.parametrized([case for case in ALL if case.has_empty_windows])
-def test_a_window_that_counts_nothing(case: cases.Case, device: torch.device) -> None:
+def test_a_window_that_counts_nothing(case, device):
     """A3: no gradient even from an infinite one; that its average is 0, the oracle says above."""
     gradient = torch.zeros(1, 1, *case.output_sizes, device=device)
     for reading in oracle.readings(case.pooling, case.sizes):
@@ -63,9 +58,7 @@ def test_a_window_that_counts_nothing(case: cases.Case, device: torch.device) ->
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_half_precision_is_summed_in_float32(
-    layout: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_half_precision_is_summed_in_float32(layout, dtype, device):
     """A4: sums past the type's range and past its precision, forward and backward."""
     large = samples.LAYOUTS[layout](torch.full((1, 2, 6, 6), 60000.0, dtype=dtype, device=device))
     samples.assert_same(dmlpool.average_pooling(large, 3), samples.to_numpy(large[..., :4, :4]))
@@ -93,14 +86,7 @@ def test_half_precision_is_summed_in_float32(
     large=["first", "last", "each column"],
     dtype=[torch.float32, torch.float64],
 )
-def test_small_addends_are_not_lost_one_by_one(
-    large: str,
-    layout: str,
-    window: tuple[int, ...],
-    stride: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
+def test_small_addends_are_not_lost_one_by_one(large, layout, window, stride, dtype, device):
     """E6 where it is tight: large elements and many that vanish beside one when added singly, or
     eight by eight."""
     sizes, eps = [size + 2 for size in window], torch.finfo(dtype).eps
@@ -121,9 +107,7 @@ def test_small_addends_are_not_lost_one_by_one(
     value=[math.inf, math.nan, 3e38],
     layout=["contiguous", "channels last"],
 )
-def test_an_element_stays_in_its_windows(
-    layout: str, value: float, stride: int, window: int, device: torch.device
-) -> None:
+def test_an_element_stays_in_its_windows(layout, value, stride, window, device):
     """A1 and E6: running sums would carry one sample's infinity, NaN or rounding into windows that
     do not read it."""
     dtype = samples.FLOATS[(window + stride) % 4]
@@ -149,9 +133,7 @@ def test_an_element_stays_in_its_windows(
         *((12, 9, 5, 3), (40, 16, 0, 4)),
     ],
 )
-def test_gradients_of_frames(
-    window: int, stride: int, padding: int, dilation: int, channels: int, device: torch.device
-) -> None:
+def test_gradients_of_frames(window, stride, padding, dilation, channels, device):
     """Windows of one row that overlap at a stride: elements between two edges of windows get the
     same sum, and rows are cut into tiles (A6, E6)."""
     for size, ceil_mode, include_padding, dtype in (
@@ -167,7 +149,7 @@ def test_gradients_of_frames(
 
 
 @pytest.mark.parametrize("dtype", samples.FLOATS, ids=samples.name_of)
-def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.device) -> None:
+def test_subnormal_numbers_are_not_flushed(dtype, device):
     """A4: an average of subnormal numbers is their mean, and a maximum keeps the greatest of
     them."""
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
@@ -187,7 +169,7 @@ def test_subnormal_numbers_are_not_flushed(dtype: torch.dtype, device: torch.dev
 
 
 @cases.in_pairs(dtype=[torch.float64, torch.float32, torch.bfloat16], exponent=[17, 21, 22, 30])
-def test_divisors_may_pass_64_bits(exponent: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_divisors_may_pass_64_bits(exponent, dtype, device):
     """A2: three axes of windows count up to 2**93 taps."""
     window, one = 1 << exponent, torch.ones(1, 1, 1, 1, 1, dtype=dtype, device=device)
     share = torch.full_like(one, 2.0 ** (-3 * exponent))

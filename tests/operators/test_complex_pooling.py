@@ -17,7 +17,7 @@ from torch_dmlpool import nn
 COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-def image(*sizes: int, dtype: torch.dtype = torch.complex128) -> Tensor:
+def image(*sizes, dtype=torch.complex128):
     return torch.complex(
         samples.normal(*sizes, dtype=COMPLEX[dtype]),
         samples.normal(*sizes, dtype=COMPLEX[dtype], seed=1),
@@ -26,7 +26,7 @@ def image(*sizes: int, dtype: torch.dtype = torch.complex128) -> Tensor:
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=samples.name_of)
 @cases.parametrized(cases.FEW)
-def test_averages(case: cases.Case, dtype: torch.dtype, device: torch.device) -> None:
+def test_averages(case, dtype, device):
     """A7 and E6: each part is the average of the parts."""
     input = image(2, 3, *case.sizes, dtype=dtype).to(device)
     mask = samples.normal(2, 1, *case.sizes).to(device) > 0
@@ -42,7 +42,7 @@ def test_averages(case: cases.Case, dtype: torch.dtype, device: torch.device) ->
         samples.assert_average(getattr(masked, part), *exact, taps)
 
 
-def unpooled(values: Tensor) -> Tensor:
+def unpooled(values):
     indices = torch.tensor([[[1, 3, -1, 6, 6]]], device=values.device).expand(1, 1, 5)
     return dmlpool.max_unpooling(values, indices, (1, 1, 8))
 
@@ -68,7 +68,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_derivatives(name: str) -> None:
+def test_derivatives(name):
     """A7 and E1: reverse and forward mode, first and second order, in PyTorch's convention."""
     function, sizes = FUNCTIONS[name]
     input = image(*sizes).requires_grad_()
@@ -78,7 +78,7 @@ def test_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_transforms_and_compiled_graphs(name: str, fresh_compiler: None) -> None:
+def test_transforms_and_compiled_graphs(name, fresh_compiler):
     """E1 and E2."""
     function, sizes = FUNCTIONS[name]
     inputs = torch.stack([image(*sizes), image(*sizes).conj()])
@@ -89,7 +89,7 @@ def test_transforms_and_compiled_graphs(name: str, fresh_compiler: None) -> None
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
-def test_conjugates_that_are_not_computed_yet(layout: str) -> None:
+def test_conjugates_that_are_not_computed_yet(layout):
     """G7: and results are laid out as the parts' are."""
     input = samples.LAYOUTS[layout](image(2, 3, 6, 8))
     for x in (input, input.conj(), input.conj().imag + 0j):
@@ -100,7 +100,7 @@ def test_conjugates_that_are_not_computed_yet(layout: str) -> None:
     assert dmlpool.average_pooling(input, 3, 2, 1).stride() == real.stride()
 
 
-def test_unpooling_undoes_pooling(device: torch.device) -> None:
+def test_unpooling_undoes_pooling(device):
     """A7: complex numbers at the places of other maxima."""
     values = image(2, 3, 6, 6).to(device)
     magnitudes, indices = dmlpool.max_pooling(values.abs(), 2, 2, return_indices=True)

@@ -2,9 +2,7 @@
 the tensors show (G7, E1 and E2)."""
 
 import itertools
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import cases
 import pytest
@@ -16,26 +14,28 @@ from torch.autograd import forward_ad
 
 from torch_dmlpool.registry import OPERATORS
 
+BACKENDS = ["fastest", "reference"]
 
-def taken_apart(operator: Any, *arguments: object) -> object:
+
+def taken_apart(operator, *arguments):
     return TABLE[operator](*arguments)
 
 
-def in_a_mode(operator: Any, *arguments: object) -> object:
+def in_a_mode(operator, *arguments):
     with Decomposed():
         return operator(*arguments)
 
 
-def in_inference_mode(operator: Any, *arguments: object) -> object:
+def in_inference_mode(operator, *arguments):
     with torch.inference_mode():
         return operator(*arguments)
 
 
-def of_tensors(operator: Any, arguments: Sequence[object]) -> tuple[Callable[..., Any], Any]:
+def of_tensors(operator, arguments):
     """A function of the tensors among the arguments alone, and they."""
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
 
-    def called(*values: Tensor) -> object:
+    def called(*values):
         following = iter(values)
         return operator(
             *(next(following) if isinstance(entry, Tensor) else entry for entry in arguments)
@@ -44,7 +44,7 @@ def of_tensors(operator: Any, arguments: Sequence[object]) -> tuple[Callable[...
     return called, tensors
 
 
-def batched(operator: Any, *arguments: object) -> object:
+def batched(operator, *arguments):
     """Over a batch of one, which lies behind the others; scales are those of all samples."""
     called, tensors = of_tensors(operator, arguments)
     dimensions = tuple(tensor.dim() if tensor.dim() > 2 else None for tensor in tensors)
@@ -53,11 +53,11 @@ def batched(operator: Any, *arguments: object) -> object:
     return [result.squeeze(0) for result in samples.listed(results)]
 
 
-def exported(operator: Any, *arguments: object) -> object:
+def exported(operator, *arguments):
     called, tensors = of_tensors(operator, arguments)
 
     class Model(torch.nn.Module):
-        def forward(self, *tensors: Tensor) -> object:
+        def forward(self, *tensors):
             return called(*tensors)
 
     program = torch.export.export(Model(), tuple(tensors)).run_decompositions(TABLE)
@@ -65,7 +65,7 @@ def exported(operator: Any, *arguments: object) -> object:
     return program.module()(*tensors)
 
 
-def compiled(operator: Any, *arguments: object) -> object:
+def compiled(operator, *arguments):
     called, tensors = of_tensors(operator, arguments)
     torch._dynamo.reset()
     # PyTorch's own operators take no subclass in the other one either.
@@ -73,7 +73,7 @@ def compiled(operator: Any, *arguments: object) -> object:
     return torch.compile(called, backend=backend, fullgraph=True)(*tensors)
 
 
-def check(kind: str, name: str, mode: Callable[..., Any]) -> None:
+def check(kind, name, mode):
     operator = getattr(operators, name).default
     for values, expected in with_lazy(kind, name):
         for result, right in zip(samples.listed(mode(operator, *values)), expected, strict=True):
@@ -81,10 +81,9 @@ def check(kind: str, name: str, mode: Callable[..., Any]) -> None:
             torch.testing.assert_close(result.detach().as_subclass(Tensor), right)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", samples.KINDS)
+@cases.in_pairs(either_backend=BACKENDS, kind=list(samples.KINDS), name=NAMES)
 @pytest.mark.usefixtures("either_backend")
-def test_operators_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+def test_operators_read_what_lazy_tensors_show(kind, name):
     """Called by name, in inference mode, over a batch, and taken apart."""
     for mode in (lambda operator, *values: operator(*values), in_inference_mode, batched):
         check(kind, name, mode)
@@ -96,7 +95,7 @@ EACH_IN_TURN = list(zip(NAMES, itertools.cycle(samples.KINDS), strict=False))
 
 
 @cases.each(("name", "kind"), itertools.product(NAMES, samples.KINDS), EACH_IN_TURN[::3])
-def test_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
+def test_programs_read_what_lazy_tensors_show(kind, name):
     """Exported and taken apart, and compiled."""
     check(kind, name, exported)
     check(kind, name, compiled)
@@ -105,29 +104,28 @@ def test_programs_read_what_lazy_tensors_show(kind: str, name: str) -> None:
 DIFFERENTIABLE = [name for name in NAMES if OPERATORS[name].function or OPERATORS[name].compose]
 
 
-def gradients_at(name: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+def gradients_at(name):
     """An operator as a function of the tensor that it has a gradient with respect to, and that
     tensor."""
     operator, arguments = by_name(name)
     at = 1 if name == "max_pooling_grad" else 0
 
-    def called(tensor: Tensor) -> Tensor:
+    def called(tensor):
         return samples.listed(operator(*arguments[:at], tensor, *arguments[at + 1 :]))[0]
 
     return called, arguments[at]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-@pytest.mark.parametrize("kind", samples.KINDS)
+@cases.in_pairs(either_backend=BACKENDS, kind=list(samples.KINDS), name=DIFFERENTIABLE)
 @pytest.mark.usefixtures("either_backend")
-def test_gradients_and_tangents_may_be_lazy(kind: str, name: str) -> None:
+def test_gradients_and_tangents_may_be_lazy(kind, name):
     """E1: what arrives in the backward pass, in its own backward pass, and in forward mode."""
     called, tensor = gradients_at(name)
     leaf = tensor.clone().requires_grad_()
     arriving = samples.of_kind(kind, samples.normal(*called(tensor).shape))
     tangent = samples.of_kind(kind, samples.normal(*tensor.shape, seed=5))
 
-    def found(arriving: Tensor, tangent: Tensor) -> list[Tensor]:
+    def found(arriving, tangent):
         (first,) = torch.autograd.grad(called(leaf), leaf, arriving)
         results = [first, torch.func.jvp(called, (tensor,), (tangent,))[1]]
         with forward_ad.dual_level():
@@ -180,7 +178,7 @@ for offset, layer in itertools.product((0, 5), ("MaxPool2d", "AvgPool2d", "Adapt
 """
 
 
-def test_a_tensor_whose_memory_was_freed_is_refused(python: Callable[..., Any]) -> None:
+def test_a_tensor_whose_memory_was_freed_is_refused(python):
     """As PyTorch's own pools refuse it: sharded parameters are freed like this. A view of a part
     has an address that is not null, and a kernel that read it would end the process."""
     found = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})"

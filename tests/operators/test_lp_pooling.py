@@ -18,9 +18,7 @@ norms = pytest.mark.parametrize("p", NORMS)
 @cases.in_pairs(
     is_masked=[False, True], case=cases.LINES + cases.FEW, p=NORMS, dtype=samples.FLOATS
 )
-def test_norms(
-    is_masked: bool, case: cases.Case, p: float, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_norms(is_masked, case, p, dtype, device):
     """P1, P2 and K5, over windows in padding, with dilation, overhanging and empty (G3, G4); an
     empty one has norm 0, and what is masked adds nothing. Half precision is powered and summed in
     float32 and rounded once."""
@@ -36,7 +34,7 @@ def test_norms(
     samples.assert_norms(found, expected, math.prod(case.pooling.window_size))
 
 
-def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
+def test_half_precision_does_not_overflow_on_the_way(device):
     """P2: squares far beyond float16's range, norms within it."""
     input = torch.full((1, 1, 2, 2), -2e4, dtype=torch.float16, device=device)
     assert dmlpool.lp_pooling(input, 2).item() == 4e4
@@ -44,7 +42,7 @@ def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> No
 
 
 @norms
-def test_not_a_number_and_infinity(p: float, device: torch.device) -> None:
+def test_not_a_number_and_infinity(p, device):
     """A NaN or an infinity reaches exactly the windows that read it."""
     input = samples.normal(1, 1, 9).to(device)
     input[0, 0, 1], input[0, 0, 7] = math.nan, -math.inf
@@ -54,7 +52,7 @@ def test_not_a_number_and_infinity(p: float, device: torch.device) -> None:
 
 
 @norms
-def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) -> None:
+def test_the_gradient_at_a_norm_of_zero_is_zero(p, device):
     """P3, for windows of zeros only, and windows in padding only; the second order too. (PyTorch's
     own gives NaN.)"""
     leaf = torch.zeros(1, 2, 4, 5, dtype=torch.float64, device=device)
@@ -72,7 +70,7 @@ def test_the_gradient_at_a_norm_of_zero_is_zero(p: float, device: torch.device) 
 
 
 @norms
-def test_the_gradient_of_a_norm(p: float, device: torch.device) -> None:
+def test_the_gradient_of_a_norm(p, device):
     """P3: sign(x) (|x| / norm)^(p - 1); of p = inf all of it at the first greatest element."""
     leaf = torch.tensor([[[3.0, -4.0, 4.0, 1.0]]], dtype=torch.float64, device=device)
     norm = dmlpool.lp_pooling(leaf.requires_grad_(), 4, p=p)

@@ -15,7 +15,6 @@ import pytest
 import samples
 import torch
 from operators import MASKED
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
@@ -25,7 +24,7 @@ operators = torch.ops.dmlpool
 INPUT = (2, 3)
 
 
-def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> None:
+def test_half_precision_does_not_overflow_on_the_way(device):
     """K2: the sum of four is beyond float16, their average is not."""
     input = torch.full((1, 1, 3, 3), 4e4, dtype=torch.float16, device=device)
     mask = torch.ones(3, 3, dtype=torch.bool, device=device)
@@ -38,7 +37,7 @@ def test_half_precision_does_not_overflow_on_the_way(device: torch.device) -> No
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="far too slow")
 @cases.in_pairs(dtype=[torch.float32, torch.bfloat16], path=["eager", "compiled", "decomposed"])
-def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> None:
+def test_counts_are_exact_above_2_to_the_24(path, dtype):
     """K3: few elements of a large window are kept, with and without padding that counts, and in
     bins of different sizes."""
     sizes = 257, 256, 257
@@ -46,7 +45,7 @@ def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> No
     mask = torch.zeros(sizes, dtype=torch.bool)
     mask.view(-1)[:3] = True
 
-    def pools(input: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def pools(input, mask):
         return (
             dmlpool.average_pooling(input, sizes, include_padding=True, mask=mask),
             dmlpool.average_pooling(input, sizes, 3, 1, 1, include_padding=True, mask=mask),
@@ -59,7 +58,7 @@ def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> No
     elif path == "decomposed":
 
         class Model(torch.nn.Module):
-            def forward(self, input: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            def forward(self, input, mask):
                 return pools(input, mask)
 
         program = torch.export.export(Model(), (input, mask))
@@ -72,7 +71,7 @@ def test_counts_are_exact_above_2_to_the_24(path: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_a_mask_lives_as_a_saved_tensor_alone(is_moved: bool, device: torch.device) -> None:
+def test_a_mask_lives_as_a_saved_tensor_alone(is_moved, device):
     """K4: backward frees it, and nothing keeps it beside saved tensors, which hooks may move."""
     alive, outputs = {}, []
     for name, pool in MASKED.items():
@@ -94,15 +93,13 @@ def test_a_mask_lives_as_a_saved_tensor_alone(is_moved: bool, device: torch.devi
 pools = pytest.mark.parametrize("name", MASKED)
 
 
-def outputs_of(name: str, input: Tensor, mask: Tensor) -> list[Tensor]:
+def outputs_of(name, input, mask):
     return samples.results(lambda x: MASKED[name](x, mask), input)
 
 
 @pools
 @pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf, 3e38], ids=str)
-def test_what_is_under_the_mask_reaches_nothing(
-    name: str, what: float, device: torch.device
-) -> None:
+def test_what_is_under_the_mask_reaches_nothing(name, what, device):
     """K6: neither results nor gradients, bit for bit; nor does a gradient reach it."""
     mask = samples.mask_of("each sample", (*INPUT, 7, 8)).to(device)
     clean = samples.normal(*INPUT, 7, 8).to(device)
@@ -117,7 +114,7 @@ def test_what_is_under_the_mask_reaches_nothing(
         assert not torch.where(mask, 0, gradient).any()
 
 
-def test_transforms_give_what_is_recorded(device: torch.device) -> None:
+def test_transforms_give_what_is_recorded(device):
     """K4 and K6: what eager autograd keeps for averages and maxima, and what is made of other
     operators where torch.func asks, give the same results."""
     mask = samples.mask_of("each element", (*INPUT, 7, 8)).to(device)
@@ -134,7 +131,7 @@ def test_transforms_give_what_is_recorded(device: torch.device) -> None:
 
 
 @pools
-def test_a_mask_may_be_strided_or_expanded(name: str, device: torch.device) -> None:
+def test_a_mask_may_be_strided_or_expanded(name, device):
     """G7: every other element of a larger mask, and what is made of it."""
     input = samples.normal(*INPUT, 8, 8).to(device)
     large = samples.mask_of("each element", (*INPUT, 16, 16)).to(device)[..., ::2, 1::2]
@@ -144,11 +141,11 @@ def test_a_mask_may_be_strided_or_expanded(name: str, device: torch.device) -> N
         assert all(map(torch.equal, found, expected))
 
 
-def test_exported_programs() -> None:
+def test_exported_programs():
     """K1 to K6 and E2, of another batch than the traced one; bools too."""
 
     class Model(torch.nn.Module):
-        def forward(self, x: Tensor, mask: Tensor) -> list[Any]:
+        def forward(self, x, mask):
             bools = dmlpool.max_pooling(mask, 3, 2, 1, 1), dmlpool.min_pooling(mask, 2)
             return [*bools, *(pool(x, mask) for pool in MASKED.values())]
 
@@ -165,7 +162,7 @@ def test_exported_programs() -> None:
     "family",
     ["LPPool", *(f"{how}{kind}Pool" for how in ("", "Adaptive") for kind in ("Avg", "Max", "Min"))],
 )
-def test_layers(family: str, rank: int, device: torch.device) -> None:
+def test_layers(family, rank, device):
     """K1 with PyTorch's words: unbatched inputs, and functions."""
     sizes = (6, 5, 7)[-rank:]
     input = samples.normal(*INPUT, *sizes).to(device)

@@ -10,7 +10,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import backends, tensors
@@ -18,7 +17,7 @@ from torch_dmlpool.operators import adaptive_pooling, average_pooling, masks, ma
 from torch_dmlpool.window import Window
 
 
-def drawn_mask(chance: random.Random, sizes: tuple[int, ...], seed: int) -> Tensor:
+def drawn_mask(chance, sizes, seed):
     """A mask in one of all shapes that broadcast, of any bytes."""
     samples_of, channels_of = (chance.choice([1, size]) for size in sizes[:2])
     spatial = [size if chance.random() < 0.85 else 1 for size in sizes[2:]]
@@ -27,7 +26,7 @@ def drawn_mask(chance: random.Random, sizes: tuple[int, ...], seed: int) -> Tens
     return samples.any_bytes(rows < chance.choice([0.0, 0.1, 0.5, 0.9, 1.0]))
 
 
-def drawn_pooling(chance: random.Random, sizes: list[int]) -> oracle.Pooling | oracle.Bins:
+def drawn_pooling(chance, sizes):
     """Windows or bins over spatial sizes."""
     if chance.random() < 0.3:
         return oracle.Bins(tuple(chance.randint(1, size + 1) for size in sizes))
@@ -43,7 +42,7 @@ def drawn_pooling(chance: random.Random, sizes: list[int]) -> oracle.Pooling | o
             return pooling
 
 
-def check_request(seed: int) -> None:
+def check_request(seed):
     """One random request: averages, maxima or minima of any type and layout, and gradients."""
     chance = random.Random(seed)
     rank = chance.choice([1, 2, 2, 3])
@@ -89,11 +88,11 @@ def check_request(seed: int) -> None:
         samples.assert_gradient(gradient, exact, largest, values[0, 0].numel())
 
 
-def is_window(pooling: oracle.Pooling | oracle.Bins) -> bool:
+def is_window(pooling):
     return isinstance(pooling, oracle.Pooling)
 
 
-def check_average(leaf: Tensor, mask: Tensor, whole: Any, pooling: Any, counted: Any) -> None:
+def check_average(leaf, mask, whole, pooling, counted):
     if is_window(pooling):
         pool = lambda x: dmlpool.average_pooling(x, **vars(pooling), **counted, mask=mask)  # noqa: E731
         taps = math.prod(pooling.window_size)
@@ -117,7 +116,7 @@ def check_average(leaf: Tensor, mask: Tensor, whole: Any, pooling: Any, counted:
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
-def test_random_requests(first: int) -> None:
+def test_random_requests(first):
     """K1 to K4: every type, layout, shape of a mask, window and bins, with NaN under the mask."""
     for seed in range(first, first + 40):
         try:
@@ -144,9 +143,7 @@ LARGE: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("laid_out", [torch.clone, samples.channels_last], ids=["", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=samples.name_of)
 @pytest.mark.parametrize("is_shared", [True, False], ids=["one mask", "masks of their own"])
-def test_planes_that_are_pooled_in_parts(
-    name: str, laid_out: Any, dtype: torch.dtype, is_shared: bool
-) -> None:
+def test_planes_that_are_pooled_in_parts(name, laid_out, dtype, is_shared):
     """Parts meet where the pools of a masked copy go on: averages within E6, all else equal."""
     sizes, *arguments = LARGE[name]
     window = Window.directml(len(sizes) - 2, *arguments[:3], arguments[2], *arguments[3:])
@@ -172,7 +169,7 @@ def test_planes_that_are_pooled_in_parts(
     compare(values, expected, input)
 
 
-def compare(found: Tensor, expected: Tensor, input: Tensor) -> None:
+def compare(found, expected, input):
     """Results and gradients of two ways."""
     rounding = {"rtol": 1e-5, "atol": 1e-5} if found.dtype is torch.float32 else {}
     torch.testing.assert_close(found, expected, **rounding)
@@ -185,7 +182,7 @@ def compare(found: Tensor, expected: Tensor, input: Tensor) -> None:
 
 
 @pytest.mark.parametrize("laid_out", [torch.clone, samples.channels_last], ids=["", "last"])
-def test_uneven_bins_of_large_planes(laid_out: Any) -> None:
+def test_uneven_bins_of_large_planes(laid_out):
     """Bins are pooled one row of them at a time."""
     sizes = 1, 2, 301, 203
     mask = torch.rand(1, 1, *sizes[2:], generator=samples.seeded(1)) < 0.6
@@ -204,12 +201,12 @@ def test_uneven_bins_of_large_planes(laid_out: Any) -> None:
     assert torch.equal(indices, torch.where(expected == -math.inf, -1, places))
 
 
-def test_a_sample_is_pooled_alone() -> None:
+def test_a_sample_is_pooled_alone():
     """E6: bits do not depend on the batch, nor on the number of threads."""
     input, arriving = samples.normal(6, 5, 61, 67), samples.normal(6, 5, 30, 33, seed=2)
     mask = samples.mask_of("each sample", tuple(input.shape))
 
-    def results(at: slice) -> list[Tensor]:
+    def results(at):
         leaf = input[at].clone().requires_grad_()
         average = dmlpool.average_pooling(leaf, 3, 2, mask=mask[at])
         maxima = dmlpool.max_pooling(leaf, 3, 2, mask=mask[at])

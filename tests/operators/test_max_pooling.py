@@ -2,14 +2,12 @@
 G7). Each data type, layout and special value is in test_min_pooling.py."""
 
 import math
-from typing import Any
 
 import cases
 import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
@@ -18,7 +16,7 @@ ALL = cases.LINES + cases.PLANES + cases.VOLUMES
 
 
 @cases.parametrized(ALL)
-def test_values_indices_taps_and_gradients(case: cases.Case, device: torch.device) -> None:
+def test_values_indices_taps_and_gradients(case, device):
     """M1, M2 and M4 to M6 over every geometry (G4), with ties and negative zeros."""
     samples.check_maximum(samples.ties(2, 3, *case.sizes).to(device), case.pooling)
     input = samples.ties(2, 3, *case.sizes, seed=3).to(device)
@@ -28,9 +26,7 @@ def test_values_indices_taps_and_gradients(case: cases.Case, device: torch.devic
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.uint64, torch.int32, torch.uint32], ids=samples.name_of
 )
-def test_wide_integers_make_no_detour_through_float(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_wide_integers_make_no_detour_through_float(dtype, device):
     """M7: neighbours that a float64 (or float32) cannot tell apart."""
     top = torch.iinfo(dtype).max
     row = [top - 2, top - 1, top - 3, top, top - 1, 0, 1, torch.iinfo(dtype).min]
@@ -40,7 +36,7 @@ def test_wide_integers_make_no_detour_through_float(
     assert indices.tolist() == [[[1, 1, 3, 3, 4, 6, 6]]]
 
 
-def check_many(input: Tensor, pooling: oracle.Pooling, layout: Any, device: torch.device) -> None:
+def check_many(input, pooling, layout, device):
     """Many planes with NaN in some and only -inf in others, and their gradients."""
     if input.is_floating_point():
         input[:, 1::3, 1:4, 2] = math.nan
@@ -52,7 +48,7 @@ def check_many(input: Tensor, pooling: oracle.Pooling, layout: Any, device: torc
 
 @pytest.mark.parametrize("dtype", samples.FLOATS + samples.INTEGERS, ids=samples.name_of)
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_channels_that_fill_vectors(stride, dtype, device):
     """M1, M2 and M5 in channels_last, where channels are compared together and the last few beside
     them."""
     numbers = (2, 3, 2), (1, stride, 2), (0, 3 if stride == 1 else 1, 0), (0, 1, 1), (2, 1, 2)
@@ -75,9 +71,7 @@ def test_channels_that_fill_vectors(stride: int, dtype: torch.dtype, device: tor
     ],
     ids=str,
 )
-def test_small_planes_side_by_side(
-    sizes: tuple[int, ...], pooling: tuple, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_small_planes_side_by_side(sizes, pooling, dtype, device):
     """M1, M2 and M4 to M6 of many small planes, whose numbers vectors hold side by side."""
     for planes in (9, 37, 200):
         input = samples.ties(2, planes, *sizes, dtype=dtype)
@@ -85,7 +79,7 @@ def test_small_planes_side_by_side(
 
 
 @pytest.mark.parametrize("layout", list(samples.LAYOUTS))
-def test_windows_far_apart_and_long_ones(layout: str, device: torch.device) -> None:
+def test_windows_far_apart_and_long_ones(layout, device):
     """G4: strides of many windows along any axis, and long windows that overlap, in every
     layout."""
     for window, strides in ((3, (1, 41)), (3, (41, 1)), (3, (30, 50)), (20, (9, 1))):
@@ -99,7 +93,7 @@ def test_windows_far_apart_and_long_ones(layout: str, device: torch.device) -> N
 @pytest.mark.parametrize(
     "bits", [0x7FC00000, 0xFFC00000 - 2**32, 0x7F800001, 0xFFFFFFFF - 2**32], ids=hex
 )
-def test_every_nan_wins(bits: int, device: torch.device) -> None:
+def test_every_nan_wins(bits, device):
     """M3: a NaN's sign and payload make no difference to its winning; the first of several does."""
     input = torch.tensor([1.0, math.inf, 0.0, 2.0, 0.0, -1.0], device=device)
     input[2] = input[4] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
@@ -121,9 +115,7 @@ def test_every_nan_wins(bits: int, device: torch.device) -> None:
     ],
     ids=str,
 )
-def test_taps_of_large_windows(
-    window: tuple[int, ...], size: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
+def test_taps_of_large_windows(window, size, dtype, device):
     """M6: one byte up to 225 taps, two up to 32,768, four above; the greatest numbers are
     reached."""
     input = samples.distinct(1, 2, *size, dtype=torch.float32).to(device)
@@ -150,9 +142,7 @@ def test_taps_of_large_windows(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=samples.name_of)
 @pytest.mark.usefixtures("either_backend")
-def test_half_precision_gradients_are_summed_in_float32(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_half_precision_gradients_are_summed_in_float32(dtype, device):
     """M5 and M8: one rounding at the end, so that a sum may pass the type's range and its precision
     on the way."""
     input = torch.zeros(1, 1, 5, 5, dtype=dtype, device=device)
@@ -166,7 +156,7 @@ def test_half_precision_gradients_are_summed_in_float32(
         assert torch.count_nonzero(found) == 1
 
 
-def test_gradients_of_large_volumes(device: torch.device) -> None:
+def test_gradients_of_large_volumes(device):
     """M5: what is added up in parts, by several threads; windows find their maxima in the part
     after theirs too."""
     input = samples.normal(1, 2, 30, 200, 200)

@@ -7,7 +7,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
@@ -19,12 +18,7 @@ POOLED = [
 ]
 
 
-def pooled(
-    case: cases.Case,
-    device: torch.device,
-    index_dtype: torch.dtype = torch.int64,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor, Tensor]:
+def pooled(case, device, index_dtype=torch.int64, dtype=torch.float32):
     """An element for each window, and where the window's maximum lies: in the whole tensor, and in
     its plane."""
     input = samples.ties(2, 3, *case.sizes).to(device)
@@ -38,9 +32,7 @@ def pooled(
 
 
 @cases.in_pairs(case=POOLED, dtype=samples.FLOATS + samples.INTEGERS)
-def test_elements_return_to_their_maxima(
-    case: cases.Case, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_elements_return_to_their_maxima(case, dtype, device):
     """R1, R2 and M4: empty windows skipped in every index type, and of several with one index the
     last one written."""
     for index_dtype in samples.INDEX_TYPES:
@@ -55,7 +47,7 @@ def test_elements_return_to_their_maxima(
 
 
 @cases.parametrized(POOLED)
-def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.device) -> None:
+def test_the_gradient_goes_to_what_was_written(case, device):
     """R2: an overwritten element has none; the gradient of the gradient is unpooled again."""
     input, indices, positions = pooled(case, device)
     leaf = input.requires_grad_()
@@ -74,7 +66,7 @@ def test_the_gradient_goes_to_what_was_written(case: cases.Case, device: torch.d
     samples.assert_same(second, output.detach())
 
 
-def test_indices_outside_write_nothing(device: torch.device) -> None:
+def test_indices_outside_write_nothing(device):
     """R3, where they are not looked at: by name, under transforms, on devices that would have to be
     waited for."""
     input = torch.arange(1.0, 7.0, device=device).view(1, 1, 6)
@@ -91,7 +83,7 @@ def test_indices_outside_write_nothing(device: torch.device) -> None:
     ]
 
 
-def test_unique_positions(device: torch.device) -> None:
+def test_unique_positions(device):
     """The last of several stays, all else becomes -1; of the type that the plane needs."""
     positions = torch.tensor([[[3, 0, 3, -1, 9, 4, 0, 1, 3]]], device=device)
     for typed in (positions, positions.int()):
@@ -106,9 +98,7 @@ def test_unique_positions(device: torch.device) -> None:
 @pytest.mark.parametrize("is_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("sizes", [(1, 1, 500, 700), (1, 5, 300, 400), (9, 2, 60, 50)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=samples.name_of)
-def test_the_last_of_equal_indices_stays_in_every_part_of_a_plane(
-    dtype: torch.dtype, sizes: tuple[int, ...], is_last: bool, order: str
-) -> None:
+def test_the_last_of_equal_indices_stays_in_every_part_of_a_plane(dtype, sizes, is_last, order):
     """Large planes are written part by part by several threads; it alone has a gradient."""
     plane = sizes[2] * sizes[3]
     count = plane // 150 * 50
@@ -141,7 +131,7 @@ def test_the_last_of_equal_indices_stays_in_every_part_of_a_plane(
         assert np.array_equal(found.numpy(), expected[:, :plane])
 
 
-def test_vmap_counts_inside_each_sample(device: torch.device) -> None:
+def test_vmap_counts_inside_each_sample(device):
     """M4: whole-tensor indices are those of the tensor that the function sees; either operand
     mapped alone."""
     images = [samples.ties(2, 2, 4, 6, seed=seed).to(device) for seed in range(3)]

@@ -7,7 +7,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool import nn
@@ -20,20 +19,20 @@ KINDS = {
 MASKS = ["no mask", "each element", "one plane"]
 
 
-def image(case: cases.Case, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def image(case, dtype, seed=0):
     if dtype is torch.bool:
         return samples.any_bytes(samples.ties(2, 3, *case.sizes, seed=seed) > 0)
     return samples.ties(2, 3, *case.sizes, dtype=dtype, seed=seed)
 
 
-def check(found: tuple[Tensor, Tensor], expected: oracle.Maximum) -> None:
+def check(found, expected):
     values, indices = found
     samples.assert_same(values, expected.values)
     samples.assert_same(indices, expected.indices)
 
 
 @cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], case=cases.LINES + cases.FEW)
-def test_values_and_indices(kind: str, mask: str, case: cases.Case, device: torch.device) -> None:
+def test_values_and_indices(kind, mask, case, device):
     """N2 and K4 over every geometry: the first of equal ones, and infinity and -1 for nothing."""
     pool, _, rule = KINDS[kind]
     input = image(case, torch.float32).to(device)
@@ -45,9 +44,7 @@ def test_values_and_indices(kind: str, mask: str, case: cases.Case, device: torc
 
 
 @cases.in_pairs(kind=list(KINDS), mask=MASKS, case=cases.FEW, dtype=EVERY_TYPE)
-def test_every_data_type(
-    kind: str, mask: str, case: cases.Case, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_every_data_type(kind, mask, case, dtype, device):
     """N1, N2, K4 and K6: exact, both ends of every integer type included. The first NaN wins, zeros
     tie, infinity beats padding, and wins with its own index where nothing else is there. The
     gradient goes to one element of each window."""
@@ -72,9 +69,7 @@ def test_every_data_type(
 
 
 @cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], case=cases.FEW, dtype=EVERY_TYPE)
-def test_bins(
-    kind: str, mask: str, case: cases.Case, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_bins(kind, mask, case, dtype, device):
     """N1, N2 and K4 of adaptive pooling: windows of one size, and of sizes that differ."""
     _, pool, rule = KINDS[kind]
     input = image(case, dtype).to(device)
@@ -86,9 +81,7 @@ def test_bins(
 
 
 @cases.in_pairs(kind=list(KINDS), mask=MASKS[:2], index_dtype=samples.INDEX_TYPES)
-def test_indices_of_every_type(
-    kind: str, mask: str, index_dtype: torch.dtype, device: torch.device
-) -> None:
+def test_indices_of_every_type(kind, mask, index_dtype, device):
     """M4 and K4: -1, all ones in an unsigned type, of windows, bins and bins that are windows."""
     pool, adaptive, rule = KINDS[kind]
     case = cases.case("padding above the window", "padded")
@@ -115,9 +108,7 @@ def test_indices_of_every_type(
     layout=list(samples.LAYOUTS),
     dtype=[torch.float32, torch.float16, torch.int8, torch.int64, torch.uint16, torch.bool],
 )
-def test_every_layout(
-    kind: str, mask: str, layout: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_every_layout(kind, mask, layout, dtype, device):
     """G7: results are laid out as those of maxima without a mask."""
     pool, _, rule = KINDS[kind]
     case = cases.case("padded", "uneven padding")
@@ -129,7 +120,7 @@ def test_every_layout(
     assert found[0].stride() == wanted.stride()
 
 
-def test_a_gradient_is_laid_out_as_that_of_maxima(device: torch.device) -> None:
+def test_a_gradient_is_laid_out_as_that_of_maxima(device):
     """G7: also where the negated input has other strides than the input, whose stride along a
     dimension of one sample says nothing."""
     numbers = torch.arange(1024.0, device=device)
@@ -140,7 +131,7 @@ def test_a_gradient_is_laid_out_as_that_of_maxima(device: torch.device) -> None:
         assert gradients[0].stride() == gradients[1].stride() == (768, 192, 64, 1)
 
 
-def test_a_zero_is_not_negative(device: torch.device) -> None:
+def test_a_zero_is_not_negative(device):
     """N2: an image of zeros has none that prints as -0."""
     for dtype in samples.FLOATS:
         zeros = torch.zeros(1, 1, 3, dtype=dtype, device=device)
@@ -150,7 +141,7 @@ def test_a_zero_is_not_negative(device: torch.device) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Max", "Min"])
-def test_layers(kind: str, rank: int, device: torch.device) -> None:
+def test_layers(kind, rank, device):
     """N1 and N2 with PyTorch's words: indices of each plane, unbatched inputs, any padding."""
     case = cases.Case((cases.PADDED, cases.PLAIN, cases.PADDED)[:rank])
     input = image(case, torch.bool if rank == 2 else torch.float32).to(device)
@@ -168,7 +159,7 @@ def test_layers(kind: str, rank: int, device: torch.device) -> None:
             assert torch.equal(found[0], one)
 
 
-def test_a_layer_of_minima_is_none_of_maxima() -> None:
+def test_a_layer_of_minima_is_none_of_maxima():
     """Tools that replace torch.nn's maxima leave it alone."""
     layer = nn.MinPool2d(3, 2, 1)
     assert (

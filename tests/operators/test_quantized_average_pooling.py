@@ -9,7 +9,6 @@ import oracle
 import pytest
 import samples
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from torch_dmlpool.operators import quantized_linear_average_pooling as quantized
@@ -21,7 +20,7 @@ BOTH = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
 
 
 @cases.in_pairs(case=ALL, include_padding=[False, True])
-def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.device) -> None:
+def test_every_geometry(case, include_padding, device):
     """Q1 to Q3, A1 to A3 and G4; types, every form of each parameter and kinds of scale take
     turns."""
     number = 2 * ALL.index(case) + include_padding
@@ -35,9 +34,7 @@ def test_every_geometry(case: cases.Case, include_padding: bool, device: torch.d
 
 
 @cases.in_pairs(layout=list(samples.LAYOUTS), types=BOTH)
-def test_every_layout(
-    layout: str, types: tuple[torch.dtype, torch.dtype], device: torch.device
-) -> None:
+def test_every_layout(layout, types, device):
     """G7, with parameters per channel and for all."""
     for case in cases.FEW[3:8:2] + cases.FEW[-1:]:
         channels = 1 + 2 * (case is not cases.FEW[-1])
@@ -52,7 +49,7 @@ def test_every_layout(
             assert result.stride() == dmlpool.max_pooling(input, **case.arguments).stride()
 
 
-def test_data_types_that_follow(device: torch.device) -> None:
+def test_data_types_that_follow(device):
     """Q3: a zero point is 0 unless given; the output has its zero point's type, or the input's."""
     input = samples.integers(1, 2, 4, 6, dtype=torch.int8).to(device)
     zero = torch.tensor(7, dtype=torch.uint8, device=device)
@@ -70,7 +67,7 @@ def test_data_types_that_follow(device: torch.device) -> None:
     )
 
 
-def every_sum(taps: int, dtype: torch.dtype, copies: int) -> Tensor:
+def every_sum(taps, dtype, copies):
     """``(copies, 1, sums * taps)``: one adjacent window for each sum there can be."""
     ends = torch.iinfo(dtype)
     sums = torch.arange(taps * ends.min, taps * ends.max + 1)
@@ -92,7 +89,7 @@ SCALES = [
 
 
 @cases.in_pairs(taps=[1, 2, 4, 6, 7, 9, 25, 49], zeros=[(0, 0), (3, 5), (128, 1), (255, 254)])
-def test_every_sum(taps: int, zeros: tuple[int, int], device: torch.device) -> None:
+def test_every_sum(taps, zeros, device):
     """Q1: no sum is requantized wrongly, by few outputs and by many; ties are rounded before odd
     zero points too."""
     input_zero, output_zero = zeros
@@ -128,7 +125,7 @@ EXTREMES = [
 
 @pytest.mark.parametrize("form", ["number", "per channel"])
 @pytest.mark.parametrize("input_scale", EXTREMES)
-def test_scales_far_apart(input_scale: float, form: str, device: torch.device) -> None:
+def test_scales_far_apart(input_scale, form, device):
     """Q1 and Q4: subnormal scales and quotients past every range."""
     input = samples.integers(1, 2, 9, 16, dtype=torch.uint8).to(device)
     scale = samples.float32(input_scale)
@@ -140,7 +137,7 @@ def test_scales_far_apart(input_scale: float, form: str, device: torch.device) -
 
 @pytest.mark.parametrize("window", [(129,), (12, 11), (40, 9), (5, 6, 7)], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
-def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -> None:
+def test_many_taps(layout, window, device):
     """Q6: past 128 taps sums leave 16 bits."""
     sizes = [size + 3 for size in window]
     input = samples.integers(2, 3, *sizes, dtype=torch.uint8)
@@ -158,7 +155,7 @@ def test_many_taps(layout: str, window: tuple[int, ...], device: torch.device) -
 
 
 @pytest.mark.usefixtures("either_backend")
-def test_sums_of_a_large_image() -> None:
+def test_sums_of_a_large_image():
     """Q6: 3000 x 3000 elements of 255, more than 31 bits."""
     for size in (600, 3000):
         image = torch.full((1, 1, size, size), 255, dtype=torch.uint8)
@@ -166,7 +163,7 @@ def test_sums_of_a_large_image() -> None:
 
 
 @pytest.mark.usefixtures("either_backend")
-def test_quotients_beside_a_half() -> None:
+def test_quotients_beside_a_half():
     """Q1."""
     samples.check_near_halves(2**23 + 1)
 
@@ -174,12 +171,12 @@ def test_quotients_beside_a_half() -> None:
 # Derivatives, transforms, compilation.
 
 
-def test_a_gradient_is_refused() -> None:
+def test_a_gradient_is_refused():
     """Q: integers have none, and a scale's would be silently lost."""
     input = samples.integers(1, 2, 5, 6, dtype=torch.uint8)
     scale = torch.tensor(0.5)
 
-    def pooled(scale: Tensor) -> Tensor:
+    def pooled(scale):
         return pool(input, scale, 3, 0.5, 3, 2).float().sum()
 
     text = (
@@ -201,10 +198,10 @@ def test_a_gradient_is_refused() -> None:
     assert torch.autograd.grad(leaf * pooled(scale), leaf)[0] == pooled(scale)
 
 
-def test_vmap() -> None:
+def test_vmap():
     """E1: over the input, over scales and zero points, over all of them, in any dimension."""
 
-    def pooled(input: Tensor, scale: Tensor, zero: Tensor, step: Tensor) -> Tensor:
+    def pooled(input, scale, zero, step):
         return pool(input, scale, zero, step, 5, 3, 2, 1, 1)
 
     input = samples.integers(4, 2, 3, 6, 5, dtype=torch.uint8)
@@ -227,7 +224,7 @@ def test_vmap() -> None:
         assert torch.equal(torch.func.vmap(pooled, dimensions)(*held), torch.stack(one_by_one))
 
 
-def test_a_scale_is_that_of_float32_after_a_trace() -> None:
+def test_a_scale_is_that_of_float32_after_a_trace():
     """What a trace has checked is not kept as it was given; NumPy's numbers raise no warning."""
     image = torch.full((1, 1, 4), 5, dtype=torch.uint8)
     pool = torch.compile(dmlpool.quantized_linear_average_pooling, backend="eager")
@@ -237,7 +234,7 @@ def test_a_scale_is_that_of_float32_after_a_trace() -> None:
         assert kept == torch.tensor(scale, dtype=torch.float32).item()
 
 
-def test_padding_that_counts_more_than_64_bits_is_rejected(device: torch.device) -> None:
+def test_padding_that_counts_more_than_64_bits_is_rejected(device):
     """Q1: below that the quotient is exact, and at half of the output's step rounded to even."""
     image = torch.full((1, 1, 1, 1, 1), 128, dtype=torch.uint8, device=device)
     for exponent, scale, average in ((20, 2.0**60, 128), (20, 5 * 2.0**52, 2), (21, 1.0, None)):

@@ -4,7 +4,6 @@ training keeps (M6)."""
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import cases
 import pytest
@@ -20,7 +19,7 @@ from torch_dmlpool.operators.average_pooling import AveragePooling
 from torch_dmlpool.operators.max_pooling import MaxPooling
 
 
-def test_the_operators_are_those_of_this_list() -> None:
+def test_the_operators_are_those_of_this_list():
     """Every registered operator is checked below, those on rows in test_segment_pooling.py."""
     registered = {
         schema.name.removeprefix("dmlpool::")
@@ -36,13 +35,13 @@ def test_the_operators_are_those_of_this_list() -> None:
     "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
 )
 @cases.in_pairs(case=cases.SMALL, name=NAMES)
-def test_opcheck(case: cases.Case, name: str) -> None:
+def test_opcheck(case, name):
     """E1: schema, autograd registration, fake tensors, and AOT dispatch with dynamic shapes."""
     torch.library.opcheck(getattr(operators, name).default, calls_of(case)[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_schema_promises_that_shapes_may_be_symbolic(name: str) -> None:
+def test_the_schema_promises_that_shapes_may_be_symbolic(name):
     """E2: with int[] instead of SymInt[], a symbolic window would be compiled anew for every
     size."""
     overload = getattr(operators, name).default
@@ -65,7 +64,7 @@ def test_the_schema_promises_that_shapes_may_be_symbolic(name: str) -> None:
     ],
     ids=["disjoint maxima", "maxima", "averages", "bins"],
 )
-def test_gradients_are_the_same_however_operands_lie_in_memory(pool: Any, is_last: bool) -> None:
+def test_gradients_are_the_same_however_operands_lie_in_memory(pool, is_last):
     """A backend may compute a gradient without an operator: what arrives in another layout, taps
     that a hook has moved, profilers and second orders get the same bits."""
     input = samples.normal(2, 20, 8, 10)
@@ -78,7 +77,7 @@ def test_gradients_are_the_same_however_operands_lie_in_memory(pool: Any, is_las
     # Plain PyTorch adds in the order of what arrives.
     bound = 1e-6 if backends.serving(input.device.type).name == "reference" else 0
 
-    def check(output: Tensor, arriving: Tensor, **how: Any) -> None:
+    def check(output, arriving, **how):
         (found,) = torch.autograd.grad(output, input, arriving, retain_graph=True, **how)
         torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
@@ -104,7 +103,7 @@ def test_gradients_are_the_same_however_operands_lie_in_memory(pool: Any, is_las
     ("pool", "function"),
     [(dmlpool.max_pooling, MaxPooling), (dmlpool.average_pooling, AveragePooling)],
 )
-def test_autograd_calls_backward_at_once(pool: Any, function: Any) -> None:
+def test_autograd_calls_backward_at_once(pool, function):
     """Nodes of autograd functions have a method ``apply`` that looks for ``backward``. Ours is
     ``backward`` itself: if this fails, PyTorch's engine calls something else now."""
     assert callable(vars(BackwardCFunction).get("apply"))
@@ -150,9 +149,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", TRAINED)
-def test_saved_tensors_that_a_hook_changes_are_rejected(
-    name: str, change: str, is_last: bool
-) -> None:
+def test_saved_tensors_that_a_hook_changes_are_rejected(name, change, is_last):
     """Kernels read no other shape, type or device than what was saved; strides may differ."""
     leaf = samples.ties(2, 3, 9, 9)
     leaf = (samples.channels_last(leaf) if is_last else leaf).requires_grad_()

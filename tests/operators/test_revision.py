@@ -5,7 +5,6 @@ import compileall
 import os
 import re
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -75,9 +74,7 @@ average_pooling_grad_op = lambda arriving, sizes, window, include_padding, _: (
 
 
 @pytest.fixture
-def compiled_by(
-    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> Callable[..., tuple[list[float], bool]]:
+def compiled_by(python, tmp_path):
     """The gradient that a version of the package gives for a function, and whether it found graphs
     in the cache that both versions share. The new one has another gradient of averages."""
     for version in ("old", "new"):
@@ -87,7 +84,7 @@ def compiled_by(
     with (tmp_path / "new/torch_dmlpool/operators/average_pooling.py").open("a") as source:
         source.write(CHANGE)
 
-    def gradient(version: str, function: str, where: str) -> tuple[list[float], bool]:
+    def gradient(version, function, where):
         environment = {
             **os.environ,
             "PYTHONPATH": str(tmp_path / version),
@@ -113,9 +110,7 @@ def compiled_by(
         ("without pooling", "main"),
     ],
 )
-def test_no_graph_with_pooling_is_reused_by_another_version(
-    function: str, where: str, compiled_by: Callable[..., tuple[list[float], bool]]
-) -> None:
+def test_no_graph_with_pooling_is_reused_by_another_version(function, where, compiled_by):
     """One cache on disk for two versions: each computes its own gradient, and finds its own graph
     again. A graph without pooling is found by both."""
     has_pool = function != "without pooling"
@@ -128,9 +123,7 @@ def test_no_graph_with_pooling_is_reused_by_another_version(
 @pytest.mark.parametrize(
     "form", ["sources", "renamed", "compiled files alone", "archive", "frozen"]
 )
-def test_every_change_of_code_is_another_revision(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_change_of_code_is_another_revision(form, tmp_path, monkeypatch):
     """The digest is of sources, of compiled files alone or of an archive. A frozen program has its
     version alone."""
     marks = []
@@ -158,12 +151,12 @@ def test_every_change_of_code_is_another_revision(
     assert marks[0] == marks[1] != marks[2]
 
 
-def graphs_of(function: Callable[[Tensor], Tensor], input: Tensor) -> list[torch.fx.GraphModule]:
+def graphs_of(function, input):
     """What torch.compile makes of a function and its gradient: Dynamo's graph, then those that
     Inductor gets, whose code is in the keys of the caches."""
     found: list[torch.fx.GraphModule] = []
 
-    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    def keep(graph, _):
         found.append(graph)
         return graph.forward
 
@@ -189,7 +182,7 @@ SIGNED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd is returning a function")
 @cases.in_pairs(what=list(SIGNED), mode=["enable_grad", "no_grad", "inference_mode"])
-def test_every_operator_in_a_compiled_graph_carries_the_revision(what: str, mode: str) -> None:
+def test_every_operator_in_a_compiled_graph_carries_the_revision(what, mode):
     """And nothing else does."""
     with getattr(torch, mode)():
         input = torch.rand(2, 3, 6, 5, requires_grad=mode == "enable_grad")
@@ -208,11 +201,11 @@ def test_every_operator_in_a_compiled_graph_carries_the_revision(what: str, mode
 
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_exported_programs_carry_no_revision(strict: bool) -> None:
+def test_exported_programs_carry_no_revision(strict):
     """They outlive it."""
 
     class Model(torch.nn.Module):
-        def forward(self, input: Tensor) -> list[Tensor]:
+        def forward(self, input):
             return [function(input) for function in list(SIGNED.values())[:6]]
 
     program = torch.export.export(Model(), (torch.rand(2, 3, 6, 5),), strict=strict)

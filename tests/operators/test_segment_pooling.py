@@ -2,15 +2,12 @@
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import cases
 import numpy as np
 import oracle
 import pytest
 import torch
-from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_dmlpool as dmlpool
@@ -20,7 +17,7 @@ REDUCTIONS = ["mean", "sum", "max", "min"]
 operators = torch.ops.dmlpool
 
 
-def random_request(seed: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+def random_request(seed, device):
     """Rows in any layout and data type, offsets of both types, and a mask or none."""
     random = np.random.default_rng(seed)
     channels = int(random.choice([1, 2, 3, 7, 16, 33, 64, 200, 1100]))
@@ -52,7 +49,7 @@ def random_request(seed: int, device: torch.device) -> tuple[Tensor, Tensor, Ten
     return rows.to(device), found.to(device), None if mask is None else mask.to(device)
 
 
-def bound(rows: np.ndarray, offsets: Any, mask: Any, reduction: str, dtype: torch.dtype) -> Any:
+def bound(rows, offsets, mask, reduction, dtype):
     """E6: how far a mean or sum may be from the exact one."""
     magnitudes, _ = oracle.pooled_sets(np.abs(rows), offsets, mask, reduction)
     taps = max([2, *np.diff(offsets)])
@@ -63,7 +60,7 @@ def bound(rows: np.ndarray, offsets: Any, mask: Any, reduction: str, dtype: torc
     )
 
 
-def check_request(seed: int, device: torch.device) -> None:
+def check_request(seed, device):
     rows, offsets, mask = random_request(seed, device)
     numbers = rows.double().cpu().numpy()
     kept = None if mask is None else (mask.cpu().view(torch.uint8) != 0).numpy()
@@ -86,7 +83,7 @@ def check_request(seed: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_random_requests_equal_a_loop_over_sets(block: int, device: torch.device) -> None:
+def test_random_requests_equal_a_loop_over_sets(block, device):
     """T1, T2: every layout, type of offsets, reduction and mask; NaN under masks."""
     for seed in range(block * 12, block * 12 + 12):
         check_request(seed, device)
@@ -94,9 +91,7 @@ def test_random_requests_equal_a_loop_over_sets(block: int, device: torch.device
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.uint16, torch.bool])
-def test_maxima_take_every_ordered_type(
-    reduction: str, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_maxima_take_every_ordered_type(reduction, dtype, device):
     rows = torch.arange(24).sub(9).view(8, 3).to(dtype).to(device)
     offsets = torch.tensor([0, 3, 3, 8], device=device)
     if reduction in ("mean", "sum"):
@@ -114,9 +109,7 @@ def test_maxima_take_every_ordered_type(
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64, torch.uint8])
-def test_tokens_are_pooled_as_their_kept_rows(
-    reduction: Any, mask_dtype: torch.dtype, device: torch.device
-) -> None:
+def test_tokens_are_pooled_as_their_kept_rows(reduction, mask_dtype, device):
     """T4: the same bits, but where PyTorch's own operations add in another order, and padding may
     hold NaN."""
     bound = 1e-5 * (
@@ -140,7 +133,7 @@ def test_tokens_are_pooled_as_their_kept_rows(
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(40,), (40, 2, 3), (0, 4), (40, 0)])
-def test_features_of_any_shape(reduction: str, shape: tuple[int, ...]) -> None:
+def test_features_of_any_shape(reduction, shape):
     rows = torch.randn(shape)
     offsets = torch.tensor([0, shape[0] // 2, shape[0]], dtype=torch.int32)
     found = dmlpool.segment_pooling(rows, offsets, reduction)
@@ -150,7 +143,7 @@ def test_features_of_any_shape(reduction: str, shape: tuple[int, ...]) -> None:
     assert dmlpool.segment_pooling(rows, offsets[:1] * 0, reduction).shape == (0, *shape[1:])
 
 
-def test_bits_depend_on_the_set_alone() -> None:
+def test_bits_depend_on_the_set_alone():
     """E6: neither on the number of threads nor on other sets."""
     torch.manual_seed(2)
     lengths = torch.tensor([3, 400, 17, 80_000, 1, 260, 9])
@@ -173,12 +166,12 @@ def test_bits_depend_on_the_set_alone() -> None:
         torch.set_num_threads(before)
 
 
-def finite(pool: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def finite(pool):
     """``pool`` with 0 for empty sets of maxima and minima."""
     return lambda rows: torch.where(pool(rows).isinf(), 0, pool(rows))
 
 
-def pools(reduction: Any, is_masked: bool) -> list[tuple[Callable[[Tensor], Tensor], Tensor]]:
+def pools(reduction, is_masked):
     """Pools of segments and of tokens, and what they pool."""
     torch.manual_seed(1)
     offsets, mask = torch.tensor([1, 3, 3, 9]), torch.rand(11) < 0.7
@@ -200,7 +193,7 @@ def pools(reduction: Any, is_masked: bool) -> list[tuple[Callable[[Tensor], Tens
 
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
+def test_derivatives_of_every_order(reduction, is_masked):
     """E1: reverse and forward, batched, twice."""
     for pool, rows in pools(reduction, is_masked):
         every = {"check_batched_grad": True}
@@ -211,7 +204,7 @@ def test_derivatives_of_every_order(reduction: str, is_masked: bool) -> None:
 
 @pytest.mark.parametrize("where", [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 1)])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_vmap(reduction: str, where: tuple[int | None, ...]) -> None:
+def test_vmap(reduction, where):
     """Each of rows, offsets and mask may be mapped."""
     offsets = torch.tensor([1, 3, 3, 9])
     batches = torch.randn(4, 11, 5), offsets + torch.tensor([[0], [-1], [2], [0]])
@@ -221,7 +214,7 @@ def test_vmap(reduction: str, where: tuple[int | None, ...]) -> None:
     if where[2] is None:
         operands[2] = mask[0]
 
-    def pool(rows: Tensor, offsets: Tensor, mask: Tensor) -> Any:
+    def pool(rows, offsets, mask):
         wanted = reduction in ("max", "min")
         found = dmlpool.segment_pooling(rows, offsets, reduction, mask=mask, return_indices=wanted)
         return found if wanted else (found,)
@@ -234,7 +227,7 @@ def test_vmap(reduction: str, where: tuple[int | None, ...]) -> None:
             assert torch.equal(mine[number], theirs)
 
 
-def calls() -> dict[str, list[tuple[Any, ...]]]:
+def calls():
     """Arguments of each operator."""
     rows, offsets = torch.randn(11, 5, requires_grad=True), torch.tensor([1, 3, 3, 9])
     tokens, mask = torch.randn(3, 7, 5, requires_grad=True), torch.rand(3, 7) < 0.6
@@ -253,16 +246,16 @@ def calls() -> dict[str, list[tuple[Any, ...]]]:
     "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"
 )
 @pytest.mark.parametrize("name", list(calls()))
-def test_opcheck(name: str) -> None:
+def test_opcheck(name):
     for arguments in calls()[name]:
         torch.library.opcheck(getattr(operators, name).default, arguments)
 
 
-def test_other_numbers_of_rows_and_sets_are_not_compiled_anew() -> None:
+def test_other_numbers_of_rows_and_sets_are_not_compiled_anew():
     """E2: forward and backward."""
     counter = CompileCounterWithBackend("aot_eager")
 
-    def both(rows: Tensor, offsets: Tensor) -> Tensor:
+    def both(rows, offsets):
         means = dmlpool.segment_pooling(rows, offsets)
         return means * 2 + dmlpool.segment_pooling(rows, offsets, "max").clamp(min=-9)
 
@@ -281,13 +274,13 @@ def test_other_numbers_of_rows_and_sets_are_not_compiled_anew() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the exporter, of names of dimensions
-def test_onnx_has_standard_operators_of_any_sizes() -> None:
+def test_onnx_has_standard_operators_of_any_sizes():
     """T5: tokens and statistics, without a table of translations."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
 
     class Pools(torch.nn.Module):
-        def forward(self, tokens: Tensor, mask: Tensor) -> Any:
+        def forward(self, tokens, mask):
             frames, kept = tokens.transpose(1, 2), (mask != 0)[:, None]
             pooled = [dmlpool.token_pooling(tokens, mask, each) for each in ("mean", "max")]
             return *pooled, *dmlpool.statistics_pooling(frames, kept)
@@ -314,7 +307,7 @@ def test_onnx_has_standard_operators_of_any_sizes() -> None:
 
 
 @cases.OF_THE_LIBRARY
-def test_plain_operators_compute_the_same_gradients() -> None:
+def test_plain_operators_compute_the_same_gradients():
     """The reference, which serves other devices, beside the kernels."""
     from torch_dmlpool.backends import cpu, reference
 

@@ -7,14 +7,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 
 LAYOUTS = ["planes", "rows", "sliced"]
 
 
-def laid_out(frames: Tensor, layout: str) -> Tensor:
+def laid_out(frames, layout):
     """``(N, C, W)`` frames, contiguous, in (N, W, C) order, or a part of a larger tensor."""
     if layout == "rows":
         return frames.transpose(1, 2).contiguous().transpose(1, 2)
@@ -24,9 +23,7 @@ def laid_out(frames: Tensor, layout: str) -> Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 3, 1), (3, 5, 7), (2, 40, 300), (1, 1100, 9), (1, 2, 5000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_statistics_equal_a_loop_over_planes(
-    layout: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
+def test_statistics_equal_a_loop_over_planes(layout, shape, dtype, device):
     torch.manual_seed(len(layout) + shape[1])
     frames = torch.randn(shape).mul(3).add(1).to(dtype)
     for mask in (None, torch.rand(shape[0], 1, shape[2]) < 0.6, torch.rand(shape) < 0.6):
@@ -48,7 +45,7 @@ def test_statistics_equal_a_loop_over_planes(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_large_mean_does_not_cancel(layout: str, device: torch.device) -> None:
+def test_a_large_mean_does_not_cancel(layout, device):
     """Deviations of numbers around 10,000 that differ by 1: sums of squares would lose them."""
     torch.manual_seed(0)
     frames = torch.randn(2, 20, 3000).add(10_000)
@@ -58,9 +55,7 @@ def test_a_large_mean_does_not_cancel(layout: str, device: torch.device) -> None
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("correction", [0, 1, 3])
-def test_too_few_elements_give_0_and_no_gradient(
-    layout: str, correction: int, device: torch.device
-) -> None:
+def test_too_few_elements_give_0_and_no_gradient(layout, correction, device):
     """T6: never NaN, neither in the deviation nor in its gradient."""
     frames = laid_out(torch.randn(4, 3, 5), layout).to(device).requires_grad_()
     mask = torch.arange(5, device=device) < torch.tensor([0, 1, 3, 5], device=device)[:, None]
@@ -80,7 +75,7 @@ def test_too_few_elements_give_0_and_no_gradient(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_derivatives_of_every_order(layout: str, is_masked: bool) -> None:
+def test_derivatives_of_every_order(layout, is_masked):
     torch.manual_seed(0)
     frames = torch.randn(3, 2, 5, dtype=torch.double, requires_grad=True)
     mask = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]]).bool()
@@ -95,7 +90,7 @@ def test_derivatives_of_every_order(layout: str, is_masked: bool) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_training_gets_the_gradient_of_the_formula(layout: str) -> None:
+def test_training_gets_the_gradient_of_the_formula(layout):
     """The gradient's kernel, in float32."""
     torch.manual_seed(0)
     values, mask = torch.randn(3, 70, 333), torch.rand(3, 1, 333) < 0.5
@@ -109,7 +104,7 @@ def test_training_gets_the_gradient_of_the_formula(layout: str) -> None:
     torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_images_volumes_and_their_masks() -> None:
+def test_images_volumes_and_their_masks():
     """All spatial dimensions, in channels_last where they lie so; the layer has both side by
     side."""
     for rank, memory_format in ((2, torch.channels_last), (3, torch.channels_last_3d)):
@@ -125,7 +120,7 @@ def test_images_volumes_and_their_masks() -> None:
         torch.testing.assert_close(found, torch.cat([kept.mean(-1), kept.std(-1, correction=0)], 1))
 
 
-def test_bits_do_not_depend_on_threads_or_the_batch() -> None:
+def test_bits_do_not_depend_on_threads_or_the_batch():
     """E6."""
     frames, before = torch.randn(4, 300, 700), torch.get_num_threads()
     for layout in ("planes", "rows"):
@@ -145,7 +140,7 @@ def test_bits_do_not_depend_on_threads_or_the_batch() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 3, 7), (2, 0, 4, 5)], ids=str)
 @pytest.mark.parametrize("channels", [0, 1], ids=["masks of their own", "one mask"])
-def test_nothing_gives_nothing(sizes: tuple[int, ...], channels: int) -> None:
+def test_nothing_gives_nothing(sizes, channels):
     """G5: no samples or no channels, under a mask too, with a gradient."""
     mask = torch.ones(sizes[0], channels or sizes[1], *sizes[2:], dtype=torch.bool)
     for each in (None, mask):

@@ -1,7 +1,6 @@
 """Kernels on CPU tensors: compiled for sm_90 as on a GPU, and run by the emulator."""
 
 import struct
-from typing import Any
 
 import compiler
 from torch import Tensor
@@ -12,21 +11,21 @@ from emulator.memory import FaultError, Memory
 from torch_dmlpool.backends import triton as backend
 
 
-def launch(how: Any, *arguments: Any) -> None:
+def launch(how, *arguments):
     """Stands in for the backend's."""
     kernel = backend.kernel_named(*how.kernel.split("."))
     run(kernel, arguments, how.constants, how.programs, how.sizes, how.size_types)
 
 
 def run(
-    kernel: Any,
-    arguments: tuple[Any, ...],
-    constants: tuple[tuple[str, Any], ...],
-    programs: int,
-    sizes: tuple[Any, ...] = (),
-    size_types: tuple[Any, ...] = (),
-    edit: Any = str,
-) -> None:
+    kernel,
+    arguments,
+    constants,
+    programs,
+    sizes=(),
+    size_types=(),
+    edit=str,
+):
     """Over meta tensors the last program alone runs, and must write the end of each. ``edit``
     changes the PTX."""
     memory, types, bits = Memory(), [], []

@@ -3,13 +3,12 @@ all of them."""
 
 import functools
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from emulator.memory import FaultError, Memory, Segment
+from emulator.memory import FaultError, Segment
 from emulator.values import (
     SIGNED,
     UNSIGNED,
@@ -57,7 +56,7 @@ class Instruction(NamedTuple):
 class Program:
     """Instructions, labels, registers' widths, parameters' names and the threads of one program."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, ptx):
         ptx = re.sub(r"/\*.*?\*/", "", re.sub(r"//[^\n]*", "", ptx), flags=re.DOTALL)
         files = {
             number: Path(path).name
@@ -77,7 +76,7 @@ class Program:
         body = re.sub(r"^\s*\.(?:file|section)\b[^\n]*$", "", body, flags=re.MULTILINE)
         self._parse(re.sub(r"\{([^{};]*)\}", r"<\1>", body))  # vectors, not blocks
 
-    def _parse(self, body: str) -> None:
+    def _parse(self, body):
         statement, line = "", ""
         for piece in re.split(r"([;{}]|\$[\w$]+:)", body):
             if piece == "{":
@@ -99,17 +98,17 @@ class Program:
             else:
                 statement += piece
 
-    def _declare(self, text: str) -> None:
+    def _declare(self, text):
         _, of, names = text.split(maxsplit=2)
         for stem, count in re.findall(r"([%\w$]+)(?:<(\d+)>)?", names):
             for each in [f"{stem}{i}" for i in range(int(count))] if count else [stem]:
                 self._scopes[-1][each] = len(self.widths)
                 self.widths.append(width(of[1:]))
 
-    def _register(self, name: str) -> int | None:
+    def _register(self, name):
         return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
 
-    def _decoded(self, text: str, line: str) -> Instruction:
+    def _decoded(self, text, line):
         found = STATEMENT.fullmatch(text)
         if not found or found[3].startswith("."):
             raise RefusedError(text)
@@ -130,7 +129,7 @@ class Program:
             raise FaultError(f"{self.name}: a constant wider than its register: {text}")
         return Instruction(guard, found[3], operands, computes, text)
 
-    def _operand(self, text: str) -> Operand:
+    def _operand(self, text):
         if text.startswith("<"):
             return Operand(
                 "vector", tuple(self._operand(each.strip()) for each in text[1:-1].split(","))
@@ -153,9 +152,7 @@ class Program:
 program_of = functools.cache(Program)
 
 
-def run(
-    ptx: str, memory: Memory, arguments: list[int], shared_bytes: int, programs: Iterable[int]
-) -> None:
+def run(ptx, memory, arguments, shared_bytes, programs):
     """Run some programs of a launch; arguments are bits, addresses of ``memory`` among them."""
     program, numbers = program_of(ptx), list(programs)
     parameters = dict.fromkeys(program.parameters, 0) | dict(
@@ -180,14 +177,7 @@ class Threads:
     ``chosen`` are the threads that an instruction is for: a mask, or None for all of them.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        memory: Memory,
-        parameters: dict[str, int],
-        numbers: list[int],
-        shared: int,
-    ) -> None:
+    def __init__(self, program, memory, parameters, numbers, shared):
         self.program, self.memory, self.parameters = program, memory, parameters
         self.count = len(numbers) * program.threads
         thread = np.tile(np.arange(program.threads, dtype=WORD), len(numbers))
@@ -200,7 +190,7 @@ class Threads:
         self.shared = Segment("shared memory", room, 1, np.zeros(room, np.uint8))
         self.slot = np.repeat(np.arange(len(numbers)), program.threads)
 
-    def run(self) -> None:
+    def run(self):
         """No kernel lets some threads jump and others not: all go the same way."""
         at: int | None = 0
         for _ in range(STEPS):
@@ -213,7 +203,7 @@ class Threads:
                 return
         raise FaultError(f"{self.program.name}: more than {STEPS} instructions: an endless loop?")
 
-    def _step(self, instruction: Instruction, after: int) -> int | None:
+    def _step(self, instruction, after):
         """The number of the instruction that comes next, None at the end."""
         chosen = None
         if instruction.guard is not None:
@@ -234,7 +224,7 @@ class Threads:
         self.shared.forget()
         return after
 
-    def _register(self, number: int) -> np.ndarray:
+    def _register(self, number):
         held = self.registers[number]
         if held is None:
             size = self.program.widths[number]
@@ -243,7 +233,7 @@ class Threads:
             )
         return held
 
-    def _read(self, operand: Operand, size: int) -> np.ndarray:
+    def _read(self, operand, size):
         if operand.what == "register":
             return fit(self._register(operand.value), size)
         if operand.what == "number":
@@ -252,7 +242,7 @@ class Threads:
             raise RefusedError(str(operand.value))
         return self.special[operand.value]
 
-    def _write(self, operand: Operand, result: np.ndarray, chosen: np.ndarray | None) -> None:
+    def _write(self, operand, result, chosen):
         """Signed numbers are extended to the register's width, unsigned ones with zeros."""
         if operand.value == "_":
             return
@@ -263,11 +253,11 @@ class Threads:
             result = np.where(chosen, result, self._register(operand.value))
         self.registers[operand.value] = result
 
-    def _lanes(self, values: np.ndarray, chosen: np.ndarray | None) -> np.ndarray:
+    def _lanes(self, values, chosen):
         values = np.broadcast_to(values, self.count)
         return values if chosen is None else values[chosen]
 
-    def _execute(self, instruction: Instruction, chosen: np.ndarray | None) -> None:
+    def _execute(self, instruction, chosen):
         opcode, operands = instruction.opcode, instruction.operands
         name, *modifiers = opcode.split(".")
         if instruction.operation is not None:
@@ -293,9 +283,7 @@ class Threads:
         else:
             raise RefusedError("unknown instruction")
 
-    def _exchange(
-        self, opcode: str, operands: tuple[Operand, ...], chosen: np.ndarray | None
-    ) -> None:
+    def _exchange(self, opcode, operands, chosen):
         """Threads of a warp read each other's registers: those at a distance, or a sum of all."""
         to, *given = operands
         value, *others, masks = (
@@ -316,7 +304,7 @@ class Threads:
         else:
             raise RefusedError("unknown exchange")
 
-    def _move(self, to: Operand, source: Operand, size: int, chosen: np.ndarray | None) -> None:
+    def _move(self, to, source, size, chosen):
         """Several registers are parts of a wider one, the lowest first."""
         if to.what == "vector":
             bits, part = self._read(source, size), size // len(to.value)
@@ -328,15 +316,7 @@ class Threads:
         pieces = [self._read(each, part).astype(of) << of(i * part) for i, each in enumerate(parts)]
         self._write(to, functools.reduce(np.bitwise_or, pieces), chosen)
 
-    def _access(
-        self,
-        name: str,
-        modifiers: list[str],
-        register: Operand,
-        place: Operand,
-        text: str,
-        chosen: np.ndarray | None,
-    ) -> None:
+    def _access(self, name, modifiers, register, place, text, chosen):
         size, threads, segment = (
             width(modifiers[-1]),
             self._lanes(self.numbers, chosen),
@@ -380,9 +360,7 @@ class Threads:
                 result = whole
             self._write(to, result, chosen)
 
-    def _matrices(
-        self, name: str, registers: tuple[Operand, ...], rows: np.ndarray, turned: bool, text: str
-    ) -> None:
+    def _matrices(self, name, registers, rows, turned, text):
         """Eight by eight 16-bit elements for each register: a lane's holds two neighbours of a row,
         or of a column.
 

@@ -3,7 +3,6 @@ may do with it."""
 
 import numpy as np
 import torch
-from torch import Tensor
 
 APART = 44  # bits of an address inside one tensor
 NOBODY, SEVERAL = -1, -2
@@ -21,19 +20,17 @@ class Segment:
     ``forget``: in shared memory at a barrier, in a tensor never.
     """
 
-    def __init__(self, name: str, size: int, unit: int, data: np.ndarray | None) -> None:
+    def __init__(self, name, size, unit, data):
         self.name, self.size, self.unit, self.data = name, size, unit, data
         self.stored = 0  # the end of what was stored, where there is no data
         self.races: dict[str, None] = {}  # in order; values are computed all the same
         if data is not None:
             self.writer, self.reader = np.full(size // unit, NOBODY), np.full(size // unit, NOBODY)
 
-    def forget(self) -> None:
+    def forget(self):
         self.writer[:] = self.reader[:] = NOBODY
 
-    def _check(
-        self, offsets: np.ndarray, width: int, size: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _check(self, offsets, width, size):
         """The data in elements of ``width``, the numbers of the first ones accessed, and all their
         units."""
         if (offsets % size).any():
@@ -52,13 +49,11 @@ class Segment:
             (offsets // self.unit)[:, None] + np.arange(size // self.unit),
         )
 
-    def _race(self, when: np.ndarray, what: str, text: str) -> None:
+    def _race(self, when, what, text):
         if when.any():
             self.races[f"race: {what} {self.name}: {text}"] = None
 
-    def load(
-        self, offsets: np.ndarray, width: int, count: int, threads: np.ndarray, text: str
-    ) -> list[np.ndarray]:
+    def load(self, offsets, width, count, threads, text):
         """``count`` elements of ``width`` bytes from each offset on."""
         data, first, units = self._check(offsets, width, width * count)
         if self.data is None:
@@ -73,9 +68,7 @@ class Segment:
         self.reader[units[alike]] = SEVERAL
         return [data[first + i] for i in range(count)]
 
-    def store(
-        self, offsets: np.ndarray, elements: list[np.ndarray], threads: np.ndarray, text: str
-    ) -> None:
+    def store(self, offsets, elements, threads, text):
         width = elements[0].dtype.itemsize
         data, first, units = self._check(offsets, width, width * len(elements))
         if self.data is None:
@@ -97,11 +90,11 @@ class Segment:
 class Memory:
     """Segments by address."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.segments: list[Segment] = []
         self._bases: dict[int, int] = {}
 
-    def address(self, tensor: Tensor, name: str) -> int:
+    def address(self, tensor, name):
         """Where a tensor's first element is; its storage is put into memory, views of one storage
         share it."""
         storage = tensor.untyped_storage()
@@ -114,7 +107,7 @@ class Memory:
             self.segments.append(Segment(name, storage.nbytes(), tensor.itemsize, raw))
         return (self._bases[key] + 1 << APART) + tensor.storage_offset() * tensor.itemsize
 
-    def at(self, addresses: np.ndarray) -> tuple[Segment, np.ndarray]:
+    def at(self, addresses):
         """The segment that addresses lie in, and their offsets there."""
         # Half a tensor's room before it belongs to it, so that a small negative offset names the
         # right one.

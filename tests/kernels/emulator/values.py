@@ -30,7 +30,7 @@ class Operation(NamedTuple):
     compute: Callable[..., Any]
 
 
-def width(type_name: str) -> int:
+def width(type_name):
     """Bits of a PTX type."""
     return (
         1
@@ -41,15 +41,15 @@ def width(type_name: str) -> int:
     )
 
 
-def kind(type_name: str) -> str:
+def kind(type_name):
     return "bf" if type_name.startswith("bf") else type_name[0]
 
 
-def fit(bits: Bits, size: int) -> Bits:
+def fit(bits, size):
     return bits if bits.dtype == UNSIGNED[size] else bits.astype(UNSIGNED[size])
 
 
-def as_value(bits: Bits, type_name: str) -> np.ndarray:
+def as_value(bits, type_name):
     """The numbers that bits mean; bfloat16 as float32."""
     size, of = width(type_name), kind(type_name)
     bits = fit(bits, size)
@@ -58,7 +58,7 @@ def as_value(bits: Bits, type_name: str) -> np.ndarray:
     return bits.view({"s": SIGNED, "f": FLOATS}.get(of, UNSIGNED)[size])
 
 
-def as_bits(value: np.ndarray, type_name: str) -> Bits:
+def as_bits(value, type_name):
     """The bits of numbers: the nearest of the type, NaNs canonical."""
     size, of = width(type_name), kind(type_name)
     if of == "bf":
@@ -71,16 +71,16 @@ def as_bits(value: np.ndarray, type_name: str) -> Bits:
     return value
 
 
-def halves(word: Bits) -> tuple[Bits, Bits]:
+def halves(word):
     word = fit(word, 32)
     return word.astype(np.uint16), (word >> WORD(16)).astype(np.uint16)
 
 
-def joined(low: Bits, high: Bits) -> Bits:
+def joined(low, high):
     return fit(low, 16).astype(WORD) | fit(high, 16).astype(WORD) << WORD(16)
 
 
-def extreme(x: np.ndarray, y: np.ndarray, greater: bool, keeps_nan: bool) -> np.ndarray:
+def extreme(x, y, greater, keeps_nan):
     if x.dtype.kind != "f":
         return np.maximum(x, y) if greater else np.minimum(x, y)
     first = (
@@ -91,7 +91,7 @@ def extreme(x: np.ndarray, y: np.ndarray, greater: bool, keeps_nan: bool) -> np.
     return np.where(np.isnan(x) | np.isnan(y), x + y, result) if keeps_nan else other_is_number
 
 
-def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+def fused(x, y, z):
     """``x * y + z`` rounded once; of narrow types by way of a type that holds the product and most
     of the sum."""
     if x.dtype != np.float64:
@@ -108,19 +108,19 @@ def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(result), result, total)
 
 
-def divided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def divided(x, y):
     """Integers towards zero; all ones where ``y`` is 0."""
     inexact = (x % y != 0) & ((x < 0) != (y < 0))
     return np.where(y == 0, np.array(-1).astype(x.dtype), x // y + inexact.astype(x.dtype))
 
 
-def high_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def high_product(x, y):
     size = x.dtype.itemsize * 8
     wide = object if size == 64 else np.int64 if x.dtype.kind == "i" else np.uint64
     return ((x.astype(wide) * y.astype(wide)) >> size).astype(x.dtype)
 
 
-def shifted(x: np.ndarray, by: Bits, left: bool) -> np.ndarray:
+def shifted(x, by, left):
     """Shifts by the width or more leave the sign, or nothing."""
     size = x.dtype.itemsize * 8
     amount = np.minimum(by, size - 1).astype(x.dtype)
@@ -132,7 +132,7 @@ def shifted(x: np.ndarray, by: Bits, left: bool) -> np.ndarray:
     )
 
 
-def permuted(low: Bits, high: Bits, selector: Bits) -> Bits:
+def permuted(low, high, selector):
     both = high.astype(np.uint64) << np.uint64(32) | low
     result = np.zeros(1, WORD)
     for place in range(4):
@@ -143,7 +143,7 @@ def permuted(low: Bits, high: Bits, selector: Bits) -> Bits:
     return result
 
 
-def extracted(x: np.ndarray, start: Bits, length: Bits) -> np.ndarray:
+def extracted(x, start, length):
     """A field of bits, its highest repeated where signed; it lies inside the register."""
     size = WORD(x.dtype.itemsize * 8)
     return np.where(
@@ -153,13 +153,13 @@ def extracted(x: np.ndarray, start: Bits, length: Bits) -> np.ndarray:
     )
 
 
-def inserted(field: Bits, into: Bits, start: Bits, length: Bits) -> Bits:
+def inserted(field, into, start, length):
     """A word with some bits exchanged."""
     mask = (np.uint64(1) << length.astype(np.uint64)) - np.uint64(1) << start.astype(np.uint64)
     return (into & ~mask | field.astype(np.uint64) << start.astype(np.uint64) & mask).astype(WORD)
 
 
-def converted(value: np.ndarray, to: str) -> Bits:
+def converted(value, to):
     if kind(to) in ("f", "bf"):
         return as_bits(value, to)
     target = np.dtype(SIGNED[width(to)] if kind(to) == "s" else UNSIGNED[width(to)])
@@ -181,7 +181,7 @@ COMPARISONS = {
 }
 
 
-def compared(x: np.ndarray, y: np.ndarray, how: str) -> Bits:
+def compared(x, y, how):
     if x.dtype.kind != "f":
         return COMPARISONS[how](x, y)
     unordered = np.isnan(x) | np.isnan(y)
@@ -209,7 +209,7 @@ KNOWN_MODIFIERS = {"lo", "hi", "wide", "rn", "full", "NaN"}
 
 
 @functools.cache
-def operation(opcode: str) -> Operation:
+def operation(opcode):
     """What an instruction does that touches neither memory nor other threads."""
     name, *modifiers = opcode.split(".")
     of = modifiers[-1] if modifiers else ""
@@ -247,7 +247,7 @@ def operation(opcode: str) -> Operation:
     raise RefusedError(opcode)
 
 
-def _calculation(name: str, modifiers: list[str], of: str) -> Operation:
+def _calculation(name, modifiers, of):
     sources = (width(of),) * ARITY.get(name, 2)
     if of.endswith("x2"):
         half = _calculation(name, modifiers, of[:-2]).compute
