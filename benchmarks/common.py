@@ -53,7 +53,7 @@ MODES = {
 backward pass; both passes; averages of integers that stand for real numbers. Maxima that are
 written where they were, and sets of rows, are only checked on a GPU."""
 WAYS = dict(zip("FIRTQUS", MODES, strict=True))
-APART = {"models", "windows", "halves", "peers", "kernelbench", "prepared"}
+APART = {"models", "filters", "windows", "halves", "peers", "kernelbench", "prepared"}
 APART |= {"smoke", "smoke_types"}
 """Groups that are measured when they are asked for."""
 TABLE = Path(__file__).with_name("rows.txt")

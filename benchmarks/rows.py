@@ -266,6 +266,28 @@ def _cudnn(problem: Problem) -> list[Call]:
     return [functools.partial(run, input, described(input)) for input in problem.inputs]
 
 
+def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
+    """The maximum filter of a library, which writes each plane to memory that is there already."""
+
+    def calls(problem: Problem) -> list[Call]:
+        if "filters" not in problem.row.groups:
+            raise Absent("in the group filters alone")
+        try:
+            known = importlib.import_module(library)
+        except ImportError as reason:
+            raise Absent(f"not installed: {reason}") from None
+        box, output = torch.ones(problem.row.window).byte(), torch.empty_like(problem.inputs[0])
+
+        def run(input: Tensor) -> Tensor:
+            for plane, written in zip(input.flatten(0, 1), output.flatten(0, 1), strict=True):
+                dilated(known, plane, box, written)
+            return output
+
+        return [functools.partial(run, input) for input in problem.inputs]
+
+    return calls
+
+
 PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     ATEN: lambda problem: bound(aten(problem), problem),
     OURS: lambda problem: bound(ours(problem), problem),
@@ -274,6 +296,18 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     ONNX_RUNTIME: _onnx_runtime,
     INDUCTOR: _compiled,
     CUDNN: _cudnn,
+    "SciPy": _filter(
+        "scipy.ndimage",
+        lambda it, x, box, y: it.maximum_filter(x.numpy(), box.shape, output=y.numpy()),
+    ),
+    "OpenCV": _filter("cv2", lambda it, x, box, y: it.dilate(x.numpy(), box.numpy(), y.numpy())),
+    "scikit-image": _filter(
+        "skimage.morphology",
+        lambda it, x, box, y: it.dilation(x.numpy(), box.numpy(), out=y.numpy()),
+    ),
+    "kornia": _filter(
+        "kornia.morphology", lambda it, x, box, y: y.copy_(it.dilation(x[None, None], box)[0, 0])
+    ),
 }
 """The first that does a row is what the others must agree with."""
 UNCOMPARED = COPY, PLAIN
