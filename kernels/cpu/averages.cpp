@@ -4,8 +4,6 @@
 // too: the windows that read an element are a window over the outputs. A share is what arrives at
 // an output divided by the taps that its window counts.
 
-#include <cstring>
-
 #include "choose.h"
 #include "counts.h"
 #include "kept.h"
@@ -81,21 +79,17 @@ struct AverageGradient {
     const int64_t element = kernels.sums.element_size;
     const int64_t value = kernels.sums.value_size;
 
-    // Converts arriving elements [first, first + count) to the type of sums.
-    void load(int64_t first, int64_t count, char *values) const {
-        Row row = {arriving + first * element, 0};
-        kernels.sums.combine(false, &row, 1, count, values);
-    }
     // Writes the shares of `count` elements of a row of outputs, from element i on. The row begins
     // with arriving element `row`.
     void divide_row(const Divide &by, int64_t row, int64_t d, int64_t h, int64_t i, int64_t count,
                     char *to) const {
         if (element == value)
             return by(0, d, h, i, count, arriving + (row + i) * element, to);
-        float values[1024];
+        float values[1024];  // of the type of sums
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(int64_t(std::size(values)), count - at);
-            load(row + i + at, n, reinterpret_cast<char *>(values));
+            const Row from = {arriving + (row + i + at) * element, 0};
+            kernels.sums.combine(false, &from, 1, n, values);
             by(0, d, h, i + at, n, values, to + at * by.result_size);
         }
     }
@@ -115,17 +109,17 @@ struct AverageGradient {
         const Divide by(g, value, value, of_shares.divide);
         const int64_t width = q.output_row();
         const int64_t column = begins[2] * p.channels;
-        const int64_t rows = q.planes * q.d().outputs * q.h().outputs;
-        parallel(rows, double(2 * width), [&](int64_t begin, int64_t end) {
-            Digits<3> digits(begin, {q.h().outputs, q.d().outputs, q.planes});
-            for (int64_t number = begin; number < end; ++number, ++digits) {
-                const int64_t d = begins[0] + digits[1];
-                const int64_t h = begins[1] + digits[0];
-                const int64_t row = ((plane + digits[2]) * p.d().outputs + d) * p.h().outputs + h;
-                divide_row(by, row * p.output_row(), d, h, column, width,
-                           shares + number * width * value);
-            }
-        });
+        const auto divide_shares = [&](const Digits<3> &digits) {
+            const int64_t d = begins[0] + digits[1];
+            const int64_t h = begins[1] + digits[0];
+            const int64_t row = ((plane + digits[2]) * p.d().outputs + d) * p.h().outputs + h;
+            divide_row(by, row * p.output_row(), d, h, column, width,
+                       shares + (digits[2] * q.output_plane() +
+                                 (digits[1] * q.h().outputs + digits[0]) * width) *
+                                    value);
+        };
+        parallel_loops<3>({q.h().outputs, q.d().outputs, q.planes}, double(2 * width),
+                          [&] { return divide_shares; });
         pool_shares(of_shares.sums, Windows(q), shares, 1, gradient + first * element);
     }
     void run() const {
@@ -145,15 +139,8 @@ struct AverageGradient {
         const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES_MOST)), 2};
         std::vector<char> shares;
         for (int64_t number = 0; number < p.planes * parts.count; ++number) {
-            PlanePart part = parts.of(number);
-            part.outputs.begin = std::min(part.outputs.begin, parts.axis.outputs - 1);
-            part.outputs.end = std::max(part.outputs.end, part.outputs.begin + 1);
-            Problem q = p;
-            Axis &axis = q.axes[parts.cut];
-            q.planes = 1;
-            axis.size = part.positions.end - part.positions.begin;
-            axis.outputs = part.outputs.end - part.outputs.begin;
-            axis.padding += part.positions.begin - part.outputs.begin * axis.stride;
+            const PlanePart part = parts.of(number);
+            const Problem q = parts.problem(1, part.positions, part.outputs);
             shares.resize(q.output_plane() * value);
             int64_t begins[3] = {0, 0, 0};
             begins[parts.cut] = part.outputs.begin;

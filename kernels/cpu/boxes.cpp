@@ -33,12 +33,11 @@ struct BoxPooling : BlockPooling {
         const int64_t positions = h.span(plan.outputs_h) * std::min(w.size, w.span(plan.outputs_w));
         const int64_t box_size = positions * channels;
         const double cost = (4. + double(d.window)) * double(box_size);
-        parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
-            const Workspace m = workspace(group, box_size);
-            // Outputs along D are an inner loop of tiles along H, as boxes share input along D.
-            Digits<4> digits(begin, {tiles_w, d.outputs, tiles_h, p.planes});
-            for (int64_t number = begin; number < end; ++number, ++digits)
+        // Outputs along D are an inner loop of tiles along H, as boxes share input along D.
+        parallel_loops<4>({tiles_w, d.outputs, tiles_h, p.planes}, cost, [&] {
+            return [this, m = workspace(group, box_size)](const Digits<4> &digits) {
                 pool_box(block_at(digits[3], digits[1], digits[2], digits[0]), m);
+            };
         });
     }
     void pool_box(const Block &b, const Workspace &m) const {

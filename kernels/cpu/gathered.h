@@ -30,13 +30,6 @@ struct GatheredMaxima {
     static constexpr bool is_direct = std::is_same_v<T, L>;
     // The sums of a tile of a row stay in the first-level cache.
     static constexpr int64_t TILE_BYTES = 32768;
-    // Positions of a row, a stride apart. The windows of the first one are `span`. Those of each
-    // other position are the next ones, which read it by the same taps.
-    struct Group {
-        int64_t position;
-        int64_t positions;
-        Span span;
-    };
     // A window, or a row of windows: its place in the tensor of what arrives, and the number of the
     // tap by which it reads an element.
     struct Reader {
@@ -45,7 +38,7 @@ struct GatheredMaxima {
     };
     // A thread's memory.
     struct Memory {
-        std::vector<Group> groups;
+        std::vector<Run> groups;  // of positions a stride apart, read by the same taps
         std::vector<Reader> rows;
         std::vector<Reader> windows;
         std::unique_ptr<L[]> sums;  // of a tile
@@ -74,39 +67,23 @@ struct GatheredMaxima {
             for (int64_t number = begin; number < end; ++number, ++digits) {
                 const int64_t first = digits[1] * tile;
                 const int64_t stop = std::min(first + tile, w.size);
-                if (number == begin || digits[0] == 0)
-                    find_groups(first, stop, m);
+                if (number == begin || digits[0] == 0) {
+                    m.groups.clear();
+                    for (int64_t x = first; x < std::min(first + w.stride, stop); ++x)
+                        find_runs(seen, true, x, stop, m.groups, w.stride);
+                }
                 find_rows(digits[3], digits[2], digits[0], m);
                 const int64_t row = (digits[3] * p.d().size + digits[2]) * p.h().size + digits[0];
                 T *const out = gradient + (row * w.size + first) * channels;
                 L *sums = m.sums.get();
                 if constexpr (is_direct)
                     sums = out;
-                for (const Group &group : m.groups)
-                    write_group(group, m, sums + (group.position - first) * channels);
+                for (const Run &group : m.groups)
+                    write_group(group, m, sums + (group.first - first) * channels);
                 if constexpr (!is_direct)
                     divide<T>(sums, (stop - first) * channels, 1, nullptr, out);
             }
         });
-    }
-    // Finds the groups of positions [first, stop).
-    __attribute__((noinline)) void find_groups(int64_t first, int64_t stop, Memory &m) const {
-        m.groups.clear();
-        for (int64_t phase = first; phase < std::min(first + w.stride, stop); ++phase)
-            for (int64_t x = phase; x < stop; x += w.stride) {
-                const Span span = seen.at(2, x);
-                if (x > phase && continues(m.groups.back(), span))
-                    ++m.groups.back().positions;
-                else
-                    m.groups.push_back({x, 1, span});
-            }
-    }
-    // Whether a position whose windows are `span` belongs to the group of the one a stride before.
-    static bool continues(const Group &group, const Span &span) {
-        const Span &first = group.span;
-        return span.count == first.count &&
-               (span.count == 0 ||
-                (span.tap == first.tap && span.begin == first.begin + group.positions));
     }
     // Lists the rows of windows that read row (plane, z, y) of elements.
     __attribute__((noinline)) void find_rows(int64_t plane, int64_t z, int64_t y, Memory &m) const {
@@ -124,26 +101,26 @@ struct GatheredMaxima {
             }
     }
     // Lists the windows that read the first position of a group.
-    __attribute__((noinline)) void find_windows(const Span &span, Memory &m) const {
+    __attribute__((noinline)) void find_windows(const Run &run, Memory &m) const {
         m.windows.clear();
         for (const Reader &row : m.rows)
-            for (int64_t k = 0; k < span.count; ++k)
-                m.windows.push_back({row.place + (span.begin + k * seen.seen[2][0].step) * channels,
-                                     row.number + span.tap - k * tap_step(2)});
+            for (int64_t k = 0; k < run.count; ++k)
+                m.windows.push_back({row.place + (run.begin + k * seen.seen[2][0].step) * channels,
+                                     row.number + run.tap - k * tap_step(2)});
     }
-    void write_group(const Group &group, Memory &m, L *out) const {
-        find_windows(group.span, m);
+    void write_group(const Run &group, Memory &m, L *out) const {
+        find_windows(group, m);
         const int64_t count = int64_t(m.windows.size());
         const auto run = count == 1   ? &GatheredMaxima::gather<1>
                          : count == 2 ? &GatheredMaxima::gather<2>
                          : count == 4 ? &GatheredMaxima::gather<4>
                                       : &GatheredMaxima::gather<0>;
-        (this->*run)(m.windows.data(), count, group.positions, out);
+        (this->*run)(m.windows.data(), count, group, out);
     }
     // `number` is how many windows each position has. It is compiled as `fixed` where it is common,
     // so that loops unroll; a `fixed` of 0 is any number.
     template <int64_t fixed>
-    void gather(const Reader *readers, int64_t number, int64_t positions, L *out) const {
+    void gather(const Reader *readers, int64_t number, const Run &group, L *out) const {
         const int64_t count = fixed ? fixed : number;
         const T *from = arriving;
         const uint8_t *which = winners;
@@ -151,6 +128,7 @@ struct GatheredMaxima {
         Reader copies[std::max<int64_t>(fixed, 1)];
         std::copy_n(readers, fixed, copies);
         const Reader *const windows = fixed ? copies : readers;
+        const int64_t positions = group.groups, step = group.step * channels;
         for (int64_t i = 0; i < positions; ++i) {
             for (int64_t begin = 0; begin < channels; begin += n) {
                 const int64_t at = std::min(begin, channels - n);
@@ -164,8 +142,8 @@ struct GatheredMaxima {
                 write(sum, out + at);
             }
             out += w.stride * channels;
-            from += channels;
-            which += channels;
+            from += step;
+            which += step;
         }
     }
 };

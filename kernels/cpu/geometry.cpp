@@ -135,7 +135,6 @@ void find_groups(const Windows &windows, int64_t output, int64_t end, std::vecto
         high += enters <= next;
         x = next;
     };
-    runs.clear();
     while (x < end) {
         const int64_t periods = x > output && x >= low_end ? (high_end - x) / read.stride : 0;
         if (periods < 2) {
@@ -151,10 +150,10 @@ void find_groups(const Windows &windows, int64_t output, int64_t end, std::vecto
 }
 
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
-               std::vector<Run> &runs) {
+               std::vector<Run> &runs, int64_t apart) {
     const Axis &axis = windows.p.w();
     const Range whole = axis.whole();
-    runs.clear();
+    const size_t before = runs.size();
     while (output < end) {
         if (whole.contains(output)) {
             const int64_t taken = std::min(whole.end, end) - output;
@@ -163,10 +162,11 @@ void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_
             output += taken;
             continue;
         }
-        const Span span = windows.at(2, output++);
+        const int64_t first = std::exchange(output, output + apart);
+        const Span span = windows.at(2, first);
         const int64_t tap = are_numbered ? span.tap : 0;
         // A run of a single output takes any step that is not negative.
-        if (!runs.empty() && runs.back().count == span.count && runs.back().tap == tap) {
+        if (runs.size() > before && runs.back().count == span.count && runs.back().tap == tap) {
             Run &last = runs.back();
             const int64_t step = span.begin - last.begin - (last.groups - 1) * last.step;
             if (last.groups == 1 ? step >= 0 : step == last.step) {
@@ -175,7 +175,7 @@ void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_
                 continue;
             }
         }
-        runs.push_back({span.begin, span.count, tap, 1, 0});
+        runs.push_back({span.begin, span.count, tap, 1, 0, first, 1, apart});
     }
 }
 

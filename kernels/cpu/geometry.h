@@ -159,7 +159,7 @@ struct SeenAxis {
     Span span_of(int64_t x) const;
 };
 
-// Positions of a plane along one axis, and the outputs whose windows may read them.
+// Positions of a plane along one axis, and the outputs whose windows may read them, at least one.
 struct PlanePart {
     int64_t plane;
     Range positions;
@@ -188,9 +188,22 @@ struct PlaneParts {
         if (count == 1)
             return {number, {start, stop}, {0, axis.outputs}};
         const int64_t before = start + axis.padding - axis.extent() + axis.stride;
-        const int64_t low = before < 0 ? 0 : std::min(before / axis.stride, axis.outputs);
+        const int64_t low = std::clamp<int64_t>(before / axis.stride, 0, axis.outputs - 1);
         const int64_t high = (stop - 1 + axis.padding) / axis.stride + 1;
-        return {number / count, {start, stop}, {low, std::clamp(high, low, axis.outputs)}};
+        return {number / count, {start, stop}, {low, std::clamp(high, low + 1, axis.outputs)}};
+    }
+    // The problem of some outputs of planes and of the positions that they read.
+    Problem problem(int64_t planes, const Range &positions, const Range &outputs) const {
+        Problem q = p;
+        Axis &part = q.axes[cut];
+        q.planes = planes;
+        part.size = positions.end - positions.begin;
+        part.outputs = outputs.end - outputs.begin;
+        if (part.window > 0)
+            part.padding += positions.begin - outputs.begin * part.stride;
+        else if (part.outputs < axis.outputs)  // a bin that is all of the part
+            part = {part.size, 1, part.size, part.size, 0, 1};
+        return q;
     }
     Range outputs_along(const PlanePart &part, int a) const {
         return a == cut ? part.outputs : Range{0, p.axes[a].outputs};
@@ -238,10 +251,10 @@ struct Windows {
 // outputs. Bins seen from the input are bins again.
 Windows adjoint_of(const Windows &windows);
 
-// Fills `runs` with the runs of outputs [output, end) along W, each a group of its own. Without
-// `are_numbered` the tap of each run is 0.
+// Adds to `runs` the runs of the outputs of [output, end) along W that lie `apart`, each a group of
+// its own. Without `are_numbered` the tap of each run is 0. `first` counts outputs of the row.
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
-               std::vector<Run> &runs);
+               std::vector<Run> &runs, int64_t apart = 1);
 // The same for windows that form groups. Where their pattern repeats, groups that lie a stride
 // apart are a run.
 void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs);

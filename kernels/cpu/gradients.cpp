@@ -5,7 +5,6 @@
 //                 +--------------------+   v
 //     gradient  | 0   0   5   0   0   7   0   0 |
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -233,22 +232,21 @@ void max_pooling_indices(const Problem &plain, const void *taps, void *indices) 
     const TapPlaces places(p, 1, plane_size);
     const int64_t width = p.output_row();
     const int64_t blocks = parts_of(width, BLOCK);
-    const int64_t rows = p.planes * p.d().outputs * p.h().outputs;
-    parallel(rows * blocks, 4. * double(std::min(BLOCK, width)), [&](int64_t begin, int64_t end) {
+    const auto write_block = [&](const Digits<4> &digits) {
         int64_t found[BLOCK];
-        Digits<4> digits(begin, {blocks, p.h().outputs, p.d().outputs, p.planes});
-        for (int64_t number = begin; number < end; ++number, ++digits) {
-            const int64_t row = number / blocks * width;
-            const int64_t from = digits[0] * BLOCK;
-            const int64_t to = std::min(width, from + BLOCK);
-            const int64_t origin = digits[3] * p.channels * plane_size;
-            places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[2],
-                        digits[1], from, to, [&](int64_t i, int64_t place) {
-                            found[i - from] = place < 0 ? -1 : origin + place;
-                        });
-            write_numbers(found, to - from, indices, int(p.bytes), row + from);
-        }
-    });
+        const int64_t plane_row = digits[2] * p.h().outputs + digits[1];
+        const int64_t row = digits[3] * p.output_plane() + plane_row * width;
+        const int64_t from = digits[0] * BLOCK;
+        const int64_t to = std::min(width, from + BLOCK);
+        const int64_t origin = digits[3] * p.channels * plane_size;
+        places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[2],
+                    digits[1], from, to, [&](int64_t i, int64_t place) {
+                        found[i - from] = place < 0 ? -1 : origin + place;
+                    });
+        write_numbers(found, to - from, indices, int(p.bytes), row + from);
+    };
+    parallel_loops<4>({blocks, p.h().outputs, p.d().outputs, p.planes},
+                      4. * double(std::min(BLOCK, width)), [&] { return write_block; });
 }
 
 void max_pooling_grad(const Problem &plain, const void *arriving, const void *taps,

@@ -4,7 +4,6 @@
 //     mask      | 1 1 1 0 |    read    | 3 5 7 0 |    for maxima the lowest value in place of 0
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "operations.h"

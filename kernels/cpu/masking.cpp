@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "counts.h"
@@ -49,10 +48,7 @@ void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fil
 
 // Some planes whose masks follow each other or are one, or a band of one plane.
 struct Part {
-    int64_t plane;    // the first
-    Range positions;  // along the axis that is cut
-    Range outputs;
-    bool has_same_mask;  // as the part before it that the thread worked on
+    PlanePart of;  // from the first plane on
     Problem problem;
     int64_t input;   // the first element
     int64_t output;  // the first result
@@ -61,25 +57,16 @@ struct Part {
 };
 
 // A tensor and its mask.
-struct Masked {
-    const Problem &p;
-    const Masking &m;
-    const uint8_t *const mask;
-
+struct Masked : Kept {
     const Windows windows{p};
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
-    const int64_t each = p.channels / m.channels;  // elements of a byte of the mask
-    const int64_t mask_plane = p.plane() / each;
     const int64_t largest = std::max(p.plane(), p.output_plane());
     // As many planes of each part, as small parts leave vectors of turned planes empty.
     const int64_t most = parts.count > 1 ? 1 : std::max<int64_t>(1, PART / largest);
     const int64_t planes =
         std::max<int64_t>(1, parts_of(m.planes, std::max<int64_t>(1, parts_of(m.planes, most))));
 
-    const uint8_t *mask_of(int64_t plane) const {
-        return mask + (plane / m.planes * m.step + m.is_own * (plane % m.planes)) * mask_plane;
-    }
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {
         if (outputs.end - outputs.begin == axis.outputs)
@@ -88,18 +75,9 @@ struct Masked {
         const int64_t begin = std::min(reach.begin, axis.size - 1);
         return {begin, std::max(reach.end, begin + 1)};
     }
-    // The problem of some outputs of planes and of the positions that they read.
-    Problem problem_of(int64_t planes, const Range &positions, const Range &outputs) const {
-        Problem q = p;
-        Axis &cut = q.axes[parts.cut];
-        q.planes = planes;
-        cut.size = positions.end - positions.begin;
-        cut.outputs = outputs.end - outputs.begin;
-        if (cut.window > 0)
-            cut.padding += positions.begin - outputs.begin * cut.stride;
-        else if (cut.outputs < axis.outputs)  // a bin that is all of the part
-            cut = {cut.size, 1, cut.size, cut.size, 0, 1};
-        return q;
+    // The mask of positions of a part's first plane.
+    const uint8_t *mask_at(const Part &part, const Range &positions) const {
+        return mask_of(part.of.plane) + positions.begin * parts.slab / each;
     }
     // How planes are cut for results, and for elements.
     const int64_t step = parts.count == 1   ? axis.outputs
@@ -114,39 +92,28 @@ struct Masked {
     template <class Work>
     void each_part(int64_t bands, bool of_elements, const Work &of_thread) const {
         const int64_t chunks = parts_of(m.planes, planes);
-        const auto run = [&](int64_t begin, int64_t end) {
-            Work work = of_thread;
-            Digits<3> digits(begin, {chunks, bands, m.groups});
-            for (int64_t number = begin; number < end; ++number, ++digits) {
-                const int64_t first = digits[0] * planes, band = digits[1];
-                Part part;
-                part.plane = digits[2] * m.planes + first;
-                part.has_same_mask = number > begin && digits[0] > 0 && !m.is_own;
-                part.outputs = {0, axis.outputs};
-                part.positions = {0, axis.size};
-                if (bands > 1 && of_elements) {
-                    const PlanePart one = parts.of(band);
-                    part.positions = one.positions;
-                    part.outputs.begin = std::min(one.outputs.begin, axis.outputs - 1);
-                    part.outputs.end = std::max(one.outputs.end, part.outputs.begin + 1);
-                } else if (bands > 1) {
-                    part.outputs = {band * step, std::min((band + 1) * step, axis.outputs)};
-                    part.positions = positions_of(part.outputs);
-                }
-                part.problem =
-                    problem_of(std::min(planes, m.planes - first), part.positions, part.outputs);
-                part.input = part.plane * p.plane() + part.positions.begin * parts.slab;
-                part.output = part.plane * p.output_plane() +
-                              part.outputs.begin * (p.output_plane() / axis.outputs);
-                work(part);
-            }
-        };
         const int64_t elements = planes * p.plane() / bands;
-        // The threads share a part that no cache of a core holds.
-        if (elements > 8 * PART)
-            run(0, chunks * bands * m.groups);
-        else
-            parallel(chunks * bands * m.groups, 4. * double(elements), run);
+        // The threads share a part that no cache of a core holds: without a cost there is one loop.
+        const double cost = elements > 8 * PART ? 0 : 4. * double(elements);
+        parallel_loops<3>({chunks, bands, m.groups}, cost, [&] {
+            return [&, work = of_thread](const Digits<3> &digits) mutable {
+                const int64_t first = digits[0] * planes, band = digits[1];
+                Part part = {parts.of(band), p, 0, 0};
+                Range &outputs = part.of.outputs, &positions = part.of.positions;
+                if (bands == 1 || !of_elements) {
+                    outputs = {band * step, bands == 1 ? axis.outputs
+                                                       : std::min((band + 1) * step, axis.outputs)};
+                    positions = positions_of(outputs);
+                }
+                const int64_t plane = part.of.plane = digits[2] * m.planes + first;
+                part.problem =
+                    parts.problem(std::min(planes, m.planes - first), positions, outputs);
+                part.input = plane * p.plane() + positions.begin * parts.slab;
+                part.output =
+                    plane * p.output_plane() + outputs.begin * (p.output_plane() / axis.outputs);
+                work(part);
+            };
+        });
     }
     // Whether each plane is pooled whole under a mask of positions: then these are rows of a set.
     bool are_sets() const {
@@ -157,17 +124,16 @@ struct Masked {
                !(counts_padding && p.counting.include_padding);
     }
     Segments sets() const {
-        return {p.planes,  p.channels,         mask_plane,
-                p.plane(), p.channels,         m.is_own ? mask_plane : 0,
-                p.type,    p.counting.divisor, 0,
-                0};
+        const int64_t rows = p.plane() / each;
+        return {p.planes, p.channels,         rows, p.plane(), p.channels, m.is_own ? rows : 0,
+                p.type,   p.counting.divisor, 0,    0};
     }
-    // What is kept of a part, which begins at `tensor`. It refers to the part.
-    Kept kept(const Part &part, const void *tensor, int64_t bytes) const {
+    // What is kept of a part. It refers to the part.
+    Kept kept(const Part &part) const {
         return {part.problem,
                 {1, part.problem.planes, m.is_own, 0, m.channels, m.fill},
-                mask_of(part.plane) + part.positions.begin * parts.slab / each,
-                tensor,
+                mask_at(part, part.of.positions),
+                static_cast<const char *>(tensor) + part.input * bytes,
                 bytes};
     }
 };
@@ -184,15 +150,18 @@ Problem sums_of(Problem q, int64_t type) {
 struct Counts {
     const Masked &of;
     std::vector<double> counts = {};
+    const uint8_t *known = nullptr;  // the mask that they are of, and the first output
+    int64_t begin = 0;
 
     void find(const Part &part) {
-        if (of.p.counting.divisor != 0 || part.has_same_mask)
+        const Range &outputs = part.of.outputs, positions = of.positions_of(outputs);
+        const uint8_t *const mask = of.mask_at(part, positions);
+        if (of.p.counting.divisor != 0 || (known == mask && begin == outputs.begin))
             return;
-        const Range positions = of.positions_of(part.outputs);
-        Problem q = of.problem_of(of.m.is_own ? part.problem.planes : 1, positions, part.outputs);
+        known = mask;
+        begin = outputs.begin;
+        Problem q = of.parts.problem(of.m.is_own ? part.problem.planes : 1, positions, outputs);
         q.channels = of.m.channels;
-        const uint8_t *const mask =
-            of.mask_of(part.plane) + positions.begin * of.parts.slab / of.each;
         of.p.plane() <= 1 << 24 ? count<float>(q, mask) : count<double>(q, mask);
     }
     template <class L>
@@ -231,7 +200,7 @@ struct Counts {
 };
 
 template <class T>
-void pool_averages(const Masked &masked, const T *input, T *output) {
+void pool_averages(const Masked &masked, T *output) {
     using L = Wide<T>;
     masked.each_part(
         masked.bands_of_results, false,
@@ -245,7 +214,7 @@ void pool_averages(const Masked &masked, const T *input, T *output) {
                 sums.resize(part.results());
                 to = sums.data();
             }
-            const Kept kept = masked.kept(part, input + part.input, sizeof(T));
+            const Kept kept = masked.kept(part);
             pool_averages(sums_of(part.problem, masked.p.type), kept.tensor, to, &kept);
             counts.divide_part<T>(part, to, out);
         });
@@ -272,7 +241,7 @@ void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
                 average_pooling_grad(q, shares.data(), sums.data());
                 divide<T>(sums.data(), part.elements(), 1, nullptr, out);
             }
-            masked.kept(part, out, sizeof(T)).read(out, part.elements(), out);
+            masked.kept(part).read(out, part.elements(), out);
         });
 }
 
@@ -307,9 +276,10 @@ struct FirstKept {
                 }
         return -1;
     }
-    void find_row(int64_t plane, int64_t d, int64_t h, int64_t row) const {
+    void find_row(int64_t plane, int64_t d, int64_t h) const {
         const S lowest = S(kept.m.fill);
         const int64_t length = p.output_row();
+        const int64_t row = plane * p.output_plane() + (d * p.h().outputs + h) * length;
         if (std::find(values + row, values + row + length, lowest) == values + row + length)
             return;
         with_integers(int(p.bytes), [&](auto number) {
@@ -332,13 +302,9 @@ struct FirstKept {
         });
     }
     void find() const {
-        const int64_t length = p.output_row();
-        parallel(p.planes * p.output_plane() / length, double(length),
-                 [&](int64_t begin, int64_t end) {
-                     Digits<3> digits(begin, {p.h().outputs, p.d().outputs, p.planes});
-                     for (int64_t row = begin; row < end; ++row, ++digits)
-                         find_row(digits[2], digits[1], digits[0], row * length);
-                 });
+        parallel_loops<3>({p.h().outputs, p.d().outputs, p.planes}, double(p.output_row()), [&] {
+            return [&](const Digits<3> &at) { find_row(at[2], at[1], at[0]); };
+        });
     }
 };
 
@@ -382,18 +348,18 @@ void masked(const Problem &p, const Masking &m, const void *input, const void *m
 
 void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
                             void *output) {
-    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
+    const Masked masked{{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}};
     if (masked.are_sets())
         return segment_sums(masked.sets(), input, nullptr, masked.mask, output);
     with_floats(p.type, "averages of type", [&](auto element) {
         using T = decltype(element);
-        pool_averages(masked, static_cast<const T *>(input), static_cast<T *>(output));
+        pool_averages(masked, static_cast<T *>(output));
     });
 }
 
 void masked_average_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
                                  const void *mask, void *gradient) {
-    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
+    const Masked masked{{p, m, static_cast<const uint8_t *>(mask), gradient, type_of(p).bytes}};
     if (masked.are_sets())
         return segment_shares(masked.sets(), arriving, nullptr, masked.mask, nullptr, gradient);
     with_floats(p.type, "averages of type", [&](auto element) {
@@ -415,15 +381,13 @@ void masked_max_pooling(const Problem &p, const Masking &m, const void *input, c
 
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
                              const void *taps, const void *mask, void *gradient) {
-    const Masked masked{p, m, static_cast<const uint8_t *>(mask)};
-    with_integers(type_of(p).bytes, [&](auto element) {
-        using S = decltype(element);
-        masked.each_part(1, true, [&](const Part &part) {
-            S *const out = static_cast<S *>(gradient) + part.input;
-            max_pooling_grad(part.problem, static_cast<const S *>(arriving) + part.output,
-                             static_cast<const char *>(taps) + part.output * p.bytes, out);
-            masked.kept(part, out, sizeof(S)).read(out, part.elements(), out);
-        });
+    const Masked masked{{p, m, static_cast<const uint8_t *>(mask), gradient, type_of(p).bytes}};
+    masked.each_part(1, true, [&](const Part &part) {
+        char *const out = static_cast<char *>(gradient) + part.input * masked.bytes;
+        max_pooling_grad(part.problem,
+                         static_cast<const char *>(arriving) + part.output * masked.bytes,
+                         static_cast<const char *>(taps) + part.output * p.bytes, out);
+        masked.kept(part).read(out, part.elements(), out);
     });
 }
 

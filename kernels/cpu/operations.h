@@ -18,27 +18,6 @@
 
 namespace dmlpool {
 
-// The indices of nested loops, the innermost first, from iteration `number` on. The constructor
-// divides, and ++ only counts, because divisions take as long as to pool a short row.
-template <int n>
-struct Digits {
-    int64_t limits[n];
-    int64_t digits[n];
-
-    Digits(int64_t number, const int64_t (&of)[n]) {
-        for (int k = 0; k < n; ++k) {
-            limits[k] = of[k];
-            digits[k] = number % of[k];
-            number /= of[k];
-        }
-    }
-    int64_t operator[](int k) const { return digits[k]; }
-    void operator++() {
-        for (int k = 0; k < n && ++digits[k] == limits[k]; ++k)
-            digits[k] = 0;
-    }
-};
-
 [[noreturn]] inline void reject(const char *what, int64_t number) {
     throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
 }

@@ -48,6 +48,42 @@ void parallel(int64_t count, double cost, const Work &work) {
     });
 }
 
+// The indices of nested loops, the innermost first, from iteration `number` on. The constructor
+// divides, and ++ only counts, because divisions take as long as to pool a short row.
+template <int n>
+struct Digits {
+    int64_t limits[n];
+    int64_t digits[n];
+
+    Digits(int64_t number, const int64_t (&of)[n]) {
+        for (int k = 0; k < n; ++k) {
+            limits[k] = of[k];
+            digits[k] = number % of[k];
+            number /= of[k];
+        }
+    }
+    int64_t operator[](int k) const { return digits[k]; }
+    void operator++() {
+        for (int k = 0; k < n && ++digits[k] == limits[k]; ++k)
+            digits[k] = 0;
+    }
+};
+
+// Calls make()(digits) for all iterations of nested loops, the innermost first, where each part of
+// the work makes its own.
+template <int n, class Make>
+void parallel_loops(const int64_t (&limits)[n], double cost, const Make &make) {
+    int64_t count = 1;
+    for (int64_t limit : limits)
+        count *= limit;
+    parallel(count, cost, [&](int64_t begin, int64_t end) {
+        auto act = make();
+        Digits<n> digits(begin, limits);
+        for (int64_t number = begin; number < end; ++number, ++digits)
+            act(digits);
+    });
+}
+
 // Calls work(first, n, memory) for parts of at most `most` of `count` iterations, on PyTorch's
 // threads. `memory` is the thread's own, has `bytes` bytes for each iteration of a part, and holds
 // what a part computes before its results. `cost` is that of one iteration.

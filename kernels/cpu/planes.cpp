@@ -4,7 +4,6 @@
 //               v        v        v            depend on nothing but the plane's size
 //            | value  | value  | value  |  ->  | result |
 
-#include <cstring>
 #include <vector>
 
 #include "kept.h"

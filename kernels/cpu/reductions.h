@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "memory.h"
 #include "vectors.h"

@@ -10,7 +10,6 @@
 // pooled in tiles that stay in the first-level cache.
 
 #include <algorithm>
-#include <vector>
 
 #include "blocks.h"
 #include "kept.h"
@@ -59,17 +58,15 @@ struct RowPooling : BlockPooling {
         const double elements = double(most_rows) * double(plan.outputs_w * w.stride) +
                                 double(plan.outputs_w * w.window);
         const double cost = double(plan.outputs_h) * (ROW_COST + double(channels) * elements);
-        parallel(p.planes * d.outputs * tiles_h * tiles_w, cost, [=](int64_t begin, int64_t end) {
-            const Workspace m = workspace(plan.outputs_h, 0);
-            // In the order of memory.
-            Digits<4> digits(begin, {tiles_w, tiles_h, d.outputs, p.planes});
-            for (int64_t number = begin; number < end; ++number, ++digits) {
+        // In the order of memory.
+        parallel_loops<4>({tiles_w, tiles_h, d.outputs, p.planes}, cost, [this] {
+            return [this, m = workspace(plan.outputs_h, 0)](const Digits<4> &digits) {
                 const Block b = block_at(digits[3], digits[2], digits[1], digits[0]);
                 const char *const from = combine_rows(b, m);
                 if (from == m.staged)
                     fill_margins(b, b.outputs_h, m);
                 pool_along_w(b, 0, b.outputs_h, from, m);
-            }
+            };
         });
     }
 

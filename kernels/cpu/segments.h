@@ -46,10 +46,8 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
         most = std::min<int64_t>(most, 128);
     const int64_t pieces = parts_of(s.channels, most), width = parts_of(s.channels, pieces);
     const double rows = double(s.length) / double(offsets != nullptr ? s.segments : 1);
-    parallel(s.segments * pieces, rows * double(width) + 64, [&](int64_t first, int64_t last) {
-        auto act = make();
-        Digits<2> digits(first, {pieces, s.segments});
-        for (int64_t k = first; k < last; ++k, ++digits) {
+    parallel_loops<2>({pieces, s.segments}, rows * double(width) + 64, [&] {
+        return [&, act = make()](const Digits<2> &digits) mutable {
             const int64_t set = digits[1], at = digits[0] * width;
             Piece piece = {set, at, std::min(width, s.channels - at), 0, s.length, mask};
             if (offsets != nullptr) {
@@ -59,7 +57,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
                 piece.mask += set * s.mask_step;
             if (piece.count > 0)
                 act(piece);
-        }
+        };
     });
 }
 

@@ -207,6 +207,7 @@ struct WindowPooling {
     // Lists the runs of a tile, and makes room for what its groups produce.
     void list_runs(const Tile &t, Memory &m) const {
         Runs &runs = m.runs;
+        runs.list.clear();
         are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
                     : find_runs(windows, are_numbered, t.first, t.stop, runs.list);
         runs.groups = 0;
