@@ -13,13 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 82_550,
-    "kernels/cpu/*.[ch]*": 60_480,
+    "torch_dmlpool/**/*.py": 82_900,
+    "kernels/cpu/*.[ch]*": 62_100,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_850,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 28_310,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 28_380,
 }
-"""The most tokens of the files that match: today's, and one in a hundred more."""
+"""The most tokens of the files that match: today's, and at most one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 _FREE |= {tokenize.ENDMARKER}
 
