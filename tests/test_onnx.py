@@ -192,7 +192,7 @@ def names_the_table(failed):
 
 
 def test_the_cause_of_a_failed_export_names_the_table():
-    """Of sizes that are left open."""
+    """Sizes are left open in this export."""
     with pytest.raises(torch.onnx.OnnxExporterError) as failed:
         exported(on({"same": OF_KNOWN_SIZES["same"]}), dynamic=True, has_table=False)
     names_the_table(failed)

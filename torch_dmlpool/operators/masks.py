@@ -93,27 +93,40 @@ def averages_under(
     """Averages of windows or bins, by ``sums`` of these."""
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    request = windows, include_padding, divisor
     if not (may_skip_dispatcher(input, mask) and backends.serving(input.device.type).reads_masks):
-        return _composed_averages(sums, input, mask, *request)
-    plan = _remembered(backends.serving(input.device.type), kind_of(input), sums, *request)
-    call = Call(_averages, plan, input, sums, *request)
+        return _composed_averages(sums, input, mask, windows, include_padding, divisor)
+    plan = _remembered(
+        backends.serving(input.device.type), kind_of(input), sums, windows, include_padding, divisor
+    )
+    call = Call(_averages, plan, input, sums, windows, include_padding, divisor)
     return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
 
 
 @functools.lru_cache(maxsize=1024)
-def _remembered(backend: Backend, kind: Kind, sums: Sums, *request: Any) -> Plan:
+def _remembered(
+    backend: Backend,
+    kind: Kind,
+    sums: Sums,
+    windows: Any,
+    include_padding: bool,
+    divisor: int | None,
+) -> Plan:
     """A plan of averages under masks."""
     if backend.averages is not None:
-        return backend.averages(kind, *request)
-    windows, include_padding, divisor = request
+        return backend.averages(kind, windows, include_padding, divisor)
     sizes, strides = kind.shape[2:], kind.strides or ()
     is_last = tensors.suggests_channels_last(kind.shape, strides)
     layout = tensors.named_memory_format(is_last, len(sizes))
 
     def run(input: Tensor, mask: Tensor) -> Any:
-        averages = by_kernel(lambda each: each.average_pooling, input, *request, mask=mask)
-        return _composed_averages(sums, input, mask, *request) if averages is None else averages
+        averages = by_kernel(
+            lambda each: each.average_pooling, input, windows, include_padding, divisor, mask=mask
+        )
+        return (
+            _composed_averages(sums, input, mask, windows, include_padding, divisor)
+            if averages is None
+            else averages
+        )
 
     def gradient(arriving: Tensor, mask: Tensor) -> Any:
         # Before the mask removes any of it. Shares of bins are of their sizes, which cancel.
@@ -147,8 +160,8 @@ class MaskedAveragePooling(torch.autograd.Function):
         with torch.enable_grad():
             leaf = tensors.empty([*arriving.shape[:2], *call.shape[2:]], arriving, layout)
             leaf = leaf.zero_().requires_grad_()
-            sums, *request = call.arguments
-            averages = _composed_averages(sums, leaf, mask, *request)
+            sums, windows, include_padding, divisor = call.arguments
+            averages = _composed_averages(sums, leaf, mask, windows, include_padding, divisor)
         create = is_grad_enabled()
         (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
         return tensors.laid_out(gradient, layout), None, None
