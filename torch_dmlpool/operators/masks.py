@@ -36,7 +36,12 @@ from torch_dmlpool.window import (
 def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     if not may_skip_dispatcher(input, mask):
-        return reference.masked(input, mask, fills_lowest)
+        masked = reference.masked(input, mask, fills_lowest)
+        if masked.requires_grad:
+            # Where the mask has one channel, the gradient would keep the layout of what arrives.
+            layout = tensors.suggested_memory_format(input)
+            masked.register_hook(lambda arriving: tensors.laid_out(arriving, layout))
+        return masked
     fill = backends.serving(input.device.type).masked
     if not records_gradient(input):
         return fill(input, mask, fills_lowest)
