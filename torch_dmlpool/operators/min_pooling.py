@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.operators.calls import Pool
+from torch_dmlpool.operators.derivatives import records_gradient
 from torch_dmlpool.operators.max_pooling import (
     Pooled,
     maxima_of,
@@ -117,6 +118,9 @@ def _restored(values: Tensor) -> Tensor:
     return 0 - values if values.dtype.is_floating_point else _opposite(values)
 
 
+_ZERO = torch.zeros((), dtype=torch.float32, device="cpu")
+
+
 def prepared_min_pooling(
     like: Tensor,
     backend: Backend,
@@ -130,7 +134,13 @@ def prepared_min_pooling(
         return None
 
     def minima(input: Tensor) -> Any:
-        return tensors.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
+        maxima = pool(_opposite(input))
+        if like.dtype.is_floating_point and not records_gradient(input):
+            values = maxima if index_dtype is None else maxima[0]
+            torch.sub(_ZERO, values, out=values)  # as _restored, but where the values lie
+        else:
+            maxima = with_values(_restored, maxima)
+        return tensors.laid_out_like(maxima, input)
 
     return minima
 
