@@ -132,10 +132,11 @@ def prepared_min_pooling(
     pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
     if pool is None or not tensors.is_dense(like):
         return None
+    is_float = like.dtype.is_floating_point
 
     def minima(input: Tensor) -> Any:
         maxima = pool(_opposite(input))
-        if like.dtype.is_floating_point and not records_gradient(input):
+        if is_float and not records_gradient(input):
             values = maxima if index_dtype is None else maxima[0]
             torch.sub(_ZERO, values, out=values)  # as _restored, but where the values lie
         else:
