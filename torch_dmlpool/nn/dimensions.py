@@ -18,7 +18,7 @@ from torch.overrides import has_torch_function_unary
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.operators.calls import Pool, is_plain_mask, prepared
+from torch_dmlpool.operators.calls import Pool, prepared
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
 
 
@@ -63,16 +63,10 @@ class Family:
             if not is_traced:
                 original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
                 is_seen = not original or has_torch_function_unary(input)
-                if is_seen:
-                    pass
-                elif mask is None:
-                    call = prepared(self.prepares[rank], input, (None, arguments))
+                if not is_seen:
+                    call = prepared(self.prepares[rank], input, mask, arguments)
                     if call is not None:
-                        return call(input)
-                elif is_plain_mask(mask, input):
-                    call = prepared(self.prepares[rank], input, (tuple(mask.shape), arguments))
-                    if call is not None:
-                        return call(input, mask)
+                        return call(input) if mask is None else call(input, mask)
                 if is_seen or _is_tracing():
                     answer = observed.answer(self, who, rank, input, mask, arguments)
                     if answer is not NotImplemented:
@@ -113,8 +107,9 @@ class Family:
         rank: int,
         like: Tensor,
         backend: Any,
+        _: tuple[()],
         mask: tuple[int, ...] | None,
-        arguments: tuple[Any, ...],
+        *arguments: Any,
     ) -> Callable[..., Any] | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:

@@ -392,7 +392,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
     """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Call | Below) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Below) -> tuple[Tensor, Tensor]:
         values, positions = call.run(input)
         save(ctx, call, positions)
         ctx.mark_non_differentiable(positions)
@@ -402,9 +402,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
     def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
         if arriving is None:
             return None, None
-        call, (positions,) = ctx.call, ctx.saved_tensors
-        if call.is_planned and is_unobserved(arriving, positions):
-            return call.plan.gradient(arriving, positions), None
+        call = ctx.call
         request = *saved(ctx), call.shape[2:], True, call.channels_last
         return scatter_positions_op(call.sharded(arriving), *request), None
 
