@@ -6,7 +6,6 @@ sums pass through a linear one as they are. Sizes, data types and layouts of the
 those that the operator gives for meta tensors.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -67,7 +66,9 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
         else:
             parts = _own_parts(operator, {**named, **shards}, shards, mesh, placements)
         results = tuple(
-            _as_dtensor(part, mesh, placements, whole)
+            DTensor.from_local(
+                part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
             for part, whole in zip(parts, wholes, strict=True)
         )
     return results if len(results) > 1 else results[0]
@@ -175,15 +176,6 @@ def _of_channels(parameter: Any, channels: slice) -> Any:
     if not isinstance(parameter, Tensor) or parameter.numel() == 1:
         return parameter
     return parameter.reshape(-1)[channels]
-
-
-def _as_dtensor(
-    part: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], whole: Tensor
-) -> DTensor:
-    """The part of this rank of a tensor with the sizes and strides of ``whole``."""
-    return DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
 
 
 def _local(tensor: DTensor) -> Tensor:

@@ -100,7 +100,7 @@ class Family:
             output = self.of_quantized(pool, batched, request)  # type: ignore[misc]
         else:
             output = self.pool.of(batched, checked, request)
-        return output if batched is input else without_batch(output)
+        return output if batched is input else _without_batch(output)
 
     def prepared(
         self,
@@ -128,7 +128,7 @@ class Family:
         call = self.pool.call(batched, backend, request, added)
         if call is None or batched is like:
             return call
-        return lambda single, *mask: without_batch(call(self.batched(rank, single), *mask))
+        return lambda single, *mask: _without_batch(call(self.batched(rank, single), *mask))
 
     def batched(self, rank: int, input: Tensor) -> Tensor:
         """A dense ``input``; if it has no batch, a batch of it alone."""
@@ -169,8 +169,6 @@ def _mask_for(input: Tensor, is_single: bool, mask: Tensor) -> Tensor:
     return checked.unsqueeze(0) if is_single else checked
 
 
-def without_batch(output: Any) -> Any:
+def _without_batch(output: Any) -> Any:
     """The results of the only one in a batch."""
-    if isinstance(output, Tensor):
-        return output.squeeze(0)
-    return tuple(each.squeeze(0) for each in output)
+    return tensors.changed(output, lambda each: each.squeeze(0))

@@ -265,20 +265,15 @@ def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
     return indices
 
 
-def _numbered(emit: Emitter, indices: Any, input: Any, index_dtype: Any, per_plane: bool) -> Any:
-    """Indices into the whole tensor in the form that is asked for."""
-    op, types = emit.op, emit.ir.DataType
-    if per_plane:
-        plane = math.prod(_plane_sizes(emit, input))
-        indices = op.Where(indices < 0, indices, indices % plane)
-    return op.Cast(indices, to=index_dtype) if index_dtype != types.INT64 else op.Identity(indices)
-
-
 def max_pooling_with_indices(
     emit: Emitter, input: Any, window: Asked, index_dtype: Any, per_plane: bool
 ) -> tuple[Any, Any]:
-    values, indices = _maxima(emit, input, window, True)
-    return values, _numbered(emit, indices, input, index_dtype, per_plane)
+    op, (values, indices) = emit.op, _maxima(emit, input, window, True)
+    if per_plane:
+        plane = math.prod(_plane_sizes(emit, input))
+        indices = op.Where(indices < 0, indices, indices % plane)
+    is_cast = index_dtype != emit.ir.DataType.INT64
+    return values, op.Cast(indices, to=index_dtype) if is_cast else op.Identity(indices)
 
 
 def _bins(input: Any, output_sizes: Sequence[Any]) -> list[list[int]]:

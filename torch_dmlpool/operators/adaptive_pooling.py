@@ -19,7 +19,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -187,12 +187,6 @@ def adaptive_min_pooling(
     return minima
 
 
-def _bins_of_minima(input: Tensor, *numbers: Any) -> tuple[Any, ...]:
-    request = _numbered_bins(input, *numbers)
-    tensors.checked_output_size(request[0], tuple(input.shape[2:]))  # rejected before any work
-    return request
-
-
 def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: int) -> Call | None:
     """The call of averages of bins for plain tensors that lie as ``like``."""
     sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
@@ -259,7 +253,7 @@ AVERAGES = Pool(check=_bins, compute=averages_of_bins, prepare=prepared_averages
 MAXIMA = Pool(
     check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, through=of_bools
 )
-MINIMA = Pool(check=_bins_of_minima, compute=maxima_of_bins, through=minima)
+MINIMA = Pool(check=_numbered_bins, compute=maxima_of_bins, through=minima)
 
 
 def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -288,9 +282,7 @@ def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> A
         return pool(sizes)
     results = pool(tuple([1 if type(size) is int and size == 0 else size for size in sizes]))
     asked: Any = (..., *map(slice, sizes))
-    if isinstance(results, Tensor):
-        return results[asked]
-    return tuple(result[asked] for result in results)
+    return tensors.changed(results, lambda each: each[asked])
 
 
 def bins(
@@ -354,7 +346,7 @@ class AdaptiveAveragePooling(torch.autograd.Function):
         return call.run(input)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
         if arriving is None:
             return None, None
         call = ctx.call
@@ -377,7 +369,7 @@ class AdaptiveAveragePoolingGrad(torch.autograd.Function):
         return call.run(input_gradient)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
         if arriving is None:
             return None, None
         call = ctx.call
@@ -399,7 +391,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
         return values, positions
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         if arriving is None:
             return None, None
         call = ctx.call

@@ -12,6 +12,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.derivatives import Gradients
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Below, Operator
@@ -189,7 +190,7 @@ class AveragePooling(torch.autograd.Function):
         return call.run(input)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
         if arriving is None:
             return None, None
         call = ctx.call
@@ -214,7 +215,7 @@ class AveragePoolingGrad(torch.autograd.Function):
         return call.run(input_gradient)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
         if arriving is None:
             return None, None
         call = ctx.call

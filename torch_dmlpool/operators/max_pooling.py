@@ -14,7 +14,7 @@ from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import records_gradient, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -255,7 +255,7 @@ class MaxPooling(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> Gradients:
         if arriving is None:
             return None, None
         call, (taps,) = ctx.call, ctx.saved_tensors
@@ -362,7 +362,7 @@ class MaskedMaxPooling(torch.autograd.Function):
         return values, taps
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         taps, mask = saved(ctx)
         if arriving is None:
             return None, None, None

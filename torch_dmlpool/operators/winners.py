@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.registration import Below, Operator, one_by_one
 from torch_dmlpool.window import Window
 
@@ -28,7 +28,7 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
         return call.run(input_gradient, taps)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
         if arriving is None:
             return None, None, None
         call, (taps,) = ctx.call, saved(ctx)
@@ -51,7 +51,7 @@ class MaxPoolingGather(torch.autograd.Function):
         return call.run(input, taps)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
         if arriving is None:
             return None, None, None
         call, (taps,) = ctx.call, saved(ctx)
