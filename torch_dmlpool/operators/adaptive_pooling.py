@@ -342,13 +342,10 @@ class AdaptiveAveragePooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         if call.is_planned and is_unobserved(arriving):
             return call.plan.gradient(arriving), None
@@ -365,13 +362,10 @@ class AdaptiveAveragePoolingGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input_gradient)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return adaptive_average_pooling_op(call.sharded(arriving), call.shape[2:]), None
 
@@ -387,6 +381,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, call: Below) -> tuple[Tensor, Tensor]:
         values, positions = call.run(input)
         save(ctx, call, positions)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(positions)
         return values, positions
 

@@ -186,13 +186,10 @@ class AveragePooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         if call.is_planned and is_unobserved(arriving):
             return call.plan.gradient(arriving), None
@@ -211,13 +208,10 @@ class AveragePoolingGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input_gradient)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return average_pooling_op(call.sharded(arriving), *call.arguments[1:]), None
 

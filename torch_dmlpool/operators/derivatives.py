@@ -55,7 +55,6 @@ def save(ctx: Any, call: Any, *tensors: Tensor | None) -> None:
     ctx.call, ctx.kinds = call, [_kind(tensor) for tensor in tensors]
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
-    ctx.set_materialize_grads(False)
 
 
 def saved(ctx: Any) -> tuple[Tensor, ...]:

@@ -54,9 +54,8 @@ class Masked(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        (mask,) = saved(ctx)
-        return None if arriving is None else kept(arriving, mask), None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
+        return kept(arriving, saved(ctx)[0]), None, None, None
 
 
 def over_planes(mask: Tensor, input: Tensor) -> Tensor:
@@ -150,9 +149,7 @@ class MaskedAveragePooling(torch.autograd.Function):
         return call.run(input, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (mask,) = ctx.call, saved(ctx)
         if is_unobserved(arriving, mask):
             return call.plan.gradient(arriving, mask), None, None

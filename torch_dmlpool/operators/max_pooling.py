@@ -242,10 +242,10 @@ class MaxPooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         *results, taps = call.record(input)  # with indices if these are wanted
+        ctx.set_materialize_grads(False)  # there is no gradient of indices
         if call.is_planned:
             ctx.call = call
             ctx.save_for_backward(taps)
-            ctx.set_materialize_grads(False)
         else:
             results.append(taps)
             save(ctx, call, taps)
@@ -358,6 +358,7 @@ class MaskedMaxPooling(torch.autograd.Function):
         found = by_kernel(lambda backend: backend.max_pooling_with_taps, input, window, mask=mask)
         values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
         return values, taps
 

@@ -30,9 +30,7 @@ class SegmentSums(torch.autograd.Function):
         return call.run(input, offsets, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         rows, is_mean = ctx.call.shape[-2], ctx.call.arguments[0]
         return segment_shares(arriving, *saved(ctx), rows, is_mean), None, None, None
 
@@ -52,9 +50,7 @@ class SegmentShares(torch.autograd.Function):
         return call.run(input_gradient, offsets, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> Gradients:
-        if arriving is None:
-            return None, None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         is_mean = ctx.call.arguments[1]
         return segment_sums(arriving, *saved(ctx), is_mean), None, None, None
 
@@ -72,6 +68,7 @@ class SegmentMaxima(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         values, indices = call.run(input, offsets, mask)
         save(ctx, call, indices, offsets)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(indices)
         return values, indices
 
