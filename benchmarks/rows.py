@@ -77,19 +77,14 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
 
 
 def ours(problem: Problem) -> Pool:
-    """Our function of the same name as PyTorch's, or the operator that has no such."""
-    row = problem.row
-    if row.mode != "quantized" and problem.mask is None:
-        return row.pool_of(dmlpool.nn.functional)
-    how: Named = {"window_size": row.window, "strides": row.stride}
-    how |= {"start_padding": row.padding, "end_padding": row.padding, "ceil_mode": row.ceil_mode}
-    if row.family == "average":
-        how["include_padding"] = row.include_padding
-    if row.mode == "quantized":
-        return functools.partial(dmlpool.quantized_average_pooling, **how)
-    pool = {"max": dmlpool.max_pooling, "average": dmlpool.average_pooling}[row.family]
-    how["dilations"] = row.dilation
-    return functools.partial(pool, **how, mask=problem.mask)
+    """Our function of the same name as PyTorch's, or the operator of quantized tensors."""
+    row, mask = problem.row, problem.mask
+    if row.mode != "quantized":
+        pool = row.pool_of(dmlpool.nn.functional)
+        return pool if mask is None else functools.partial(pool, mask=mask)
+    window = row.window, row.stride, row.padding, row.padding
+    how: Named = {"include_padding": row.include_padding, "ceil_mode": row.ceil_mode}
+    return lambda x: dmlpool.quantized_average_pooling(x, *window, **how)
 
 
 def aten(problem: Problem) -> Pool:
