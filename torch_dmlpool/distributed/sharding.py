@@ -154,7 +154,10 @@ def _own_parts(
         slice(first, first + count) for first, count in zip(offsets[:2], sizes, strict=False)
     )
     for name in PARAMETERS:
-        named[name] = _of_channels(named.get(name), channels)
+        given: Any = named.get(name)
+        given = given.full_tensor() if isinstance(given, DTensor) else given
+        is_vector = isinstance(given, Tensor) and given.numel() != 1
+        named[name] = given.reshape(-1)[channels] if is_vector else given
     is_renumbered = not named.get("per_plane", True)
     index_dtype = named.get("index_dtype")
     if is_renumbered:
@@ -167,15 +170,6 @@ def _own_parts(
         first = tensors.first_indices(results[-1], whole_sizes)[samples, channels]
         results[-1] = torch.where(results[-1] < 0, results[-1], results[-1] + first).to(index_dtype)
     return results
-
-
-def _of_channels(parameter: Any, channels: slice) -> Any:
-    """A scale or zero point, cut to ``channels`` if it has an entry for each channel."""
-    if isinstance(parameter, DTensor):
-        parameter = parameter.full_tensor()
-    if not isinstance(parameter, Tensor) or parameter.numel() == 1:
-        return parameter
-    return parameter.reshape(-1)[channels]
 
 
 def _local(tensor: DTensor) -> Tensor:
