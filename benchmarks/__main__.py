@@ -6,10 +6,10 @@ import sys
 QUESTIONS = {
     "rows": "how fast is each pooling call beside ATen, ONNX Runtime and Inductor?",
     "calls": "how fast are the calls of real models, what does each mechanism bring?",
-    "models": "how fast are whole networks, on a CPU or a GPU, quantized ones too?",
+    "models": "how fast are whole networks, on a CPU or a GPU?",
     "gpu": "is everything right and fast on this GPU?",
     "overhead": "what does a call to the Triton backend cost on the host?",
-    "report": "write docs/benchmarks.md, its picture and the README's table of networks",
+    "report": "write docs/benchmarks.md and the README's table of networks",
 }
 
 

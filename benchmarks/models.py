@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import OURS, Calls, Disagreement, Named, Sizes
+from benchmarks.common import OURS, Disagreement, Named, Sizes
 from torch_dmlpool.timing import Call
 
 ORIGINAL = "original"
@@ -174,13 +174,10 @@ def measure(way: Way, seconds: float, device: str) -> Named:
         torch.cuda.reset_peak_memory_stats()
         call()
         peak[key] = torch.cuda.max_memory_allocated()
-    row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
-    return row | {"channels_last": channels_last, "peak": peak, **_times(calls, seconds, device)}
-
-
-def _times(calls: Calls, seconds: float, device: str) -> Named:
     taken = common.in_turn(calls, seconds, device, least=4)
-    return {"seconds": {who: each.median for who, each in taken.items()}}
+    row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
+    row |= {"channels_last": channels_last, "peak": peak}
+    return row | {"seconds": {who: each.median for who, each in taken.items()}}
 
 
 def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
@@ -199,29 +196,6 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
         error = float((first - second).norm().detach())
         if not error <= 1e-6 * float(first.norm().detach()):
             raise Disagreement(f"the {what} differ by {error:.1e}")
-
-
-def quantized(name: str, seconds: float) -> Named:
-    """A network that torchao has quantized, with its own pools and with ours."""
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-
-    torch.manual_seed(0)
-    build, sizes = MODELS[name]
-    model = build().eval().to(memory_format=torch.channels_last)
-    input = torch.rand(sizes).contiguous(memory_format=torch.channels_last)
-    settings = x86.get_default_x86_inductor_quantization_config()
-    quantizer = x86.X86InductorQuantizer().set_global(settings)
-    prepared = prepare_pt2e(torch.export.export(model, (input,)).module(), quantizer)
-    torch._inductor.config.freezing = True
-    with torch.no_grad():
-        prepared(input)
-        program = torch.export.export(convert_pt2e(prepared), (input,))
-    both = {ORIGINAL: program, OURS: dmlpool.nn.integer_pooling(program)}
-    calls = {key: contestant(one.module(), key, True, input) for key, one in both.items()}
-    first, second = (call() for call in calls.values())
-    error = float((first - second).abs().max() / first.abs().max())
-    return {"model": name, "error": error, **_times(calls, seconds, "cpu")}
 
 
 def markdown(results: Named) -> str:
@@ -251,7 +225,6 @@ def main(arguments: Sequence[str]) -> int:
     words = 'such as "ResNet" or "eager, forward"'
     parser = common.parser("models", __doc__, 1.0, words)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--quantized", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -260,12 +233,8 @@ def main(arguments: Sequence[str]) -> int:
         (f"{way[0]} {title(*way[1:3])}", functools.partial(measure, way, seconds, device))
         for way in ways(options.words)
     ]
-    if options.quantized:
-        named = [name for name in MODELS if options.words.lower() in name.lower()]
-        tasks = [(name, functools.partial(quantized, name, seconds)) for name in named]
-    packages = ["torchao"] if options.quantized else ["torchvision", "timm"]
-    known = common.conditions(device, packages)
+    known = common.conditions(device, ["torchvision", "timm"])
     rows, status = common.run(options, tasks, known)
-    if rows and not options.quantized:
+    if rows:
         print(markdown({"conditions": known, "rows": rows}))
     return status

@@ -1,5 +1,5 @@
-"""From measurements to docs/benchmarks.md, the page of rows, a picture and the README's table of
-networks: ``python -m benchmarks report``. With ``--rows GROUP`` it prints a group's rows instead.
+"""From measurements to docs/benchmarks.md, the page of rows and the README's table of networks:
+``python -m benchmarks report``.
 
 Everything is made of the files in benchmarks/results.
 """
@@ -19,10 +19,8 @@ from benchmarks import calls, common, models
 from benchmarks.common import (
     ATEN,
     COPY,
-    GROUPS,
     HOST,
     HOST_OF_ATEN,
-    MODES,
     OURS,
     PUBLISHED,
     T_OF_INDUCTOR,
@@ -37,7 +35,6 @@ CPU, MODELS, CALLS, CALLS_AVX2, GPU, GPU_BESIDE, GPU_PEERS, GPU_EXPECTED = (
         *("gpu_rows", "gpu_beside", "gpu_peers", "expected"),
     )
 )
-PICTURE = common.ROOT / "docs/images/amd-epyc-family-25-model-17-2-threads-ratios.png"
 SHOWN = {
     "core": "max and average pools, layouts, ranks and gradients",
     "overhead": "tiny tensors: what a call costs",
@@ -268,38 +265,6 @@ def networks() -> str:
     return models.markdown(common.load(MODELS))
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
-    """The picture of each row's ratio to each peer, and of their means."""
-    from matplotlib.figure import Figure
-
-    large = [result for result in results if not result.is_small]
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    found = {
-        peer: [(one.row.mode, one.ratio(peer)) for one in large if peer in one.seconds]
-        for peer in PEERS
-        if peer not in (OURS, COPY)
-    }
-    found = {peer: ratios for peer, ratios in found.items() if ratios}
-    for place, ratios in enumerate(found.values()):
-        for number, (mode, meaning) in enumerate(MODES.items()):
-            dots = [ratio for way, ratio in ratios if way == mode]
-            label = (meaning or mode) if dots and place == 0 else None
-            axes.plot(dots, [place + number / 9 - 0.2] * len(dots), ".", alpha=0.7, label=label)
-        mean = common.mean(ratio for _, ratio in ratios)
-        axes.plot([mean, mean], [place - 0.4, place + 0.4], color="black", linewidth=2)
-        axes.annotate(f" {mean:.2f}x", (mean, place + 0.36), fontsize=8)
-        axes.set_prop_cycle(None)
-    axes.set_yticks(range(len(found)), found)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}x")
-    axes.set_xlabel("the peer's time over ours (right of the line ours is faster)")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
-    axes.invert_yaxis()
-    axes.axvline(1, color="grey", linewidth=1)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-
-
 def with_models(text: str, table: str) -> str:
     """``text`` with ``table`` between its marks."""
     marked = re.compile(r"(?<=<!-- models -->\n).*?(?=<!-- /models -->)", flags=re.DOTALL)
@@ -310,17 +275,11 @@ def with_models(text: str, table: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
-    parser.add_argument("--rows", choices=GROUPS, help="print this group's rows, write nothing")
-    options = parser.parse_args(arguments)
-    _, results = measured(CPU)
-    if options.rows:
-        print(rows_of(results, options.rows))
-        return 0
-    draw(results, PICTURE)
+    parser.parse_args(arguments)
     readme = common.ROOT / "README.md"
     text = with_models(readme.read_text(encoding="utf-8"), networks())
     readme.write_text(text, encoding="utf-8")
     for page, written in pages().items():
         (common.ROOT / page).write_text(written, encoding="utf-8")
-    print(f"Written: {readme}, {', '.join(PAGES.values())} and {PICTURE}")
+    print(f"Written: {readme}, {', '.join(PAGES.values())}")
     return 0

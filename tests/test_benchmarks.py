@@ -162,18 +162,6 @@ def test_a_converted_network_that_differs_is_no_row():
         models.compare(pool, Passing(), image.requires_grad_())
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torchao's and Inductor's
-def test_quantized_networks_are_measured(monkeypatch, capsys):
-    pytest.importorskip("torchao")
-    layers = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
-    layers += torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.AvgPool2d(2)
-    small = {"small": (lambda: torch.nn.Sequential(*layers), (1, 3, 16, 16))}
-    monkeypatch.setattr(models, "MODELS", small)
-    assert models.main(["--quantized", "--row-seconds", "0"]) == 0
-    assert capsys.readouterr().out.startswith("small ")
-
-
 def test_calls_of_real_models_are_measured_and_shown(tmp_path, capsys):
     """In every layout and mode, beside ATen, a copy and the sibling: the table names each way."""
     path, words = tmp_path / "calls.json", "max 1x128x8x8x8 batch=1"
@@ -226,15 +214,6 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch):
     row = calls.Row("max forward contiguous batch=1 threads=1", 1, dict)
     assert calls.measure(row, 1.0)["seconds"][rows.OURS] == 100e-6
     assert taken == [1.0, calls.LONGER]
-
-
-def test_a_wheel_takes_turns_with_the_checkout(capsys):
-    """In a process that imports the package from another folder: here the same one."""
-    asked = ["average forward contiguous batch=1", "--sample", "70", "--threads", "1"]
-    assert calls.main([*asked, "--row-seconds", "0", "--wheel", str(common.ROOT)]) == 0
-    printed = capsys.readouterr().out
-    assert f"| {calls.WHEEL} | " in printed
-    assert ", the wheel's " in printed
 
 
 @pytest.mark.skipif(calls.library.library is None, reason="no compiled kernels")

@@ -13,7 +13,6 @@ replaced 1, left 0
 torch.Size([1, 3, 4, 4])
 """
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_dmlpool import keywords as _keywords
@@ -77,8 +76,5 @@ if not TYPE_CHECKING:  # a type checker would take every name to exist
 
     def __getattr__(name: str) -> Any:
         """Say where a name is that was looked for here: torch.nn's are in ``torch_dmlpool.nn``."""
-        module = sys.modules.get(f"{__name__}.{name}")
-        if module is not None:  # IPython's autoreload has emptied this module
-            return module
         public = {"": __all__, "nn.": nn.__all__, "nn.functional.": nn.functional.__all__}
-        raise AttributeError(_keywords.missing(__name__, name, public), name=name)
+        return _keywords.missing(__name__, name, public)

@@ -5,7 +5,7 @@ are in ``inductor``, those of distributed tensors in ``distributed``, the export
 tests/test_versions.py holds that, and says of each name when it is gone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -119,6 +119,13 @@ except ImportError:  # a PyTorch whose generated code allocates otherwise
     empty_strided_cpu = partial(_empty_strided, "cpu")
     empty_strided_cuda = partial(_empty_strided, "cuda")
 
+# Quantized tensors of one scale and zero point, and of one for each channel, with uninitialised
+# integers. PyTorch has announced that it will remove them.
+empty_affine_quantized: Any = getattr(torch, "_empty_affine_quantized", None)
+empty_per_channel_affine_quantized: Any = getattr(
+    torch, "_empty_per_channel_affine_quantized", None
+)
+
 current_gpu: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 """The number of the current GPU where a tensor is on one: the public function asks more first. A
 PyTorch for CPUs alone lacks this."""
@@ -156,13 +163,3 @@ def constant_in_graphs(function: _Function) -> _Function:
     """What ``torch.compiler.assume_constant_result`` does, which would load the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-def empty_affine_quantized(sizes: Sequence[int], **how: Any) -> Tensor:
-    """A quantized tensor of one scale and zero point, with uninitialised integers."""
-    return torch._empty_affine_quantized(sizes, **how)
-
-
-def empty_per_channel_affine_quantized(sizes: Sequence[int], **how: Any) -> Tensor:
-    """The same with a scale and a zero point for each channel."""
-    return torch._empty_per_channel_affine_quantized(sizes, **how)

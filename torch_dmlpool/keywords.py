@@ -8,6 +8,7 @@ Operators have DirectML's names (``window_size``), layers and ``nn.functional`` 
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -110,21 +111,23 @@ def _with_suggestions(
     return cast(_F, checked)
 
 
-def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> str:
-    """The error message for a ``name`` that a ``module`` lacks: it says where the name is, or which
-    name is similar, of the package's own names first.
+def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> Any:
+    """The submodule ``name`` of a ``module`` that IPython's autoreload has emptied; else the error
+    says where the name is, or which name is similar, of the package's own names first.
 
     ``public`` has the names of each module by its path, which begins below torch_dmlpool.
     """
+    if f"{module}.{name}" in sys.modules:
+        return sys.modules[f"{module}.{name}"]
     paths = {each: f"{path}{each}" for path, names in public.items() for each in names}
     found = [name] if name in paths else [each for each in paths if each[:-2] == name]
     if name.startswith("Global"):  # Keras' and ONNX's word for one window over everything
         found = [each for each in paths if each == name.replace("Global", "Adaptive")]
-    elif not found and name in MODULES and module == "torch_dmlpool":
-        return f"module {module!r} has no attribute {name!r}: write import {module}.{name}"
     for names in (public[""], paths):
         found = found or difflib.get_close_matches(name, names, 1, 0.75)
     one = "(1)" * name.startswith("Global")
     hint = ", ".join(f"torch_dmlpool.{paths[each]}{one}" for each in found)
     hint = hint and f": did you mean {hint}?"
-    return f"module {module!r} has no attribute {name!r}{hint}"
+    if name in MODULES and module == "torch_dmlpool":
+        hint = f": write import {module}.{name}"
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}", name=name)

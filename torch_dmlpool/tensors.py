@@ -3,7 +3,7 @@
 import math
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -402,9 +402,14 @@ def laid_out_like(results: Any, input: Tensor) -> Any:
     if torch.jit.is_tracing():
         return results
     memory_format = suggested_memory_format(input)
+    return changed(results, lambda each: laid_out(each, memory_format))
+
+
+def changed(results: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What ``change`` makes of a result, or of each of several."""
     if isinstance(results, Tensor):
-        return laid_out(results, memory_format)
-    return tuple(laid_out(each, memory_format) for each in results)
+        return change(results)
+    return tuple(map(change, results))
 
 
 def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:

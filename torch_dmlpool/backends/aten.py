@@ -33,19 +33,15 @@ def is_plain_cpu(tensor: Tensor) -> bool:
     )
 
 
-def _is_served(input: Tensor, window: Window) -> bool:
-    """Whether the values are floats that can be read, and no window is dilated."""
-    is_served = is_plain_cpu(input) and input.is_floating_point() and 0 not in input.shape
-    return is_served and all(axis.dilation == 1 for axis in window.axes)
-
-
 def winners(input: Tensor, window: Window) -> Any:
     """ATen's maxima and their positions in planes, or None where its answer may be another.
 
     ATen takes the last of several NaN in a window (rule M3). In volumes in channels_last it gives a
     window of -inf alone the index of another (rule M2).
     """
-    found = max_pooled(input, window) if _is_served(input, window) else None
+    if not is_plain_cpu(input) or not input.is_floating_point() or 0 in input.shape:
+        return None
+    found = max_pooled(input, window) if all(a.dilation == 1 for a in window.axes) else None
     if found is None:
         return None
     least = found[0].amin()

@@ -26,7 +26,14 @@ def described(device: torch.device) -> dict[str, str]:
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} processors",
         "load": timing.load() or "low",
     }
-    return found | (_gpu(device) if device.type == "cuda" else {})
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        found["GPU"] = (
+            f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, "
+            f"{gpu.multi_processor_count} multiprocessors"
+        )
+        found["CUDA or ROCm"] = str(torch.version.cuda or torch.version.hip)
+    return found
 
 
 def backend_of(device: torch.device) -> str:
@@ -58,15 +65,6 @@ def processor() -> str:
     if "cpu family" in fields and "model" in fields:
         name += f" (family {fields['cpu family']}, model {fields['model']})"
     return name
-
-
-def _gpu(device: torch.device) -> dict[str, str]:
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "GPU": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, "
-        f"{properties.multi_processor_count} multiprocessors",
-        "CUDA or ROCm": str(torch.version.cuda or torch.version.hip),
-    }
 
 
 def version_of(package: str) -> str:

@@ -6,7 +6,6 @@ sums pass through a linear one as they are. Sizes, data types and layouts of the
 those that the operator gives for meta tensors.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -45,14 +44,6 @@ RULES: dict[str, str | None] = {
 None if it is linear in none.
 """
 
-MOVED = {
-    torch.int16: torch.float16,
-    torch.uint16: torch.float16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
-"""Data types that gloo does not move, with one of their size that it does."""
-
 
 def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The function that PyTorch calls in place of ``operator`` when a tensor among its arguments is
@@ -75,7 +66,9 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
         else:
             parts = _own_parts(operator, {**named, **shards}, shards, mesh, placements)
         results = tuple(
-            _as_dtensor(part, mesh, placements, whole)
+            DTensor.from_local(
+                part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            )
             for part, whole in zip(parts, wholes, strict=True)
         )
     return results if len(results) > 1 else results[0]
@@ -117,7 +110,9 @@ def _place(mesh: DeviceMesh, shards: dict[str, DTensor], linear_in: str | None) 
             Replicate() if each.is_partial() and name != linear_in else each for each in results
         ]
         if list(tensor.placements) != placements:
-            shards[name] = _redistributed(tensor, placements)
+            # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require
+            # a gradient.
+            shards[name] = cast("DTensor", tensor.detach()).redistribute(placements=placements)
     return results
 
 
@@ -159,7 +154,10 @@ def _own_parts(
         slice(first, first + count) for first, count in zip(offsets[:2], sizes, strict=False)
     )
     for name in PARAMETERS:
-        named[name] = _of_channels(named.get(name), channels)
+        given: Any = named.get(name)
+        given = given.full_tensor() if isinstance(given, DTensor) else given
+        is_vector = isinstance(given, Tensor) and given.numel() != 1
+        named[name] = given.reshape(-1)[channels] if is_vector else given
     is_renumbered = not named.get("per_plane", True)
     index_dtype = named.get("index_dtype")
     if is_renumbered:
@@ -172,41 +170,6 @@ def _own_parts(
         first = tensors.first_indices(results[-1], whole_sizes)[samples, channels]
         results[-1] = torch.where(results[-1] < 0, results[-1], results[-1] + first).to(index_dtype)
     return results
-
-
-def _of_channels(parameter: Any, channels: slice) -> Any:
-    """A scale or zero point, cut to ``channels`` if it has an entry for each channel."""
-    if isinstance(parameter, DTensor):
-        parameter = parameter.full_tensor()
-    if not isinstance(parameter, Tensor) or parameter.numel() == 1:
-        return parameter
-    return parameter.reshape(-1)[channels]
-
-
-def _redistributed(tensor: DTensor, placements: list[Placement]) -> DTensor:
-    # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a
-    # gradient.
-    tensor, dtype = cast("DTensor", tensor.detach()), tensor.dtype
-    if any(each.is_partial() for each in tensor.placements):
-        return tensor.redistribute(placements=placements)
-    moved = _as_type(tensor, MOVED.get(dtype, dtype)).redistribute(placements=placements)
-    return _as_type(moved, dtype)
-
-
-def _as_type(tensor: DTensor, dtype: torch.dtype) -> DTensor:
-    """The bits of a tensor as another data type of their size."""
-    if tensor.dtype is dtype:
-        return tensor
-    return _as_dtensor(_local(tensor).view(dtype), tensor.device_mesh, tensor.placements, tensor)
-
-
-def _as_dtensor(
-    part: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], whole: Tensor
-) -> DTensor:
-    """The part of this rank of a tensor with the sizes and strides of ``whole``."""
-    return DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
 
 
 def _local(tensor: DTensor) -> Tensor:

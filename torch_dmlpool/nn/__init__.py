@@ -5,7 +5,6 @@ while. :func:`rerouted` replaces calls of PyTorch's pooling functions. :func:`in
 replaces the pools of a quantized program.
 """
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from torch_dmlpool import keywords as _keywords
@@ -46,8 +45,5 @@ if not TYPE_CHECKING:
         """Say where a name is that was looked for here, such as an operator's."""
         import torch_dmlpool
 
-        module = sys.modules.get(f"{__name__}.{name}")
-        if module is not None:  # IPython's autoreload has emptied this module
-            return module
         public = {"": torch_dmlpool.__all__, "nn.": __all__, "nn.functional.": functional.__all__}
-        raise AttributeError(_keywords.missing(__name__, name, public), name=name)
+        return _keywords.missing(__name__, name, public)

@@ -18,7 +18,7 @@ from torch.overrides import has_torch_function_unary
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.operators.calls import Pool, is_plain_mask, prepared
+from torch_dmlpool.operators.calls import Pool, prepared
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
 
 
@@ -63,16 +63,10 @@ class Family:
             if not is_traced:
                 original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
                 is_seen = not original or has_torch_function_unary(input)
-                if is_seen:
-                    pass
-                elif mask is None:
-                    call = prepared(self.prepares[rank], input, (None, arguments))
+                if not is_seen:
+                    call = prepared(self.prepares[rank], input, mask, arguments)
                     if call is not None:
-                        return call(input)
-                elif is_plain_mask(mask, input):
-                    call = prepared(self.prepares[rank], input, (tuple(mask.shape), arguments))
-                    if call is not None:
-                        return call(input, mask)
+                        return call(input) if mask is None else call(input, mask)
                 if is_seen or _is_tracing():
                     answer = observed.answer(self, who, rank, input, mask, arguments)
                     if answer is not NotImplemented:
@@ -106,15 +100,16 @@ class Family:
             output = self.of_quantized(pool, batched, request)  # type: ignore[misc]
         else:
             output = self.pool.of(batched, checked, request)
-        return output if batched is input else without_batch(output)
+        return output if batched is input else _without_batch(output)
 
     def prepared(
         self,
         rank: int,
         like: Tensor,
         backend: Any,
+        _: tuple[()],
         mask: tuple[int, ...] | None,
-        arguments: tuple[Any, ...],
+        *arguments: Any,
     ) -> Callable[..., Any] | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:
@@ -133,7 +128,7 @@ class Family:
         call = self.pool.call(batched, backend, request, added)
         if call is None or batched is like:
             return call
-        return lambda single, *mask: without_batch(call(self.batched(rank, single), *mask))
+        return lambda single, *mask: _without_batch(call(self.batched(rank, single), *mask))
 
     def batched(self, rank: int, input: Tensor) -> Tensor:
         """A dense ``input``; if it has no batch, a batch of it alone."""
@@ -174,8 +169,6 @@ def _mask_for(input: Tensor, is_single: bool, mask: Tensor) -> Tensor:
     return checked.unsqueeze(0) if is_single else checked
 
 
-def without_batch(output: Any) -> Any:
+def _without_batch(output: Any) -> Any:
     """The results of the only one in a batch."""
-    if isinstance(output, Tensor):
-        return output.squeeze(0)
-    return tuple(each.squeeze(0) for each in output)
+    return tensors.changed(output, lambda each: each.squeeze(0))

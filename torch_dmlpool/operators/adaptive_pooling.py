@@ -19,7 +19,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -187,12 +187,6 @@ def adaptive_min_pooling(
     return minima
 
 
-def _bins_of_minima(input: Tensor, *numbers: Any) -> tuple[Any, ...]:
-    request = _numbered_bins(input, *numbers)
-    tensors.checked_output_size(request[0], tuple(input.shape[2:]))  # rejected before any work
-    return request
-
-
 def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: int) -> Call | None:
     """The call of averages of bins for plain tensors that lie as ``like``."""
     sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
@@ -259,7 +253,7 @@ AVERAGES = Pool(check=_bins, compute=averages_of_bins, prepare=prepared_averages
 MAXIMA = Pool(
     check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, through=of_bools
 )
-MINIMA = Pool(check=_bins_of_minima, compute=maxima_of_bins, through=minima)
+MINIMA = Pool(check=_numbered_bins, compute=maxima_of_bins, through=minima)
 
 
 def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -288,9 +282,7 @@ def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> A
         return pool(sizes)
     results = pool(tuple([1 if type(size) is int and size == 0 else size for size in sizes]))
     asked: Any = (..., *map(slice, sizes))
-    if isinstance(results, Tensor):
-        return results[asked]
-    return tuple(result[asked] for result in results)
+    return tensors.changed(results, lambda each: each[asked])
 
 
 def bins(
@@ -350,13 +342,10 @@ class AdaptiveAveragePooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         if call.is_planned and is_unobserved(arriving):
             return call.plan.gradient(arriving), None
@@ -373,13 +362,10 @@ class AdaptiveAveragePoolingGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input_gradient)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return adaptive_average_pooling_op(call.sharded(arriving), call.shape[2:]), None
 
@@ -392,19 +378,18 @@ class AdaptiveMaxPooling(torch.autograd.Function):
     """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Call | Below) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Below) -> tuple[Tensor, Tensor]:
         values, positions = call.run(input)
         save(ctx, call, positions)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(positions)
         return values, positions
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         if arriving is None:
             return None, None
-        call, (positions,) = ctx.call, ctx.saved_tensors
-        if call.is_planned and is_unobserved(arriving, positions):
-            return call.plan.gradient(arriving, positions), None
+        call = ctx.call
         request = *saved(ctx), call.shape[2:], True, call.channels_last
         return scatter_positions_op(call.sharded(arriving), *request), None
 

@@ -12,6 +12,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Pool
 from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.derivatives import Gradients
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Below, Operator
@@ -185,13 +186,10 @@ class AveragePooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         if call.is_planned and is_unobserved(arriving):
             return call.plan.gradient(arriving), None
@@ -210,13 +208,10 @@ class AveragePoolingGrad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
         ctx.call = call
-        ctx.set_materialize_grads(False)
         return call.run(input_gradient)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None]:
-        if arriving is None:
-            return None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return average_pooling_op(call.sharded(arriving), *call.arguments[1:]), None
 

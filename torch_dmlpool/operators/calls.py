@@ -19,7 +19,7 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
-from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory, may_skip_dispatcher
+from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
 from torch_dmlpool.window import Window, is_plain
 
 Prepare = Callable[..., Callable[..., Any] | None]
@@ -60,11 +60,13 @@ class Call:
 def prepared(
     prepare: Prepare,
     input: Tensor,
+    mask: Tensor | None,
     arguments: tuple[Any, ...],
     dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Callable[..., Any] | None:
-    """The call that ``prepare`` makes for ``input``, if that is a plain tensor; else None. It gets
-    ``dtypes``, which marshal does not write, before the arguments.
+    """The call that ``prepare`` makes for ``input``, and for ``mask`` if there is one, if these are
+    plain tensors; else None. It gets ``dtypes``, which marshal does not write, and the sizes of the
+    mask before the arguments.
 
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key.
@@ -72,13 +74,19 @@ def prepared(
     is_seen = is_dynamo_compiling() or profiler._is_profiler_enabled or is_watched()
     if is_seen or type(input) is not Tensor or not lies_in_memory(input):
         return None
+    sizes = None
+    if mask is not None:
+        is_bool = type(mask) is Tensor and mask.dtype is torch.bool
+        if not (is_bool and mask.is_cpu == input.is_cpu and lies_in_memory(mask)):
+            return None
+        sizes = tuple(mask.shape)
     try:
-        written = dumps(arguments, 2)
+        written = dumps((sizes, *arguments), 2)
     except ValueError:
         # Such as sizes of a tensor, which are common: they are tuples of ints.
         arguments = tuple([tuple(a) if type(a) is torch.Size else a for a in arguments])
         try:
-            written = dumps(arguments, 2)
+            written = dumps((sizes, *arguments), 2)
         except ValueError:
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
@@ -117,14 +125,9 @@ class Pool:
         *numbers: Any,
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
-        if mask is None:
-            call = prepared(self.prepared, input, (None, numbers), dtypes)
-            if call is not None:
-                return call(input)
-        elif is_plain_mask(mask, input):
-            call = prepared(self.prepared, input, (tuple(mask.shape), numbers), dtypes)
-            if call is not None:
-                return call(input, mask)
+        call = prepared(self.prepared, input, mask, numbers, dtypes)
+        if call is not None:
+            return call(input) if mask is None else call(input, mask)
         request = self.check(input, *dtypes, *numbers)
         return self.of(input, tensors.checked_mask(mask, input), request)
 
@@ -132,8 +135,9 @@ class Pool:
         """The results for the operator's arguments, whatever their data type."""
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
-    def _prepared(self, like: Tensor, backend: Backend, *given: Any) -> Any:
-        *dtypes, mask, numbers = given
+    def _prepared(
+        self, like: Tensor, backend: Backend, dtypes: Any, mask: Any, *numbers: Any
+    ) -> Any:
         request, added = self.check(like, *dtypes, *numbers), None
         if mask is not None:
             empty: Any = torch.empty(mask, dtype=torch.bool, device=like.device)
@@ -164,12 +168,6 @@ class Pool:
         return call
 
 
-def is_plain_mask(mask: Any, input: Tensor) -> bool:
-    """Whether a mask is a plain tensor of bools where ``input`` is."""
-    is_bool = type(mask) is Tensor and mask.dtype is torch.bool
-    return is_bool and mask.is_cpu == input.is_cpu and may_skip_dispatcher(mask)
-
-
 _CALLS: dict[Any, Callable[..., Any] | None] = {}
 """The calls that are remembered, at most ``_MOST``: then all are forgotten. Each call looks here,
 and a dict answers in two thirds of the time of ``functools.lru_cache``."""
@@ -192,7 +190,7 @@ def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | Non
     arguments, call = _arguments(written), None
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
     if is_known and arguments is not None:
-        call = prepare(input, backend, *dtypes, *arguments)
+        call = prepare(input, backend, dtypes, *arguments)
     if isinstance(call, Call):
         call = call.__call__  # a method is called in less time than an object
     if len(_CALLS) >= _MOST:

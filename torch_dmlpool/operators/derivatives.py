@@ -1,11 +1,14 @@
 """Which derivatives a tensor may be asked for, and what autograd functions save for them."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool._private import _VF, _are_functorch_transforms_active, forward_ad
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+"""What ``backward`` returns: the gradient of the first argument, and None for each other one."""
 
 
 def records_gradient(*tensors: Tensor) -> bool:
@@ -52,7 +55,6 @@ def save(ctx: Any, call: Any, *tensors: Tensor | None) -> None:
     ctx.call, ctx.kinds = call, [_kind(tensor) for tensor in tensors]
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
-    ctx.set_materialize_grads(False)
 
 
 def saved(ctx: Any) -> tuple[Tensor, ...]:

@@ -127,24 +127,13 @@ def _norms(input: Tensor, window: Window, p: float) -> Tensor:
 
 
 def _by(pool: Callable[[Tensor], Tensor], input: Tensor, p: float) -> Tensor:
-    """Norms by a pool of powers."""
-    return _roots(input, pool(_powers(input, p)), p)
-
-
-def _powers(input: Tensor, p: float) -> Tensor:
-    """What is pooled: ``|x|^p``, for infinity ``|x|``."""
-    if p == math.inf:
-        return input.abs()
-    # Half precision is powered, summed and rooted in float32, and rounded once.
-    wide = tensors.widened(input)
-    return wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p)
-
-
-def _roots(input: Tensor, pooled: Tensor, p: float) -> Tensor:
-    """The norms, from the sums of powers or, for infinity, from maxima."""
+    """Norms by a ``pool`` of powers ``|x|^p``: sums, or for infinity the maxima of ``|x|``."""
     if p == math.inf:
         # An empty window's norm is 0, as for every other p.
-        return pooled.clamp(min=0)
+        return pool(input.abs()).clamp(min=0)
+    # Half precision is powered, summed and rooted in float32, and rounded once.
+    wide = tensors.widened(input)
+    pooled = pool(wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p))
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and
     # not 0 · ∞.
     zero = pooled == 0 if p != 1 and (records_gradient(input) or not is_plain(input)) else None

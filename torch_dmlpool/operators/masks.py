@@ -21,6 +21,7 @@ from torch_dmlpool.backends.interface import Backend, Kind, Plan, kind_of
 from torch_dmlpool.backends.reductions import is_unpadded
 from torch_dmlpool.operators.calls import Call
 from torch_dmlpool.operators.derivatives import (
+    Gradients,
     may_be_differentiated,
     records_gradient,
     save,
@@ -58,9 +59,8 @@ class Masked(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        (mask,) = saved(ctx)
-        return None if arriving is None else kept(arriving, mask), None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
+        return kept(arriving, saved(ctx)[0]), None, None, None
 
 
 def over_planes(mask: Tensor, input: Tensor) -> Tensor:
@@ -98,12 +98,12 @@ def averages_under(
     """Averages of windows or bins, by ``sums`` of these."""
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    if not (may_skip_dispatcher(input, mask) and backends.serving(input.device.type).reads_masks):
-        return _composed_averages(sums, input, mask, windows, include_padding, divisor)
-    plan = _remembered(
-        backends.serving(input.device.type), kind_of(input), sums, windows, include_padding, divisor
-    )
-    call = Call(_averages, plan, input, sums, windows, include_padding, divisor)
+    is_plain, request = may_skip_dispatcher(input, mask), (windows, include_padding, divisor)
+    backend = backends.serving(input.device.type) if is_plain else None
+    if backend is None or not backend.reads_masks:
+        return _composed_averages(sums, input, mask, *request)
+    plan = _remembered(backend, kind_of(input), sums, *request)
+    call = Call(_averages, plan, input, sums, *request)
     return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
 
 
@@ -154,9 +154,7 @@ class MaskedAveragePooling(torch.autograd.Function):
         return call.run(input, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (mask,) = ctx.call, saved(ctx)
         if is_unobserved(arriving, mask):
             return call.plan.gradient(arriving, mask), None, None
@@ -201,8 +199,11 @@ def _counts(
     """
     taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
     present = mask.expand(*mask.shape[:2], *sizes)
+    # Counts are exact (rule K3): float32 has no odd numbers above 2**24. Symbolic sizes of an
+    # exported program count as small.
+    is_exact = like.device.type == "mps" or not is_sure(taps > 2**24)
     # PyTorch converts bools faster by way of bytes.
-    numbers = present.to(torch.uint8).to(_count_dtype(taps, like))
+    numbers = present.to(torch.uint8).to(like.dtype if is_exact else torch.float64)
     counts = sums(numbers, windows, 1)
     if not isinstance(windows, Window):
         return torch.where(counts == 0, 1, counts)
@@ -210,14 +211,6 @@ def _counts(
         padding = reference.window_counts(windows, sizes, numbers)
         counts = counts + tensors.beside(padding, like)
     return counts.clamp(min=1)
-
-
-def _count_dtype(taps: int, sums: Tensor) -> torch.dtype:
-    """The data type that counts up to ``taps`` exactly (rule K3): that of ``sums``, or float64, as
-    float32 has no odd numbers above 2**24. Symbolic sizes of an exported program count as small.
-    """
-    is_exact = sums.device.type == "mps" or not is_sure(taps > 2**24)
-    return sums.dtype if is_exact else torch.float64
 
 
 class Winners(NamedTuple):

@@ -14,7 +14,7 @@ from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import records_gradient, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -242,10 +242,10 @@ class MaxPooling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         *results, taps = call.record(input)  # with indices if these are wanted
+        ctx.set_materialize_grads(False)  # there is no gradient of indices
         if call.is_planned:
             ctx.call = call
             ctx.save_for_backward(taps)
-            ctx.set_materialize_grads(False)
         else:
             results.append(taps)
             save(ctx, call, taps)
@@ -255,7 +255,7 @@ class MaxPooling(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, *_: None) -> Gradients:
         if arriving is None:
             return None, None
         call, (taps,) = ctx.call, ctx.saved_tensors
@@ -358,11 +358,12 @@ class MaskedMaxPooling(torch.autograd.Function):
         found = by_kernel(lambda backend: backend.max_pooling_with_taps, input, window, mask=mask)
         values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
         return values, taps
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         taps, mask = saved(ctx)
         if arriving is None:
             return None, None, None

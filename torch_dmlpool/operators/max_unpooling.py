@@ -18,7 +18,7 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Pool
-from torch_dmlpool.operators.derivatives import records_gradient, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.tensors import first_indices
@@ -106,9 +106,8 @@ class MaxUnpooling(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, ...]:
-        gradient = None if arriving is None else gather_positions_op(arriving, *saved(ctx), False)
-        return gradient, None, None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
+        return gather_positions_op(arriving, *saved(ctx), False), None, None, None, None
 
 
 class GatherPositions(torch.autograd.Function):
@@ -120,9 +119,7 @@ class GatherPositions(torch.autograd.Function):
         return call.run(input, positions)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (positions,) = ctx.call, saved(ctx)
         request = positions, call.shape[2:], *call.arguments, call.channels_last
         return scatter_positions_op(call.sharded(arriving), *request), None, None
@@ -141,9 +138,7 @@ class ScatterPositions(torch.autograd.Function):
         return call.run(input, positions)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (positions,) = ctx.call, saved(ctx)
         bins = call.arguments[1]
         return gather_positions_op(call.sharded(arriving), positions, bins), None, None

@@ -88,12 +88,6 @@ def min_pooling(
     return minima
 
 
-def _windows(input: Tensor, index_dtype: torch.dtype, *numbers: Any) -> tuple[Any, ...]:
-    request = numbered_windows(input, index_dtype, *numbers)
-    request[0].output_sizes(input.shape[2:])  # rejected before any work
-    return request
-
-
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
     opposite = _opposite(input)
@@ -146,4 +140,4 @@ def prepared_min_pooling(
     return minima
 
 
-POOL = Pool(check=_windows, compute=maxima_of, prepare=prepared_min_pooling, through=minima)
+POOL = Pool(check=numbered_windows, compute=maxima_of, prepare=prepared_min_pooling, through=minima)

@@ -99,7 +99,7 @@ def quantized_linear_average_pooling(
     """
     parameters = input_scale, input_zero_point, output_scale, output_zero_point
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    call = prepared(_prepared, input, (parameters, include_padding, *window), (output_dtype,))
+    call = prepared(_prepared, input, None, (parameters, include_padding, *window), (output_dtype,))
     if call is not None:
         return call(input)
     parameters, made, include_padding, dtype = _quantized_windows(
@@ -123,9 +123,11 @@ def _quantized_windows(
     return parameters, made, include_padding, dtype
 
 
-def _prepared(like: Tensor, backend: Backend, *numbers: Any) -> Callable[[Tensor], Tensor]:
+def _prepared(
+    like: Tensor, backend: Backend, dtypes: Any, _: None, *numbers: Any
+) -> Callable[[Tensor], Tensor]:
     """The call for plain tensors, whose scales and zero points are numbers."""
-    parameters, window, include_padding, output_dtype = _quantized_windows(like, *numbers)
+    parameters, window, include_padding, output_dtype = _quantized_windows(like, *dtypes, *numbers)
     check_counted(window, include_padding)
     pool = backend.quantized_averages
     return lambda input: pool(input, parameters, window, include_padding, output_dtype)
@@ -171,16 +173,8 @@ def _averages_of(backend: Backend) -> Callable[..., Tensor]:
     return lambda input, *given: backend.quantized_averages(input, given[:4], *given[4:])
 
 
-def _output_sizes(
-    input: Tensor,
-    input_scale: Any,
-    input_zero_point: Any,
-    output_scale: Any,
-    output_zero_point: Any,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
-) -> list[int]:
+def _output_sizes(input: Tensor, *given: Any) -> list[int]:
+    *_parameters, window, include_padding, _output_dtype = given
     check_counted(window, include_padding)
     return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
 
@@ -203,19 +197,10 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
             check_scale_values(name, parameter)
 
 
-def _complete(
-    input: Tensor,
-    input_scale: Any,
-    input_zero_point: Any,
-    output_scale: Any,
-    output_zero_point: Any,
-    window: Window,
-    include_padding: bool,
-    output_dtype: torch.dtype,
-) -> tuple[Any, ...]:
+def _complete(input: Tensor, *given: Any) -> tuple[Any, ...]:
     """Scales and zero points as vectors, or as numbers that rules Q3 and Q4 allow."""
-    given = input_scale, input_zero_point, output_scale, output_zero_point
-    parameters, _ = checked_quantization(input, given, output_dtype)
+    *asked, window, include_padding, output_dtype = given
+    parameters, _ = checked_quantization(input, asked, output_dtype)
     if is_readable(input):
         _check_tensors(parameters, gradients=False)
     return input, *parameters, window, include_padding, output_dtype

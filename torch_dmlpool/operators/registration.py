@@ -253,9 +253,8 @@ def over_batches(
         for tensor, at in zip(arguments[:count], dimensions, strict=False)
     ]
     results = operator.dispatch((*folded, *arguments[count:]))
-    if isinstance(results, Tensor):
-        return results.unflatten(0, (size, results.shape[0] // size)), 0
-    return tuple(each.unflatten(0, (size, each.shape[0] // size)) for each in results), (0, 0)
+    unfold = lambda each: each.unflatten(0, (size, each.shape[0] // size))  # noqa: E731
+    return tensors.changed(results, unfold), 0 if isinstance(results, Tensor) else (0, 0)
 
 
 def one_by_one(

@@ -5,6 +5,7 @@ Sums and their shares are linear and each other's adjoint. Maxima return the row
 their derivatives scatter to these rows and gather from them.
 """
 
+import functools
 from typing import Any, Literal, overload
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
-from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
 from torch_dmlpool.window import ArgumentError
@@ -29,9 +30,7 @@ class SegmentSums(torch.autograd.Function):
         return call.run(input, offsets, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        if arriving is None:
-            return None, None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         rows, is_mean = ctx.call.shape[-2], ctx.call.arguments[0]
         return segment_shares(arriving, *saved(ctx), rows, is_mean), None, None, None
 
@@ -51,9 +50,7 @@ class SegmentShares(torch.autograd.Function):
         return call.run(input_gradient, offsets, mask)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None, None]:
-        if arriving is None:
-            return None, None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         is_mean = ctx.call.arguments[1]
         return segment_sums(arriving, *saved(ctx), is_mean), None, None, None
 
@@ -71,13 +68,12 @@ class SegmentMaxima(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         values, indices = call.run(input, offsets, mask)
         save(ctx, call, indices, offsets)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(indices)
         return values, indices
 
     @staticmethod
-    def backward(
-        ctx: Any, arriving: Tensor | None, _: None
-    ) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         if arriving is None:
             return None, None, None, None
         (indices, offsets), rows = saved(ctx), ctx.call.shape[-2]
@@ -123,19 +119,10 @@ def _check(input: Tensor, offsets: Tensor | None, mask: Tensor | None, types: An
         tensors.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
 
 
-def _shape(input: Tensor, offsets: Tensor | None) -> tuple[Any, ...]:
-    """The shape of results: a row for each set."""
+def _sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Tensor | None, _: bool) -> Any:
+    """The sizes of results: a row for each set."""
+    _check(input, offsets, mask, types)
     return (input.shape[0] if offsets is None else offsets.shape[0] - 1), input.shape[-1]
-
-
-def _sums(input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool) -> Any:
-    _check(input, offsets, mask, tensors.FLOAT_TYPES)
-    return _shape(input, offsets)
-
-
-def _maxima(input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool) -> Any:
-    _check(input, offsets, mask, tensors.ORDERED_TYPES)
-    return _shape(input, offsets)
 
 
 def _shares(
@@ -159,7 +146,7 @@ def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any
 segment_sums = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
     [],
-    _sums,
+    functools.partial(_sets, tensors.FLOAT_TYPES),
     lambda backend: backend.segment_sums,
     function=SegmentSums,
     vmap=_mapped,
@@ -179,7 +166,7 @@ segment_maxima = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
     [],
-    _maxima,
+    functools.partial(_sets, tensors.ORDERED_TYPES),
     lambda backend: backend.segment_maxima,
     function=SegmentMaxima,
     dtypes=lambda input, *_: (input.dtype, torch.int64),
@@ -196,10 +183,11 @@ def _kept(name: str, mask: Tensor | None) -> Tensor | None:
     return mask if mask.dtype is torch.bool else mask != 0
 
 
-def check_reduction(reduction: str) -> None:
-    """Reject what is no reduction."""
+def check_reduction(reduction: str) -> tuple[torch.dtype, ...]:
+    """The data types that a reduction takes; rejects what is none."""
     if reduction not in ("mean", "sum", "max", "min"):
         raise ArgumentError(f"reduction must be 'mean', 'sum', 'max' or 'min', got {reduction!r}")
+    return tensors.FLOAT_TYPES if reduction in ("mean", "sum") else tensors.ORDERED_TYPES
 
 
 def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> tuple[Tensor, Any]:
@@ -278,10 +266,9 @@ def segment_pooling(
     DirectML has no such operator. https://pytorch.org/docs/stable/generated/torch.segment_reduce.html
     is PyTorch's, of which this has the offsets.
     """
-    check_reduction(reduction)
+    types = check_reduction(reduction)
     if return_indices and reduction in ("mean", "sum"):
         raise TypeError(f"return_indices needs reduction 'max' or 'min', got {reduction!r}")
-    types = tensors.FLOAT_TYPES if reduction in ("mean", "sum") else tensors.ORDERED_TYPES
     tensors.check_dense("input", input, types)
     tensors.check_dense("offsets", offsets, (torch.int32, torch.int64))
     if input.dim() == 0:
@@ -329,9 +316,7 @@ def token_pooling(
 
     DirectML has no such operator; it is the mean pooling of https://www.sbert.net.
     """
-    check_reduction(reduction)
-    types = tensors.FLOAT_TYPES if reduction in ("mean", "sum") else tensors.ORDERED_TYPES
-    tensors.check_dense("tokens", tokens, types)
+    tensors.check_dense("tokens", tokens, check_reduction(reduction))
     if tokens.dim() != 3:
         raise ArgumentError(f"tokens must be (B, T, C), got shape {tuple(tokens.shape)}")
     return _pooled(tokens, None, _kept("mask", mask), reduction)[0]

@@ -22,7 +22,6 @@ class Statistics(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, mask: Any, call: Below) -> tuple[Tensor, Tensor]:
         mean, deviation = call.run(input, mask)
         save(ctx, call, input, mask, mean, deviation)
-        ctx.set_materialize_grads(True)
         return mean, deviation
 
     @staticmethod

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.operators.derivatives import save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.registration import Below, Operator, one_by_one
 from torch_dmlpool.window import Window
 
@@ -28,9 +28,7 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
         return call.run(input_gradient, taps)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (taps,) = ctx.call, saved(ctx)
         window = call.arguments[1]
         return max_pooling_gather_op(call.sharded(arriving), taps, window), None, None
@@ -51,9 +49,7 @@ class MaxPoolingGather(torch.autograd.Function):
         return call.run(input, taps)
 
     @staticmethod
-    def backward(ctx: Any, arriving: Tensor | None) -> tuple[Tensor | None, None, None]:
-        if arriving is None:
-            return None, None, None
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (taps,) = ctx.call, saved(ctx)
         request = call.shape[2:], *call.arguments, call.channels_last
         return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None, None
