@@ -7,8 +7,9 @@ take turns with a copy of as many bytes and with our pool of the other family (m
 windows beside averages). Pools of sets (sets.py) take turns with what people write. A call that
 comes out behind is measured a second time, for longer, and the second time counts.
 
-With ``--ablate`` each mechanism of the compiled kernels is switched off in turn, then all: what a
-mechanism brings on this processor.
+With ``--wheel FOLDER`` an unpacked wheel measures each call after the checkout, in a process of its
+own. With ``--ablate`` each mechanism of the compiled kernels is switched off in turn, then all:
+what a mechanism brings on this processor.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import multiprocessing
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +34,7 @@ from benchmarks.rows import contestants, problem
 from torch_dmlpool.backends import library
 
 BATCHES = (1, 8)
-SIBLING = "sibling"
+SIBLING, WHEEL = "sibling", "the wheel's library"
 BEHIND, OVER = 0.95, 5e-6
 """Measured again: rows below this ratio, and short ones that take more seconds than this over
 ATen."""
@@ -94,7 +99,7 @@ def without(row: Row) -> Calls:
     return {name: lambda mask=mask: (off(mask), one(), off(0)) for name, mask in masks.items()}
 
 
-def measure(row: Row, seconds: float) -> Named:
+def measure(row: Row, seconds: float, wheel: Any = None) -> Named:
     """The medians of a row's calls."""
     torch.set_num_threads(row.threads)
     calls = row.calls()
@@ -103,6 +108,8 @@ def measure(row: Row, seconds: float) -> Named:
         found = {who: float(f"{each.median:.4g}") for who, each in times.items()}
         if not is_behind(found):
             break
+    if wheel is not None:
+        found[WHEEL] = wheel.submit(measure, row, seconds).result()["seconds"][OURS]
     return {"seconds": found}
 
 
@@ -180,7 +187,7 @@ def beside(results: Named) -> str:
     """A table of what others take over what our call takes. "Nothing" is the same call once more:
     what noise makes of a ratio."""
     rows, lines = results["rows"], []
-    for name in rows[0]["seconds"].keys() - {OURS}:
+    for name in rows[0]["seconds"].keys() - {ATEN, OURS, COPY, SIBLING}:
         ratios = [(row["seconds"][name] / row["seconds"][OURS], row) for row in rows]
         large = [ratio for ratio, row in ratios if row["seconds"][OURS] >= SMALL_SECONDS]
         every = [ratio for ratio, _ in ratios]
@@ -210,16 +217,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sample", type=int, default=1, help="every N-th call: 6 is three minutes")
     parser.add_argument("--threads", type=int, action="append", help="default: 1, then 2")
     parser.add_argument("--ablate", action="store_true", help="switch mechanisms off")
+    parser.add_argument("--wheel", type=Path, help="the folder of an unpacked wheel")
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])
     asked = rows(options.words, options.sample, threads)
     known = common.conditions(sample=options.sample) | {"threads": None}
+    wheel = None
+    if options.wheel:
+        sys.path.insert(0, str(options.wheel))  # where the new process looks first
+        wheel = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        known["compiler"] += f", the wheel's {wheel.submit(common.compiler).result()}"
     if options.ablate:
         asked = [row._replace(calls=functools.partial(without, row)) for row in asked]
-    tasks = [(row.name, functools.partial(measure, row, options.row_seconds)) for row in asked]
+    how = options.row_seconds, wheel
+    tasks = [(row.name, functools.partial(measure, row, *how)) for row in asked]
     listed, status = common.run(options, tasks, known)
     results = {"conditions": known, "rows": listed}
-    tables = [beside] if options.ablate else [markdown, least, behind]
+    tables = [markdown, least, behind] * (not options.ablate)
+    tables += [beside] * bool(options.wheel or options.ablate)
     for table in tables if listed else ():
         print(f"\n{table(results)}")
     return status

@@ -216,6 +216,15 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch):
     assert taken == [1.0, calls.LONGER]
 
 
+def test_a_wheel_takes_turns_with_the_checkout(capsys):
+    """In a process that imports the package from another folder: here the same one."""
+    asked = ["average forward contiguous batch=1", "--sample", "70", "--threads", "1"]
+    assert calls.main([*asked, "--row-seconds", "0", "--wheel", str(common.ROOT)]) == 0
+    printed = capsys.readouterr().out
+    assert f"| {calls.WHEEL} | " in printed
+    assert ", the wheel's " in printed
+
+
 @pytest.mark.skipif(calls.library.library is None, reason="no compiled kernels")
 def test_mechanisms_are_switched_off_one_by_one_and_all(monkeypatch, capsys):
     """Each is a line of the table, beside what noise makes of a ratio, and all are on again after
