@@ -128,8 +128,8 @@ def averages(rank):
             yield Form(f"norm {p}, {name}", norm(p, **window), **given)
 
 
-def maxima(rank):
-    given = _inputs(rank, samples.ties)
+def maxima(rank, make=samples.ties):
+    given = _inputs(rank, make)
     for name, window in windows(rank).items():
         yield from _both("maximum", _layer("MaxPool", rank), name, given, **window)
     for index_dtype, padding in ((torch.int32, 0), (torch.int64, 1), (torch.int64, 3)):
@@ -138,16 +138,16 @@ def maxima(rank):
         yield Form(f"maximum, {index_dtype} of the tensor, {padding}", function, **given)
 
 
-def minima(rank):
+def minima(rank, make=samples.ties):
     """Maxima in the opposite order: one window of each kind, as the nodes between are theirs."""
-    given, same = _inputs(rank, samples.ties), windows(rank)["same"]
+    given, same = _inputs(rank, make), windows(rank)["same"]
     for name in ("plain", "same", "ceil", "windows in padding", "dilated"):
         yield from _both("minimum", _layer("MinPool", rank), name, given, **windows(rank)[name])
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.float16):
         given = _inputs(rank, samples.ties, dtype=dtype)
         yield from _both("minimum", _layer("MinPool", rank), str(dtype), given, **same)
     for name, size in {"one": 1, "uneven": 3}.items():
-        given = _inputs(rank, samples.ties) | ({} if name == "one" else {"larger": None})
+        given = _inputs(rank, make) | ({} if name == "one" else {"larger": None})
         yield from _both("adaptive minimum", _layer("AdaptiveMinPool", rank), name, given, size)
 
 
@@ -179,7 +179,7 @@ def _masked_above(layer, per_sample, input):
     return [values.clamp(-100, 100), *indices]
 
 
-def masked(rank):
+def masked(rank, is_exact=False):
     given = _inputs(rank, samples.normal)
     if rank == 3:
         # PyTorch takes the size of an intermediate result for fixed where the example's is 1.
@@ -192,14 +192,15 @@ def masked(rank):
             for kind in ("Max", "Min")
             for indices in (False, True)
         }
-        average = _layer("AvgPool", rank)
-        layers |= {
-            "average": average(**window, count_include_pad=False),
-            "average, counted": average(**window),
-            "average, divisor": average(**window, divisor_override=3),
-            "norm": _layer("LPPool", rank)(2, **window),
-        }
-        yield from _under_masks(layers, number % 2 == 1, name, given)
+        if not is_exact:
+            average = _layer("AvgPool", rank)
+            layers |= {
+                "average": average(**window, count_include_pad=False),
+                "average, counted": average(**window),
+                "average, divisor": average(**window, divisor_override=3),
+                "norm": _layer("LPPool", rank)(2, **window),
+            }
+        yield from _under_masks(layers, number % 2 == 1, name, given, is_exact)
     for size, per_sample in itertools.product((1, 3), (False, True)):
         layers = {
             f"maximum, indices {indices}": _layer("AdaptiveMaxPool", rank)(
@@ -207,15 +208,16 @@ def masked(rank):
             )
             for indices in (False, True)
         }
-        layers["average"] = _layer("AdaptiveAvgPool", rank)(size)
+        if not is_exact:
+            layers["average"] = _layer("AdaptiveAvgPool", rank)(size)
         fixed = {} if size == 1 else {"larger": None}
-        yield from _under_masks(layers, per_sample, f"to {size}", {**given, **fixed})
+        yield from _under_masks(layers, per_sample, f"to {size}", {**given, **fixed}, is_exact)
 
 
-def _under_masks(layers, per_sample, name, given):
+def _under_masks(layers, per_sample, name, given, is_exact):
     for kind, layer in layers.items():
         is_maximum = "indices" in kind
-        function = _masked_above if is_maximum else _masked
+        function = _masked_above if is_maximum and not is_exact else _masked
         yield Form(
             f"masked {kind}, per {'sample' if per_sample else 'element'}, {name}",
             functools.partial(function, layer, per_sample),
@@ -287,7 +289,7 @@ QUANTIZATION: dict[str, dict[str, Any]] = {
 }
 
 
-def quantized(rank):
+def quantized(rank, bound="step"):
     given = _inputs(rank, samples.integers, dtype=torch.uint8)
     kinds = [(scales, counted) for scales in QUANTIZATION for counted in (True, False)]
     for number, (name, window) in enumerate(windows(rank).items()):
@@ -297,7 +299,7 @@ def quantized(rank):
                 f"quantized, {scales}, counted {counted}, {name}",
                 operators.QuantizedAverages(rank, window, counted, **QUANTIZATION[scales]),
                 **given,
-                bound="step",
+                bound=bound,
                 is_refused_before_19="dilation" in window,
             )
     scales = {**QUANTIZATION["uint8"], "output_zero_point": 3}
@@ -305,7 +307,7 @@ def quantized(rank):
         "quantized, whole",
         lambda x: dmlpool.quantized_linear_average_pooling(x, **scales, window_size=x.shape[2:]),
         **given,
-        bound="step",
+        bound=bound,
     )
 
 
@@ -347,14 +349,18 @@ def unpooling(rank):
     yield Form("unpooling, several alike", _one_after_another, **ties)
 
 
-def first_half(rank):
-    """Everything but what `second_half` has."""
+def first_half(rank, exact):
+    """Everything but what `second_half` has; with ``exact`` what is exported otherwise then."""
+    if exact:
+        return [*maxima(rank, samples.special), *quantized(rank, "equal"), *unpooling(rank)]
     families = (averages, maxima, types, whole_planes, quantized, unpooling)
     return [form for family in families for form in family(rank)]
 
 
-def second_half(rank):
+def second_half(rank, exact):
     """Minima, bools and masks, which are made of the others."""
+    if exact:
+        return [*minima(rank, samples.special), *masked(rank, is_exact=True)]
     return [form for family in (minima, bools, masked) for form in family(rank)]
 
 
@@ -428,17 +434,18 @@ def quiet():
         logging.disable(logging.NOTSET)
 
 
-def export(model, inputs, *, has_table=True, **options):
+def export(model, inputs, *, table, **options):
     """A model, or what ``torch.export`` has captured, as ONNX with this package's translations, or
-    without if ``has_table`` is False.
+    without if ``table`` is None.
     """
+    table_of_ours = None if table is None else translations(**table)
     with quiet():
         return torch.onnx.export(
             model,
             tuple(inputs),
             dynamo=True,
             verbose=False,
-            custom_translation_table=translations() if has_table else None,
+            custom_translation_table=table_of_ours,
             **options,
         )
 

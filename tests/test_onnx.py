@@ -28,14 +28,14 @@ pytest.importorskip("onnxscript")
 PLANE = ([3, 3], [1, 1], [0, 0], [0, 0], [1, 1], False)
 
 
-def exported(forms, *, opset=20, dynamic=False, has_table=True):
+def exported(forms, *, opset=20, dynamic=False, exact=False, has_table=True):
     """Forms side by side: nodes as ``kinds`` lists them, which a runtime must compute rightly."""
     forms = [form for form in forms if not dynamic or form.larger is not None]
     model = Shared(forms).eval()
     program = onnx_forms.export(
         model,
         model.inputs,
-        has_table=has_table,
+        table={"exact": exact} if has_table else None,
         dynamic_shapes=model.dynamic_shapes(dynamic),
         opset_version=opset,
     )
@@ -70,20 +70,21 @@ def on(
     return [Form(name, function, *inputs, "close") for name, function in functions.items()]
 
 
-FORMS = list(itertools.product((2, 1, 3), onnx_forms.HALVES, (False, True)))
-DAILY = [(2, "maxima and averages", False), (2, "minima and masks", True)]
+FORMS = list(itertools.product((2, 1, 3), (False, True), onnx_forms.HALVES, (False, True)))
+DAILY = [(2, True, "maxima and averages", False), (2, False, "minima and masks", True)]
 
 
 @pytest.mark.parametrize(
-    ("rank", "half", "dynamic", "step"),
+    ("rank", "exact", "half", "dynamic", "step"),
     [
         *((*request, 31) for request in DAILY),
         *(pytest.param(*request, 1, marks=pytest.mark.slow) for request in FORMS),
     ],
 )
-def test_every_form(rank, half, dynamic, step):
-    """M2, M7 and A4: every layer and data type."""
-    exported(onnx_forms.HALVES[half](rank)[::step], dynamic=dynamic)
+def test_every_form(rank, exact, half, dynamic, step):
+    """M2, M3, M7, A4 and Q1: every layer and data type, and with ``exact`` what a runtime may
+    decide otherwise."""
+    exported(onnx_forms.HALVES[half](rank, exact)[::step], dynamic=dynamic, exact=exact)
 
 
 def test_standard_nodes():
@@ -110,7 +111,7 @@ def test_a_network_of_layers():
     for gradients in (True, False):
         shapes = None if gradients else (dict.fromkeys([0, 2, 3], torch.export.Dim.AUTO),)
         with torch.set_grad_enabled(gradients):
-            program = onnx_forms.export(network, [input], dynamic_shapes=shapes)
+            program = onnx_forms.export(network, [input], table={}, dynamic_shapes=shapes)
         pools = [kind for kind in kinds(program) if "Pool" in kind and kind != "GlobalAveragePool"]
         # the mask of empty windows, if sizes are dynamic
         mask = ["MaxPool"] * (len(pools) - 3)
@@ -320,10 +321,14 @@ def miscounted(program):
     return found
 
 
-@cases.each(("rank", "dynamic"), itertools.product((2, 3), (False, True)), [(2, False)])
-def test_counted_padding(rank, dynamic):
+@cases.each(
+    ("rank", "dynamic", "exact"),
+    itertools.product((2, 3), (False, True), (False, True)),
+    [(2, False, False), (2, False, True)],
+)
+def test_counted_padding(rank, dynamic, exact):
     """A1, A2: written out by a Pad node where some runtimes miscount it, and by none elsewhere."""
-    program = exported(counted(rank), dynamic=dynamic)
+    program = exported(quantized(rank) if exact else counted(rank), dynamic=dynamic, exact=exact)
     assert miscounted(program) == []
     for node in program.model.graph:
         # A Pad node right before would be merged into the AveragePool node.
@@ -347,12 +352,12 @@ def test_masked_integers():
     exported(on(functions))
 
 
-@cases.each("dynamic", [False, True], [True])
-def test_unpooling(dynamic):
+@cases.each(("dynamic", "exact"), itertools.product((False, True), (False, True)), [(True, False)])
+def test_unpooling(dynamic, exact):
     """Indices in planes and in the whole tensor, -1, and several alike, of which the last stays."""
     forms = list(onnx_forms.unpooling(2))
-    program = exported(forms, dynamic=dynamic)
-    assert kinds(program).count("ScatterElements") == len(forms)
+    program = exported(forms, dynamic=dynamic, exact=exact)
+    assert kinds(program).count("ScatterElements") == len(forms) * (1 + exact)
 
 
 MISSING = """

@@ -36,6 +36,8 @@ NEWEST_OPSET = 24
 WRITTEN = 18
 """The opset that the exporter writes when an older one is asked for, and then converts."""
 OPTIMIZED = 20
+KINDS = [(rank, exact) for rank in (2, 1, 3) for exact in (False, True)]
+NAMES = [f"{rank}-D, {'exact' if exact else 'usual'}" for rank, exact in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +59,9 @@ def sooner(monkeypatch):
 class Program:
     """Forms side by side, captured once for all opsets."""
 
-    def __init__(self, forms, dynamic):
+    def __init__(self, forms, dynamic, exact):
         self.forms = [form for form in forms if not dynamic or form.larger is not None]
-        self.model, self.dynamic = Shared(self.forms).eval(), dynamic
+        self.model, self.dynamic, self.exact = Shared(self.forms).eval(), dynamic, exact
         self.captured = torch.export.export(
             self.model,
             tuple(self.model.inputs),
@@ -79,6 +81,7 @@ class Program:
         return onnx_forms.export(
             self.captured,
             self.model.inputs,
+            table={"exact": self.exact},
             opset_version=opset,
             input_names=[f"input_{number}" for number in range(len(self.model.inputs))],
             **options,
@@ -122,14 +125,14 @@ def check(complaints):
 class Group:
     """Models that are written to one folder and run at a time, and what each must give."""
 
-    def __init__(self, folder, forms, dynamic):
+    def __init__(self, folder, forms, dynamic, exact):
         self.folder = folder
         self.programs: dict[str, Program] = {}
         """By whether they can have every opset that is written; dilated averages need 19."""
         for name, is_late in (("early", False), ("late", True)):
             chosen = [form for form in forms if form.is_refused_before_19 == is_late]
             if chosen:
-                self.programs[name] = Program(chosen, dynamic)
+                self.programs[name] = Program(chosen, dynamic, exact)
         self.contents: dict[str, list[tuple[Form, list[Any]]]] = {}
         """By the first part of a file's name: forms, and what each gives for every input."""
 
@@ -218,9 +221,9 @@ def kind_of(model):
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("half", onnx_forms.HALVES)
-@pytest.mark.parametrize("rank", [2, 1, 3])
-def test_every_opset(rank, half, dynamic, tmp_path):
-    group = Group(tmp_path, onnx_forms.HALVES[half](rank), dynamic)
+@pytest.mark.parametrize(("rank", "exact"), KINDS, ids=NAMES)
+def test_every_opset(rank, exact, half, dynamic, tmp_path):
+    group = Group(tmp_path, onnx_forms.HALVES[half](rank, exact), dynamic, exact)
     group.write()
     wrong: collections.Counter[str] = collections.Counter()
     ran = set()
@@ -247,7 +250,7 @@ def test_ceil_mode_without_a_table(dynamic, tmp_path):
         program = onnx_forms.export(
             model,
             model.inputs,
-            has_table=False,
+            table=None,
             dynamic_shapes=model.dynamic_shapes(dynamic),
             opset_version=opset,
             input_names=list(named(model.inputs)),

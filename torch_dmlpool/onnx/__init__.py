@@ -28,9 +28,17 @@ OPERATORS = {
 """The function that writes each operator, of the same name."""
 
 
-def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..., Any]]:
     """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this
     package's operators.
+
+    Args:
+        exact: Whether results must be this package's even where ONNX leaves runtimes a choice, at
+            the price of more nodes: NaN and windows of only -inf in maxima (several more MaxPool
+            nodes), the rounding of quantized averages (arithmetic on float64), and which of several
+            elements with one index max unpooling writes. Without it a runtime may lose a NaN, give
+            the lowest finite number for -inf, round a quantized average that lies near or on a half
+            to the other side, and write another element than the last.
 
     Returns:
         A translation for each operator of averages, maxima, maxima with indices, p-norms, adaptive
@@ -66,7 +74,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             "translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]"
         )
 
-    return cast(dict[Callable[..., Any], Callable[..., Any]], _Table())
+    return cast(dict[Callable[..., Any], Callable[..., Any]], _Table(exact))
 
 
 class _Table(Mapping[Any, Callable[..., Any]]):
@@ -74,8 +82,9 @@ class _Table(Mapping[Any, Callable[..., Any]]):
     looked it up, or as a table that was made of this one: by that :func:`is_translated` knows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool) -> None:
         ours = torch.ops.dmlpool
+        self.exact = exact
         self.functions = {getattr(ours, name).default: each for name, each in OPERATORS.items()}
         self.functions |= {
             torch.ops.aten.where.self: operators.where,
@@ -83,7 +92,7 @@ class _Table(Mapping[Any, Callable[..., Any]]):
         }
 
     def __getitem__(self, target: Any) -> Callable[..., Any]:
-        function = self.functions[target]
+        function, exact = self.functions[target], self.exact
         name = target.__name__.split(".")[0]
         window_at = getattr(registry.OPERATORS.get(name), "window_at", None)
 
@@ -93,7 +102,7 @@ class _Table(Mapping[Any, Callable[..., Any]]):
             named = list(arguments)
             if window_at is not None:
                 named[window_at : window_at + 6] = [Asked._make(named[window_at : window_at + 6])]
-            return function(Emitter(), *named, **rest)
+            return function(Emitter(exact), *named, **rest)
 
         translate.__name__ = name
         _looked_up.add(translate)

@@ -31,10 +31,10 @@ class Emitter:
     Constants of all other types are made by :meth:`constant`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool) -> None:
         from onnxscript import evaluator, ir
 
-        self.ir = ir
+        self.exact, self.ir = exact, ir
         self.op = cast(Any, evaluator.default()).opset
         """ONNX's operators in the version that is exported."""
 

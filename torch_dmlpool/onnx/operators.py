@@ -1,4 +1,4 @@
-"""What each operator is written as: AveragePool, LpPool, MaxPool, or what is made of others."""
+"""What each operator is written as: AveragePool, LpPool, MaxPool, or exact arithmetic."""
 
 import itertools
 import math
@@ -8,6 +8,9 @@ from typing import Any
 from torch_dmlpool.onnx.lowering import Asked, Emitter, Pool, reducible, spatial_sizes
 
 _CHANNELS = 1
+_MOST_EXACT_TAPS = 2**22 // 255
+"""The most taps with which a sum of 8-bit integers is found exactly: by its average in float32,
+multiplied by the taps and rounded."""
 
 
 def average_pooling(
@@ -93,6 +96,8 @@ def quantized_linear_average_pooling(
 ) -> Any:
     before = _side(emit, input_scale, input_zero_point, input.dtype)
     after = _side(emit, output_scale, output_zero_point, output_dtype)
+    if emit.exact:
+        return _exactly(emit, input, before, after, window, include_padding)
     op = emit.op
     scale, zero_point = _parameters(emit, input, *before)
     real = op.DequantizeLinear(input, scale, zero_point, axis=_CHANNELS)
@@ -138,8 +143,53 @@ def _parameters(
     return tuple(op.Expand(each, channels) if _is_scalar(each) else each for each in pair)
 
 
+def _exactly(
+    emit: Emitter, input: Any, before: Any, after: Any, window: Asked, include_padding: bool
+) -> Any:
+    """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point
+    is added.
+    """
+    op, types = emit.op, emit.ir.DataType
+    (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = (
+        before,
+        after,
+    )
+    rank = len(input.shape) - 2
+
+    def spread(parameter: Any, dtype: Any) -> Any:
+        return op.Cast(op.Reshape(parameter, [1, -1, *[1] * rank]), to=dtype)
+
+    real = op.Cast(input, to=types.FLOAT)
+    if input_zero_point is not None:
+        real = real - spread(input_zero_point, types.FLOAT)
+    if all(reducible(input, window)):
+        axes = list(range(2, rank + 2))
+        sums = emit.reduced("Sum", op.Cast(real, to=types.DOUBLE), axes, keepdims=1)
+        counts = op.Cast(emit.reduced("Prod", op.Shape(input, start=2)), to=types.DOUBLE)
+    else:
+        pool = Pool(emit, input, window)
+        taps = pool.window.taps
+        if taps > _MOST_EXACT_TAPS:
+            raise ValueError(
+                f"exact quantized averages can be written for windows of up to {_MOST_EXACT_TAPS} "
+                f"taps or of all of the input, got {taps} taps: translations(exact=False) averages "
+                "in float32"
+            )
+        sums = op.Cast(op.Round(pool.sums(real, types.FLOAT)), to=types.DOUBLE)
+        counts = pool.counts(pool.counts_padding(include_padding), types.DOUBLE)
+    rounded = op.Round(
+        sums * spread(input_scale, types.DOUBLE) / (counts * spread(output_scale, types.DOUBLE))
+    )
+    if output_zero_point is not None:
+        rounded = rounded + spread(output_zero_point, types.DOUBLE)
+    least, most = (
+        emit.constant(float(bound), types.DOUBLE) for bound in (output_dtype.min, output_dtype.max)
+    )
+    return op.Cast(op.Clip(rounded, least, most), to=output_dtype)
+
+
 def max_pooling(emit: Emitter, input: Any, window: Asked) -> Any:
-    if _is_dynamic_plane(input, window) and input.dtype.is_floating_point():
+    if _is_dynamic_plane(input, window) and input.dtype.is_floating_point() and not emit.exact:
         wide, dtype = emit.widened(input)
         return emit.cast(emit.op.GlobalMaxPool(wide), dtype, input.dtype)
     return _maxima(emit, input, window, False)[0]
@@ -168,8 +218,19 @@ def _first_indices(emit: Emitter, input: Any, plane: Any) -> Any:
 def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The greatest of what ``arrange`` puts along the last axis, and where the first of them is."""
     op, last, dtype = emit.op, [-1], _pooled_type(emit, input.dtype, True)
-    elements = arrange(emit.cast(input, input.dtype, dtype))
+    elements, is_float = (
+        arrange(emit.cast(input, input.dtype, dtype)),
+        input.dtype.is_floating_point(),
+    )
+    if emit.exact and is_float:
+        nan = op.IsNaN(elements)
+        elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
+        is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
+        has_nan = emit.reduced("Max", is_nan, last) > 0.0
     values, first = emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
+    if emit.exact and is_float:
+        values = op.Where(has_nan, emit.constant(math.nan, dtype), values)
+        first = op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), first)
     return emit.cast(values, dtype, input.dtype), first
 
 
@@ -206,8 +267,8 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tup
     lowest = -math.inf if is_float else int(input.dtype.min)
     # The -inf of a Pad node must not win over an element. Integers are above it, floats may be
     # equal to it.
-    if is_float and with_indices and pool.is_padded:
-        values, indices = _padded_maxima(emit, tensor, dtype, pool)
+    if is_float and (emit.exact or (with_indices and pool.is_padded)):
+        values, indices = _exact_maxima(emit, tensor, dtype, pool)
     else:
         values, indices = pool.run(
             "MaxPool", tensor, -math.inf if dtype.is_floating_point() else lowest, dtype
@@ -225,9 +286,9 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tup
     return values, indices
 
 
-def _padded_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[Any, Any]:
-    """Maxima and indices of a padded tensor, where the padding wins over no element that is -inf
-    (rule M2).
+def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[Any, Any]:
+    """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever
+    the runtime does.
     """
     op, float32 = emit.op, emit.ir.DataType.FLOAT
     lowest = emit.constant(-math.inf, dtype)
@@ -236,11 +297,13 @@ def _padded_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[
         pooled, indices = pool.run("MaxPool", op.Cast(condition, to=float32), 0.0, float32)
         return pooled > 0.0, indices
 
-    values, indices = pool.run("MaxPool", tensor, -math.inf, dtype)
-    is_lowest = op.Equal(tensor, lowest)
-    has_number, _ = mask(op.Not(is_lowest))
-    _, first = mask(op.Equal(is_lowest, is_lowest))
-    return op.Where(has_number, values, lowest), op.Where(has_number, indices, first)
+    nan = op.IsNaN(tensor)
+    values, indices = pool.run("MaxPool", op.Where(nan, lowest, tensor), -math.inf, dtype)
+    has_number, _ = mask(op.Greater(tensor, lowest))
+    has_nan, first_nan = mask(nan)
+    _, first = mask(op.Equal(nan, nan))
+    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.Where(has_number, values, lowest))
+    return values, op.Where(has_nan, first_nan, op.Where(has_number, indices, first))
 
 
 def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
@@ -346,9 +409,24 @@ def max_unpooling(
         places = places - op.Unsqueeze(_first_indices(emit, input, plane), [2])
     places = op.Clip(places, -1, plane)
     sizes = op.Concat(op.Shape(input, start=0, end=2), op.Reshape(plane + 1, [1]), axis=0)
+    if emit.exact:
+        places = _last_of_several(emit, places, sizes)
     zeros = op.ConstantOfShape(sizes, value=emit.ir.tensor([0], dtype=input.dtype))
     rows = op.ScatterElements(zeros, places, op.Reshape(input, [0, 0, -1]), axis=2)
     return op.Reshape(op.Slice(rows, [0], op.Reshape(plane, [1]), [2]), [0, 0, *output_sizes])
+
+
+def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
+    """``places`` with -1 for all but the last of equal ones, so that the order in which a runtime
+    writes does not matter.
+    """
+    op = emit.op
+    number = op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1)
+    numbers = op.Expand(number, op.Shape(places))
+    none = op.ConstantOfShape(sizes, value=emit.ir.tensor([-1], dtype=emit.ir.DataType.INT64))
+    last = op.ScatterElements(none, places, numbers, axis=2, reduction="max")
+    chosen = op.GatherElements(last, places, axis=2)
+    return op.Where(op.Equal(chosen, numbers), places, -1)
 
 
 def where(emit: Emitter, condition: Any, input: Any, other: Any) -> Any:
