@@ -6,12 +6,14 @@ averages must be equal, other results equal except for rounding. Then their call
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ from benchmarks.common import (
 )
 from torch_dmlpool.timing import Call, Times
 
-PLAIN, INDUCTOR, ONNX_RUNTIME = "without a mask", "torch.compile", "ONNX Runtime"
+PLAIN, INDUCTOR, ONNX_RUNTIME, CUDNN = "without a mask", "torch.compile", "ONNX Runtime", "cuDNN"
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
@@ -205,6 +207,60 @@ def onnx_model(row: Workload) -> bytes:
     return parser.parse_model(text).SerializeToString()
 
 
+def _cudnn(problem: Problem) -> list[Call]:
+    """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
+    it. Modes: maxima 0, averages that count padding 1, others 2; NaN is passed on (1). It pools two
+    or three axes."""
+    row = problem.row
+    if row.mode != "forward" or row.mask or row.outputs or max(row.dilation) > 1 or row.ceil_mode:
+        raise Absent("values of windows alone, without dilation")
+    if not torch.cuda.is_available():
+        raise Absent("no GPU")
+    try:
+        folder = next(iter(importlib.import_module("nvidia.cudnn").__path__))
+        library = ctypes.CDLL(str(Path(folder, "lib", "libcudnn.so.9")), ctypes.RTLD_GLOBAL)
+    except (ImportError, OSError) as reason:
+        raise Absent(f"not installed: {reason}") from None
+
+    def call(name: str, *arguments: Any) -> None:
+        if code := getattr(library, name)(*arguments):
+            raise RuntimeError(f"{name} returns {code}")
+
+    def new(name: str) -> ctypes.c_void_p:
+        pointer = ctypes.c_void_p()
+        call(name, ctypes.byref(pointer))
+        return pointer
+
+    def array(numbers: Sequence[int]) -> Any:
+        return (ctypes.c_int * len(numbers))(*numbers)
+
+    def described(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+        tensor = tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
+        about = new("cudnnCreateTensorDescriptor")
+        kind = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}[tensor.dtype]
+        how = tensor.dim(), array(tensor.shape), array(tensor.stride())
+        call("cudnnSetTensorNdDescriptor", about, kind, *how)
+        return about, ctypes.c_void_p(tensor.data_ptr())
+
+    handle, window = new("cudnnCreate"), new("cudnnCreatePoolingDescriptor")
+    numbers = [
+        *[(1, 0, 1)] * (row.rank == 1),
+        *zip(row.window, row.padding, row.stride, strict=True),
+    ]
+    mode = 0 if row.family == "max" else 2 - row.include_padding
+    arrays = map(array, zip(*numbers, strict=True))
+    call("cudnnSetPoolingNdDescriptor", window, mode, 1, len(numbers), *arrays)
+    one, zero = (ctypes.byref(ctypes.c_float(each)) for each in (1, 0))
+    output = torch.empty_like(aten(problem)(problem.inputs[0]))
+    target = described(output)
+
+    def run(_: Tensor, source: tuple[Any, ...]) -> Tensor:
+        call("cudnnPoolingForward", handle, window, one, *source, zero, *target)
+        return output
+
+    return [functools.partial(run, input, described(input)) for input in problem.inputs]
+
+
 def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
     """The maximum filter of a library, which writes each plane to memory that is there already."""
 
@@ -234,6 +290,7 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     PLAIN: _plain,
     ONNX_RUNTIME: _onnx_runtime,
     INDUCTOR: _compiled,
+    CUDNN: _cudnn,
     "SciPy": _filter(
         "scipy.ndimage",
         lambda it, x, box, y: it.maximum_filter(x.numpy(), box.shape, output=y.numpy()),
@@ -368,9 +425,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     names = [name for name in PEERS if name != INDUCTOR or options.compile]
-    packages = ["onnxruntime"] if options.device == "cpu" else []
-    if not packages:
-        names.remove(ONNX_RUNTIME)
+    names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
+    packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     how = names, options.device, options.row_seconds
     chosen = select(options.words or "all")
     tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]

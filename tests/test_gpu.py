@@ -238,7 +238,7 @@ def test_what_runs_wrote_becomes_results_and_tables(tmp_path, monkeypatch):
         failed = dict.fromkeys(set(names) - {*measured}, "not begun")
         common.save(folder / "rows.json", {"rows": rows, "failed": failed})
     name = "max 32x64x512x512 window 4/1 pad 1"
-    seconds = {"ours": [2e-4] * 3, "ATen": [3e-4] * 3, "torch.compile": [1e-4] * 3}
+    seconds = {"ours": [2e-4] * 3, "ATen": [3e-4] * 3, "cuDNN": [1e-4] * 3}
     peer = {"name": name, "seconds": seconds}
     common.save(folders[1] / "peers.json", {"conditions": {}, "rows": [peer]})
     monkeypatch.setattr(report, "GPU_PEERS", tmp_path / "gpu_peers.json")

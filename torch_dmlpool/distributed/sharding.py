@@ -44,6 +44,14 @@ RULES: dict[str, str | None] = {
 None if it is linear in none.
 """
 
+MOVED = {
+    torch.int16: torch.float16,
+    torch.uint16: torch.float16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+"""Data types that gloo does not move, with one of their size that it does."""
+
 
 def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """The function that PyTorch calls in place of ``operator`` when a tensor among its arguments is
@@ -110,9 +118,7 @@ def _place(mesh: DeviceMesh, shards: dict[str, DTensor], linear_in: str | None) 
             Replicate() if each.is_partial() and name != linear_in else each for each in results
         ]
         if list(tensor.placements) != placements:
-            # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require
-            # a gradient.
-            shards[name] = cast("DTensor", tensor.detach()).redistribute(placements=placements)
+            shards[name] = _redistributed(tensor, placements)
     return results
 
 
@@ -170,6 +176,30 @@ def _own_parts(
         first = tensors.first_indices(results[-1], whole_sizes)[samples, channels]
         results[-1] = torch.where(results[-1] < 0, results[-1], results[-1] + first).to(index_dtype)
     return results
+
+
+def _redistributed(tensor: DTensor, placements: list[Placement]) -> DTensor:
+    # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a
+    # gradient.
+    tensor, dtype = cast("DTensor", tensor.detach()), tensor.dtype
+    if any(each.is_partial() for each in tensor.placements):
+        return tensor.redistribute(placements=placements)
+    moved = _as_type(tensor, MOVED.get(dtype, dtype)).redistribute(placements=placements)
+    return _as_type(moved, dtype)
+
+
+def _as_type(tensor: DTensor, dtype: torch.dtype) -> DTensor:
+    """The bits of a tensor as another data type of their size."""
+    if tensor.dtype is dtype:
+        return tensor
+    return DTensor.from_local(
+        _local(tensor).view(dtype),
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
 
 
 def _local(tensor: DTensor) -> Tensor:
