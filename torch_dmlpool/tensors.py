@@ -29,7 +29,7 @@ from torch_dmlpool.window import (
 )
 from torch_dmlpool.window import check_flag as check_flag
 
-# A new data type also goes into _TYPES of inductor/geometry.py, _pooled_type of onnx/operators.py
+# A new data type also goes into _TYPES of inductor/lowerings.py, _pooled_type of onnx/operators.py
 # and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(
@@ -70,6 +70,8 @@ def check_dense(
         hint = f": write {name}.bool()" if types == (torch.bool,) else ""
         if torch.float32 in types and tensor.dtype in (*INTEGER_TYPES, torch.bool):
             hint = f": write {name}.float()"
+        if tensor.is_quantized:
+            hint = ": call torch_dmlpool.quantized_average_pooling or quantized_max_pooling"
         raise TypeError(
             f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}{hint}"
         )

@@ -1,7 +1,9 @@
 """Window geometry: integers only, no tensors and no devices.
 
 Positions along an axis fall in three zones: the input ``[0, size)``, the counted padding around it,
-and the overhang of ``ceil_mode`` past the padded box, which is neither read nor counted.
+and the overhang of ``ceil_mode`` past the padded box, which is neither read nor counted. A tap is a
+place in the window, and its number counts row by row. Rules such as G5 stand in
+docs/contributing/specification.md.
 """
 
 import contextlib

@@ -176,5 +176,5 @@ def test_layers(family, rank, device):
     assert torch.equal(found[0], layer(input[0], mask=mask[0]))
     assert torch.equal(layer(input[0], mask=full[0, 0]), layer(input[0], mask=full[0]))
     assert torch.equal(layer(input, mask=full[0, 0]), layer(input, mask=full[:1, :1]))
-    function = getattr(nn.functional, layer._pool.names[rank])
+    function = getattr(nn.functional, layer._family.names[rank])
     assert torch.equal(function(input, *arguments, mask=mask), found)

@@ -37,7 +37,8 @@ def kind_of(tensor: Tensor) -> Kind:
 class Plan(NamedTuple):
     """What computes a pool of plain tensors of one kind, and its gradient.
 
-    A backend makes it of the kind of the input and the operator's arguments.
+    A backend makes it of the kind of the input and the operator's arguments. Objects of the classes
+    ``Averages`` and ``Maxima`` in cpu.py have these functions too, and stand for a plan.
     """
 
     run: Function  # the results of an input
@@ -76,15 +77,15 @@ class Backend(NamedTuple):
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``operators`` compose it of the others."""
     averages: Callable[..., Plan] | None = None
-    """Makes a ``Plan`` of averages of windows or bins, as ``averages`` in ``cpu.py`` does. If it is
+    """Makes a ``Plan`` of averages of windows or bins: in cpu.py the class ``Averages``. If it is
     None, a plan calls the functions."""
     maxima: Callable[..., Plan] | None = None
-    """Makes a ``Plan`` of maxima, or of these and their indices."""
+    """Makes a ``Plan`` of maxima, or of these and their indices: in cpu.py the class ``Maxima``."""
     reads_masks: bool = False
     """Whether maxima and averages of plain tensors take a ``mask``. If not, or if they raise
     NoKernelError, ``operators`` compose pools under a mask of the others."""
     spreads_masks: bool = False
-    """Whether their gradients and plans take one too."""
+    """Whether their gradients take one too, and all three functions of their plans."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``operators`` pass uint8 of 0 and 1."""
 

@@ -41,13 +41,13 @@ _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 AxisStruct = _struct(
     "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
 )
-"""``Axis`` of kernels/cpu/geometry.h, which also has the next two."""
+"""``Axis`` of kernels/cpu/geometry.h, which has ``Counting`` and ``Problem`` too."""
 Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
 _LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
 Problem = _struct(
     "Problem", planes=_NUMBER, channels=_NUMBER, axes=AxisStruct * 3, counting=Counting, **_LAST
 )
-"""The next two structs are those of kernels/cpu/operators.h."""
+"""``Quantization``, ``Masking`` and ``Segments`` are structs of kernels/cpu/operators.h."""
 Quantization = _struct(
     "Quantization",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
@@ -192,12 +192,17 @@ def _load() -> tuple[Any, str | None]:
 
 
 library, missing = _load()
-"""The library has ``dmlpool_average_pooling`` and its like: a function for each name in the list of
-``kernels/cpu/operators.h``, which ``load`` attaches."""
+"""The library has ``dmlpool_average_pooling`` and its like: a function for each name in the table
+``OPERATORS`` of kernels/cpu/library.cpp, which ``load`` attaches. kernels/cpu/operators.h says what
+each computes and takes."""
 
 
 def under_a_mask(function: Any) -> Any:
-    """``dmlpool_masked_max_pooling`` of ``dmlpool_max_pooling``; ``dmlpool_masked`` of itself."""
+    """The function of that name for masks: ``dmlpool_masked_max_pooling`` of
+    ``dmlpool_max_pooling``, and so for ``max_pooling_grad``, ``average_pooling`` and
+    ``average_pooling_grad``. It takes the address of a ``Masking`` after that of the problem, and
+    the mask after the other operands. ``dmlpool_masked`` takes these anyway.
+    """
     return getattr(library, function.__name__.replace("_", "_masked_", 1), function)
 
 

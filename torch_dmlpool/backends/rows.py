@@ -40,18 +40,19 @@ def _call(
     **fields: int,
 ) -> None:
     """Call a function of the library for sets of ``rows``, which reads the tensors ``given``.
-    Offsets that it refuses are rejected.
+    Offsets that it refuses are rejected. A ``divisor`` of 0 stands for the number of rows of a set.
+    Gradients give the tensor of rows that is filled.
     """
     *_, length, channels = rows.shape
     strides = rows.stride()
     struct = Segments(
-        _sets(rows, offsets)[0],
-        channels,
-        length,
-        strides[0] if offsets is None else 0,
-        strides[-2],
-        length if offsets is None else 0,
-        DATA_TYPES[rows.dtype],
+        segments=_sets(rows, offsets)[0],
+        channels=channels,
+        length=length,
+        set_step=strides[0] if offsets is None else 0,
+        row_step=strides[-2],
+        mask_step=length if offsets is None else 0,
+        type=DATA_TYPES[rows.dtype],
         **fields,
     )
     code = function(ctypes.addressof(struct), *map(address, (*given, *results)))

@@ -284,7 +284,7 @@ def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
 
 def _agreed(layer: Any) -> dict[str, Any] | None:
     """The arguments by which torch.nn's layer gives what this package's gives; else None."""
-    pool = layer._pool
+    pool = layer._family
     named = {name: getattr(layer, name, None) for name in pool.parameters}
     return observed.agreed(pool.family, layer._rank, None, named)
 
@@ -458,8 +458,8 @@ def _counterpart_of(module: Module, subclasses: bool) -> _Counterpart | str | No
         kind.__new__(kind).__class__ = counterpart  # classes with slots cannot change
     except (TypeError, ValueError) as error:
         return str(error)
-    if layer._pool.family in _DIFFERENCES and _agreed(layer) is None:
-        return _DIFFERENCES[layer._pool.family]
+    if layer._family.family in _DIFFERENCES and _agreed(layer) is None:
+        return _DIFFERENCES[layer._family.family]
     # A compiler takes Python's ints for constants, numpy's for tensors.
     changed = {name: plain(value) for name, value in passed.items() if plain(value) is not value}
     return _Counterpart(counterpart, attributes | changed, _effect(layer))

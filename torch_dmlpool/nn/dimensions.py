@@ -44,27 +44,29 @@ class Family:
         self.names = ["", *(f"{self.family}{rank}d{self.suffix}" for rank in (1, 2, 3))]
         self.originals = [observed.ORIGINALS.get(name) for name in self.names]
         self.parameters = list(inspect.signature(self.request_of).parameters)[2:]
-        # Reads in half the time what ``arguments_of`` does, but compilers do not know it.
+        # Reads in half the time what ``arguments_of`` does, but compilers do not know it, and it
+        # returns no tuple of one attribute.
         several = operator.attrgetter(*self.parameters)
         self.attributes = several if self.parameters[1:] else self.arguments_of
         self.depends = "output_size" in self.parameters  # on an input's sizes
-        self.prepares = [functools.partial(self.prepared, rank) for rank in range(4)]
+        # One object for each rank, as keys of calls compare it by identity.
+        self.makers = [functools.partial(self.make, rank) for rank in range(4)]
 
     def call(self, who: Any, input: Tensor, mask: Tensor | None, arguments: Any = None) -> Any:
         """The results for torch.nn's arguments. ``who`` is the number of dimensions, or a layer
         that has it, and the arguments too unless they are given.
         """
-        # A method is called in less time than an object.
+        # No ``__call__``: a method is called in less time than an object.
         rank = who if type(who) is int else who._rank
         is_traced = is_dynamo_compiling()
         if arguments is None:
             arguments = self.arguments_of(who) if is_traced else self.attributes(who)
         try:
             if not is_traced:
-                original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
-                is_seen = not original or has_torch_function_unary(input)
+                is_original = observed.FUNCTIONS.get(self.names[rank]) is self.originals[rank]
+                is_seen = not is_original or has_torch_function_unary(input)
                 if not is_seen:
-                    call = prepared(self.prepares[rank], input, mask, arguments)
+                    call = prepared(self.makers[rank], input, mask, arguments)
                     if call is not None:
                         return call(input) if mask is None else call(input, mask)
                 if is_seen or _is_tracing():
@@ -102,13 +104,13 @@ class Family:
             output = self.pool.of(batched, checked, request)
         return output if batched is input else _without_batch(output)
 
-    def prepared(
+    def make(
         self,
         rank: int,
         like: Tensor,
         backend: Any,
-        _: tuple[()],
-        mask: tuple[int, ...] | None,
+        _dtypes: tuple[()],
+        mask_sizes: tuple[int, ...] | None,
         *arguments: Any,
     ) -> Callable[..., Any] | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
@@ -121,11 +123,11 @@ class Family:
             if depends
             else _known_request(self, rank, dumps(arguments, 2))
         )
-        added = None
-        if mask is not None:
-            empty = torch.empty(mask, dtype=torch.bool, device=like.device)
-            added = _mask_for(like, batched is not like, empty).dim() - len(mask)
-        call = self.pool.call(batched, backend, request, added)
+        missing = None
+        if mask_sizes is not None:
+            empty = torch.empty(mask_sizes, dtype=torch.bool, device=like.device)
+            missing = _mask_for(like, batched is not like, empty).dim() - len(mask_sizes)
+        call = self.pool.call_for(batched, backend, request, missing)
         if call is None or batched is like:
             return call
         return lambda single, *mask: _without_batch(call(self.batched(rank, single), *mask))

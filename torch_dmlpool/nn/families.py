@@ -29,7 +29,7 @@ class Pool(torch.nn.Module):
     """
 
     _rank: ClassVar[int]
-    _pool: ClassVar[Family]  # of pools.py
+    _family: ClassVar[Family]  # of pools.py
 
     def __init_subclass__(cls, rank: int = 0) -> None:
         super().__init_subclass__()
@@ -57,7 +57,7 @@ class Masked(Pool, Generic[Flag]):
     """Layers that take a mask with the input, and pool by their attributes."""
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Any:
-        return self._pool.call(self, input, mask)
+        return self._family.call(self, input, mask)
 
     forward.__qualname__ = "forward"  # errors of Python show it, and users know no Masked
 
@@ -65,7 +65,7 @@ class Masked(Pool, Generic[Flag]):
         """Reject wrong attributes, by an input that has one element."""
         # Nobody who observes calls sees this one, which is no tensor.
         one = SimpleNamespace(shape=(1,) * (self._rank + 2))
-        self._pool.request_of(self._rank, one, *self._pool.arguments_of(self))
+        self._family.request_of(self._rank, one, *self._family.arguments_of(self))
 
     if TYPE_CHECKING:
 
@@ -85,7 +85,7 @@ class Masked(Pool, Generic[Flag]):
 
 
 class MaxPool(Masked[Flag]):
-    _pool = pools.max_pool
+    _family = pools.max_pool
 
     @layer
     def __init__(
@@ -102,11 +102,11 @@ class MaxPool(Masked[Flag]):
 
 
 class MinPool(MaxPool[Flag]):
-    _pool = pools.min_pool
+    _family = pools.min_pool
 
 
 class AvgPool(Masked):
-    _pool = pools.avg_pool
+    _family = pools.avg_pool
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
@@ -133,7 +133,7 @@ class AvgPool(Masked):
 
 
 class LPPool(Masked):
-    _pool = pools.lp_pool
+    _family = pools.lp_pool
     padding: Padding = 0
     dilation: Integers = 1
 
@@ -156,7 +156,7 @@ class LPPool(Masked):
 
 
 class AdaptiveAvgPool(Masked):
-    _pool = pools.adaptive_avg_pool
+    _family = pools.adaptive_avg_pool
 
     @layer
     def __init__(self: Any, output_size: OutputSize) -> None:
@@ -165,7 +165,7 @@ class AdaptiveAvgPool(Masked):
 
 
 class AdaptiveMaxPool(Masked[Flag]):
-    _pool = pools.adaptive_max_pool
+    _family = pools.adaptive_max_pool
 
     @layer
     def __init__(
@@ -178,11 +178,11 @@ class AdaptiveMaxPool(Masked[Flag]):
 
 
 class AdaptiveMinPool(AdaptiveMaxPool[Flag]):
-    _pool = pools.adaptive_min_pool
+    _family = pools.adaptive_min_pool
 
 
 class MaxUnpool(Pool):
-    _pool = pools.max_unpool
+    _family = pools.max_unpool
 
     @layer
     def __init__(
@@ -197,7 +197,7 @@ class MaxUnpool(Pool):
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         arguments = indices, self.kernel_size, self.stride, self.padding, output_size
-        return self._pool.call(self, input, None, arguments)
+        return self._family.call(self, input, None, arguments)
 
     if TYPE_CHECKING:
 

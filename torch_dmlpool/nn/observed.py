@@ -35,7 +35,7 @@ def answer(
     """What an observed call returns; ``NotImplemented`` where nobody observes it, or where our
     operator is to be called as it is.
 
-    ``pool`` is a function of pools.py, and ``who`` is a layer, or the number of dimensions where a
+    ``pool`` is a ``Family`` of pools.py. ``who`` is a layer, or the number of dimensions where a
     function of ``nn.functional`` is called.
     """
     named = dict(zip(pool.parameters, arguments, strict=True))

@@ -22,16 +22,20 @@ from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
 from torch_dmlpool.window import Window, is_plain
 
+Make = Callable[..., Callable[..., Any] | None]
+"""Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *arguments)``: a
+tensor that lies as the input, its backend, data types among the arguments, the sizes of a mask or
+None, and the other arguments of a public function. It keeps no tensor. It raises what a wrong
+argument raises, and returns None for what it does not prepare."""
 Prepare = Callable[..., Callable[..., Any] | None]
-"""Makes the call for a tensor that lies as the input, its backend, and the arguments of a public
-function. It keeps no tensor. It raises what a wrong argument raises, and returns None for what it
-does not prepare."""
+"""The same of arguments that are checked: ``prepare(like, backend, *arguments)``, which are the
+operator's."""
 
 
 class Call:
     """A call for all plain tensors that lie as ``like``. ``apply`` applies its autograd function.
 
-    ``arguments`` are the operator's.
+    ``arguments`` are what the backward pass gives the gradient's operator beside tensors.
     """
 
     __slots__ = ("apply", "arguments", "plan", "record", "run", "shape", "strides")
@@ -58,18 +62,18 @@ class Call:
 
 
 def prepared(
-    prepare: Prepare,
+    make: Make,
     input: Tensor,
     mask: Tensor | None,
     arguments: tuple[Any, ...],
     dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Callable[..., Any] | None:
-    """The call that ``prepare`` makes for ``input``, and for ``mask`` if there is one, if these are
-    plain tensors; else None. It gets ``dtypes``, which marshal does not write, and the sizes of the
-    mask before the arguments.
+    """The call that ``make`` makes for ``input``, and for ``mask`` if there is one, if these are
+    plain tensors; else None. ``dtypes`` stand apart, as marshal does not write them.
 
     The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
-    and which a later change of a list does not affect. What marshal does not write is no key.
+    and which a later change of a list does not affect. What marshal does not write is no key, such
+    as a tensor: such a call is not prepared.
     """
     is_seen = is_dynamo_compiling() or profiler._is_profiler_enabled or is_watched()
     if is_seen or type(input) is not Tensor or not lies_in_memory(input):
@@ -91,7 +95,7 @@ def prepared(
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
     try:
-        key = prepare, written, dtypes, input.shape, input.stride(), input.dtype, backend
+        key = make, written, dtypes, input.shape, input.stride(), input.dtype, backend
         return _CALLS[key]
     except KeyError:
         return _remembered(key, input)
@@ -102,7 +106,7 @@ def prepared(
 class Pool:
     """What public functions of a pool have in common, and those of torch.nn.
 
-    ``check`` takes the input, data types and numbers, and returns the operator's arguments.
+    ``check`` takes the input, data types and other arguments, and returns the operator's arguments.
     ``compute`` takes the input, a mask or None, and these arguments; ``prepare`` makes the call of
     plain tensors. ``through`` makes the results for other data types by a pool of those that the
     operator takes.
@@ -116,51 +120,53 @@ class Pool:
         through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
     ) -> None:
         self.check, self.compute, self.prepare, self.through = check, compute, prepare, through
-        self.prepared = self._prepared  # one object, which keys compare by identity
+        self.make = self._make  # one object, which keys compare by identity
 
     def __call__(
         self,
         input: Tensor,
         mask: Tensor | None,
-        *numbers: Any,
+        *arguments: Any,
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
-        call = prepared(self.prepared, input, mask, numbers, dtypes)
+        call = prepared(self.make, input, mask, arguments, dtypes)
         if call is not None:
             return call(input) if mask is None else call(input, mask)
-        request = self.check(input, *dtypes, *numbers)
+        request = self.check(input, *dtypes, *arguments)
         return self.of(input, tensors.checked_mask(mask, input), request)
 
     def of(self, input: Tensor, mask: Tensor | None, request: tuple[Any, ...]) -> Any:
         """The results for the operator's arguments, whatever their data type."""
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
-    def _prepared(
-        self, like: Tensor, backend: Backend, dtypes: Any, mask: Any, *numbers: Any
+    def _make(
+        self, like: Tensor, backend: Backend, dtypes: Any, mask_sizes: Any, *arguments: Any
     ) -> Any:
-        request, added = self.check(like, *dtypes, *numbers), None
-        if mask is not None:
-            empty: Any = torch.empty(mask, dtype=torch.bool, device=like.device)
-            added = like.dim() - len(mask)
+        request, missing = self.check(like, *dtypes, *arguments), None
+        if mask_sizes is not None:
+            empty: Any = torch.empty(mask_sizes, dtype=torch.bool, device=like.device)
+            missing = like.dim() - len(mask_sizes)
             tensors.checked_mask(empty, like)
-        return self.call(like, backend, request, added)
+        return self.call_for(like, backend, request, missing)
 
-    def call(
-        self, like: Tensor, backend: Backend, request: tuple[Any, ...], added: int | None
+    def call_for(
+        self, like: Tensor, backend: Backend, request: tuple[Any, ...], missing: int | None
     ) -> Any:
-        """The call of plain tensors that lie as ``like``; under masks, unless ``added`` is None:
-        how many dimensions these lack.
+        """The call of plain tensors that lie as ``like``, and of masks that lack ``missing``
+        dimensions unless that is None. ``request`` has the operator's arguments.
+
+        Under a mask only what records no gradient is prepared: training goes through the operator.
         """
-        planned = self.prepare(like, backend, *request)
-        if added is None:
-            return planned
+        made = self.prepare(like, backend, *request)
+        if missing is None:
+            return made
         if isinstance(request[0], Window):
             request[0].output_sizes(like.shape[2:])  # rejected before any work
-        run = planned.plan.run if backend.spreads_masks and isinstance(planned, Call) else None
-        missing = (None,) * added
+        run = made.plan.run if backend.spreads_masks and isinstance(made, Call) else None
+        leading = (None,) * missing
 
         def call(input: Tensor, mask: Tensor) -> Any:
-            mask = mask[missing] if missing else mask
+            mask = mask[leading] if leading else mask
             if run is None or (input.requires_grad and is_grad_enabled()):
                 return self.of(input, mask, request)
             return run(input, mask)
@@ -186,11 +192,11 @@ def _arguments(written: bytes) -> tuple[Any, ...] | None:
 
 def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | None:
     """The call of this ``key``, which is new."""
-    prepare, written, dtypes, _, _, dtype, backend = key
+    make, written, dtypes, _, _, dtype, backend = key
     arguments, call = _arguments(written), None
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
     if is_known and arguments is not None:
-        call = prepare(input, backend, dtypes, *arguments)
+        call = make(input, backend, dtypes, *arguments)
     if isinstance(call, Call):
         call = call.__call__  # a method is called in less time than an object
     if len(_CALLS) >= _MOST:

@@ -51,7 +51,9 @@ def may_be_differentiated(tensor: Tensor) -> bool:
 
 
 def save(ctx: Any, call: Any, *tensors: Tensor | None) -> None:
-    """Keep for the derivatives of an autograd function what it calls, and tensors."""
+    """Keep ``tensors`` for the derivatives of an autograd function, and what it calls, or the
+    arguments of that, as ``ctx.call``.
+    """
     ctx.call, ctx.kinds = call, [_kind(tensor) for tensor in tensors]
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)

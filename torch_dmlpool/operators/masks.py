@@ -46,7 +46,7 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
     fill = backends.serving(input.device.type).masked
     if not records_gradient(input):
         return fill(input, mask, fills_lowest)
-    return _kept(input, mask, fill, fills_lowest)
+    return _apply_masked(input, mask, fill, fills_lowest)
 
 
 class Masked(torch.autograd.Function):
@@ -103,7 +103,7 @@ def averages_under(
     if backend is None or not backend.reads_masks:
         return _composed_averages(sums, input, mask, *request)
     plan = _remembered(backend, kind_of(input), sums, *request)
-    call = Call(_averages, plan, input, sums, *request)
+    call = Call(_apply_masked_averages, plan, input, sums, *request)
     return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
 
 
@@ -257,8 +257,8 @@ def with_checked_mask(input: Tensor, mask: Tensor, *others: Any) -> tuple[Any, .
     return input, tensors.checked_mask(mask, input), *others
 
 
-_kept = applied_at_a_single_level(Masked)
-_averages = applied_at_a_single_level(MaskedAveragePooling)
+_apply_masked = applied_at_a_single_level(Masked)
+_apply_masked_averages = applied_at_a_single_level(MaskedAveragePooling)
 
 
 def as_pooled(bools: Tensor) -> Tensor:

@@ -112,8 +112,8 @@ def max_pooling(
 def numbered_windows(
     input: Tensor, index_dtype: torch.dtype, return_indices: bool, *window: Any
 ) -> tuple[Any, ...]:
-    """The window and, with ``return_indices``, the index type and that indices count in the whole
-    tensor, checked.
+    """The window and, with ``return_indices``, the index type and False: indices do not count in
+    each plane, but in the whole tensor. All are checked.
     """
     tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
@@ -367,11 +367,11 @@ class MaskedMaxPooling(torch.autograd.Function):
         taps, mask = saved(ctx)
         if arriving is None:
             return None, None, None
-        backend = backends.serving(arriving.device.type)
+        backend, (sizes, window, is_last) = backends.serving(arriving.device.type), ctx.call
         if backend.spreads_masks and is_unobserved(arriving, taps, mask):
             spread = backend.max_pooling_grad_from_taps
-            return spread(arriving, taps, *ctx.call, mask=mask), None, None
-        gradient = max_pooling_grad_from_taps_op(arriving, taps, *ctx.call)
+            return spread(arriving, taps, sizes, window, is_last, mask=mask), None, None
+        gradient = max_pooling_grad_from_taps_op(arriving, taps, sizes, window, is_last)
         return kept(gradient, mask), None, None
 
 
@@ -391,7 +391,7 @@ def _masked(
     window.output_sizes(sizes)  # rejected before any work
     if is_gathered_again(input):
         if may_skip_dispatcher(input, mask) and records_gradient(input):
-            values, taps = _maxima_under(input, mask, window)
+            values, taps = _apply_masked(input, mask, window)
             are_there = None
         else:
             winners = _winners(input, mask, window)
@@ -418,7 +418,7 @@ def _masked(
     return winners.values, tensors.numbered(positions, input.shape, *numbers)
 
 
-_maxima_under = applied_at_a_single_level(MaskedMaxPooling)
+_apply_masked = applied_at_a_single_level(MaskedMaxPooling)
 
 
 masked_max_pooling_op = Operator(

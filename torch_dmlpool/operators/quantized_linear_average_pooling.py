@@ -99,7 +99,7 @@ def quantized_linear_average_pooling(
     """
     parameters = input_scale, input_zero_point, output_scale, output_zero_point
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    call = prepared(_prepared, input, None, (parameters, include_padding, *window), (output_dtype,))
+    call = prepared(_make, input, None, (parameters, include_padding, *window), (output_dtype,))
     if call is not None:
         return call(input)
     parameters, made, include_padding, dtype = _quantized_windows(
@@ -123,11 +123,13 @@ def _quantized_windows(
     return parameters, made, include_padding, dtype
 
 
-def _prepared(
-    like: Tensor, backend: Backend, dtypes: Any, _: None, *numbers: Any
+def _make(
+    like: Tensor, backend: Backend, dtypes: Any, mask_sizes: None, *arguments: Any
 ) -> Callable[[Tensor], Tensor]:
     """The call for plain tensors, whose scales and zero points are numbers."""
-    parameters, window, include_padding, output_dtype = _quantized_windows(like, *dtypes, *numbers)
+    parameters, window, include_padding, output_dtype = _quantized_windows(
+        like, *dtypes, *arguments
+    )
     check_counted(window, include_padding)
     pool = backend.quantized_averages
     return lambda input: pool(input, parameters, window, include_padding, output_dtype)
@@ -144,8 +146,8 @@ def pooled_integers(
     tensors' values.
     """
     check_counted(window, include_padding)
-    tensors = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    if not is_plain(input, *tensors):
+    on_device = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
+    if not is_plain(input, *on_device):
         numbers = tuple(
             parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
         )
@@ -162,7 +164,7 @@ def pooled_integers(
         return quantized_linear_average_pooling_op.dispatch(
             (input, *vectors, *window.arguments, include_padding, output_dtype)
         )
-    if tensors:
+    if on_device:
         _check_tensors(parameters)
     pool = quantized_linear_average_pooling_op.backend_function(input)
     return pool(input, *parameters, window, include_padding, output_dtype)

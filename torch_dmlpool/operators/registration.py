@@ -114,12 +114,12 @@ class Operator:
         Operators that are made of others call them so. Plain tensors go to the backend or to the
         autograd function, and a composite's to the operators that it is made of.
         """
-        tensors = self._tensors(arguments)
-        if is_plain(*tensors):
+        operands = self._tensors(arguments)
+        if is_plain(*operands):
             if self.is_composite:
                 return self.composed(arguments)
-            if not records_gradient(*tensors):
-                return self.backend_function(tensors[0])(*arguments)
+            if not records_gradient(*operands):
+                return self.backend_function(operands[0])(*arguments)
             if self.function is not None:
                 return self._applied(arguments)
         at = self.window_at

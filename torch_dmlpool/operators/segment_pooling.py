@@ -31,8 +31,8 @@ class SegmentSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
-        rows, is_mean = ctx.call.shape[-2], ctx.call.arguments[0]
-        return segment_shares(arriving, *saved(ctx), rows, is_mean), None, None, None
+        (offsets, mask), rows, (is_mean,) = saved(ctx), ctx.call.shape[-2], ctx.call.arguments
+        return segment_shares(arriving, offsets, mask, rows, is_mean), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
@@ -51,8 +51,8 @@ class SegmentShares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
-        is_mean = ctx.call.arguments[1]
-        return segment_sums(arriving, *saved(ctx), is_mean), None, None, None
+        (offsets, mask), (_rows, is_mean) = saved(ctx), ctx.call.arguments
+        return segment_sums(arriving, offsets, mask, is_mean), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
