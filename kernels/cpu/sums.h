@@ -45,7 +45,7 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
             if (columns)
                 result =
                     all / (by * __builtin_convertvector(read<Vector<double, n>>(columns + i), V));
-            write(narrowed(result), out + i);
+            store<U, n>(result, out + i);
         }
     }
 #endif

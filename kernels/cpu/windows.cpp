@@ -71,8 +71,12 @@ struct WindowPooling {
     // Sums that are divided in the loop that adds them are results.
     const double divisor = is_in_place && channels > 1 ? finish.divisor : 0;
     const bool is_finished = finish.is_direct || divisor != 0;
-    // Whether each result is written to the first output of its group.
-    const bool writes_first = are_grouped && is_finished && channels > 1;
+    // Winners of a gradient are numbered. Positions that lie this far apart are taps of the same
+    // numbers, and form a run.
+    const int64_t apart =
+        are_numbered && !windows.seen[2].empty() ? windows.seen[2].front().axis.stride : 1;
+    // Whether each result is written where it goes, to the first output of its group.
+    const bool writes_first = (are_grouped || apart > 1) && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
     // that are left out. A row of planes that are joined has more than one mask.
     const bool leaves_out = windows.kept != nullptr && channels > 1 &&
@@ -209,7 +213,7 @@ struct WindowPooling {
         Runs &runs = m.runs;
         runs.list.clear();
         are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
-                    : find_runs(windows, are_numbered, t.first, t.stop, runs.list);
+                    : find_runs(windows, are_numbered, t.first, t.stop, runs.list, apart);
         runs.groups = 0;
         runs.elements = {0, 0};
         bool are_elements = are_grouped;
@@ -366,7 +370,7 @@ struct WindowPooling {
                     taps[count].from = m.filled.data();
                 ++count;
                 tap.from += w.dilation * position;
-                tap.number += op.units[2];
+                tap.number += op.steps[2];
             }
         }
         return count;
