@@ -104,8 +104,6 @@ struct WindowPooling {
         std::vector<Run> list;
         int64_t groups;
         Range reach;
-        // If each group reads one of these elements, one after the other, or nothing. Else empty.
-        Range elements;
     };
     // A thread's memory.
     struct Memory {
@@ -191,22 +189,14 @@ struct WindowPooling {
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
             combine_windows(t, found, runs, values, out, m);
-        else if (runs.elements.end > 0 && (found.are_values || op.is_plain)) {
-            const char *from = found.rows[0].from + (runs.elements.begin - found.low) * pitch;
-            if (!finish.is_direct) {
-                finish(t.plane, t.od, t.oh, 0, runs.elements.end - runs.elements.begin, from, out);
-                from = out;
-            }
-            return copy_elements(runs.list, true, from, t);
-        } else {
+        else {
             op.reduce_windows(found.are_values, found.rows[0], found.low, runs.list.data(),
                               runs.groups, w.dilation, values);
             if (!finish.is_direct)
                 finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
         }
         if (are_grouped)
-            channels > 1 ? copy_positions(runs.list, out, t.out)
-                         : copy_elements(runs.list, false, out, t);
+            channels > 1 ? copy_positions(runs.list, out, t.out) : copy_elements(runs.list, out, t);
     }
     // Lists the runs of a tile, and makes room for what its groups produce.
     void list_runs(const Tile &t, Memory &m) const {
@@ -215,21 +205,10 @@ struct WindowPooling {
         are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
                     : find_runs(windows, are_numbered, t.first, t.stop, runs.list, apart);
         runs.groups = 0;
-        runs.elements = {0, 0};
-        bool are_elements = are_grouped;
-        for (const Run &run : runs.list) {
+        for (const Run &run : runs.list)
             runs.groups += run.groups;
-            if (run.count == 0)
-                continue;
-            if (runs.elements.end == 0)
-                runs.elements = {run.begin, run.begin};
-            are_elements &= run.count == 1 && run.step == 1 && run.begin == runs.elements.end;
-            runs.elements.end += run.groups;
-        }
-        if (!are_elements)
-            runs.elements = {0, 0};
         runs.reach = windows.reach(2, t.first, t.stop - t.first);
-        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}, {0, 0}};
+        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}};
         m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
         m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
     }
@@ -248,29 +227,25 @@ struct WindowPooling {
                 }
             }
     }
-    // The same for one channel. `from` has results, or if they `are_elements` none of empty groups.
-    void copy_elements(const std::vector<Run> &runs, bool are_elements, const char *from,
-                       const Tile &t) const {
+    // The same for one channel.
+    void copy_elements(const std::vector<Run> &runs, const char *from, const Tile &t) const {
         with_integers(int(finish.result_size), [&](auto bits) {
             using E = decltype(bits);
-            const E none = 0;
             const E *results = reinterpret_cast<const E *>(from);
             for (const Run &run : runs) {
-                const bool is_none = are_elements && run.count == 0;
                 E *const out = reinterpret_cast<E *>(t.out) + run.first;
-                copy_run(run, is_none ? &none : results, !is_none, t.stop - t.first - run.first,
-                         out);
-                results += is_none ? 0 : run.groups;
+                copy_run(run, results, t.stop - t.first - run.first, out);
+                results += run.groups;
             }
         });
     }
-    // Copies results `step` apart to the outputs of groups, where there is room for `room` outputs.
-    // Vectors write past the end of a group what the next one overwrites.
+    // Copies results to the outputs of groups, where there is room for `room` outputs. Vectors
+    // write past the end of a group what the next one overwrites.
     template <class E>
-    static void copy_run(const Run &run, const E *__restrict from, int64_t step, int64_t room,
+    static void copy_run(const Run &run, const E *__restrict from, int64_t room,
                          E *__restrict out) {
         constexpr int64_t n = LANES<E>;
-        if (run.each == 2 && run.apart == 2 && step == 1)
+        if (run.each == 2 && run.apart == 2)
             for (int64_t g = 0; g < run.groups; ++g)
                 out[2 * g] = out[2 * g + 1] = from[g];
         else {
@@ -279,9 +254,9 @@ struct WindowPooling {
             for (; run.each == run.apart && g < run.groups && room >= written;
                  ++g, out += run.apart, room -= run.apart)
                 for (int64_t i = 0; i < run.each; i += n)
-                    write(Vector<E, n>{} + from[g * step], out + i);
+                    write(Vector<E, n>{} + from[g], out + i);
             for (; g < run.groups; ++g, out += run.apart)
-                std::fill_n(out, run.each, from[g * step]);
+                std::fill_n(out, run.each, from[g]);
         }
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
