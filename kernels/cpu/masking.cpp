@@ -63,10 +63,9 @@ struct Masked : Kept {
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
     const int64_t largest = std::max(p.plane(), p.output_plane());
-    // As many planes of each part, as small parts leave vectors of turned planes empty.
-    const int64_t most = parts.count > 1 ? 1 : std::max<int64_t>(1, PART / largest);
     const int64_t planes =
-        std::max<int64_t>(1, parts_of(m.planes, std::max<int64_t>(1, parts_of(m.planes, most))));
+        parts.count > 1 ? 1
+                        : std::clamp<int64_t>(PART / largest, 1, std::max<int64_t>(m.planes, 1));
 
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {

@@ -14,10 +14,8 @@ template <class T, int64_t n>
 inline Vector<double, n> doubles(const T *from) {
     if constexpr (n == 1)
         return double(widen(*from));
-    else if constexpr (std::is_same_v<T, double>)
-        return read<Vector<double, n>>(from);
     else
-        return __builtin_convertvector(load<float, n>(from), Vector<double, n>);
+        return __builtin_convertvector(load<Wide<T>, n>(from), Vector<double, n>);
 }
 
 // The sum of distances from a mean that was rounded, and that of their squares.

@@ -287,21 +287,15 @@ void gather_positions(const Problem &p, const void *input, const void *positions
         const T *const from = static_cast<const T *>(input) + plane * p.plane();
         T *const to = static_cast<T *>(output);
         const uint64_t size = all.size;
-        const int64_t channels = p.channels;
-        if (channels == 1) {  // without the channel's part of a place it takes two thirds as long
-            const int64_t row = plane * p.output_plane();
-            for (int64_t i = row + some.begin; i < row + some.end; ++i) {
-                const uint64_t at = int64_t(read<N>(static_cast<const N *>(positions) + i));
-                to[i] = at < size ? read<T>(from + at) : T(0);
+        const auto run = [&](auto channels) {
+            all.each<N>(plane, some, [=](int64_t i, uint64_t position, int64_t channel) {
+                const int64_t at = int64_t(position * channels) + channel;
+                to[i] = position < size ? read<T>(from + at) : T(0);
                 __asm__("");
-            }
-            return;
-        }
-        all.each<N>(plane, some, [=](int64_t i, uint64_t position, int64_t channel) {
-            const int64_t at = int64_t(position * channels) + channel;
-            to[i] = position < size ? read<T>(from + at) : T(0);
-            __asm__("");
-        });
+            });
+        };
+        // Without the channel's part of a place it takes two thirds as long.
+        p.channels == 1 ? run(Count<1>()) : run(p.channels);
     };
     with_integers(type_of(p).bytes, [&](auto element) {
         parallel(p.planes * chunks, 4. * double(chunk * p.channels),

@@ -112,7 +112,6 @@ struct WindowPooling {
         Span depth = {0, 0, 0};  // what the tile reads along D and H
         Span height = {0, 0, 0};
         Runs runs;
-        Runs nothing;  // that of a tile that reads nothing: a group of all outputs
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
         std::vector<char> results;                        // of groups
@@ -184,7 +183,7 @@ struct WindowPooling {
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const TileRows found = find_tile_rows(t, m);
-        const Runs &runs = are_grouped && found.count == 0 ? m.nothing : m.runs;
+        const Runs &runs = m.runs;
         char *const out = are_grouped && !writes_first ? m.results.data() : t.out;
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
@@ -208,7 +207,6 @@ struct WindowPooling {
         for (const Run &run : runs.list)
             runs.groups += run.groups;
         runs.reach = windows.reach(2, t.first, t.stop - t.first);
-        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}};
         m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
         m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
     }
