@@ -61,7 +61,6 @@ struct WindowOperations {
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
     int64_t steps[3];             // what the next tap of a window adds to it
     bool writes_results = false;  // combine_window writes `result`, too
-    bool is_plain = false;        // elements are values
 
     // Combines what each of `groups` groups of outputs reads of a row of one channel, into
     // `produced`. `step` is the distance of two taps. The row begins at position `origin`.
@@ -83,6 +82,7 @@ struct WindowOperations {
 
 // What a strategy calls for each row.
 struct RowOperations : WindowOperations {
+    bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
@@ -104,9 +104,9 @@ struct RowOperations : WindowOperations {
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
                   bool is_plain, bool is_idempotent)
-        : WindowOperations(element_size, value_size, units), is_idempotent(is_idempotent) {
-        this->is_plain = is_plain;
-    }
+        : WindowOperations(element_size, value_size, units),
+          is_plain(is_plain),
+          is_idempotent(is_idempotent) {}
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.

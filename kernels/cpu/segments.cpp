@@ -29,7 +29,11 @@ struct Finder {
     T *const output;
     int64_t *const winners;  // may be null
     const L sign;            // -1 for minima: the greatest of the negated elements are found
-    const bool reads_ahead = reads_rows_first(s, sizeof(T));
+    // Whether rows, if they are shorter than a page, are read in the order of memory before a loop
+    // compares several of them.
+    const int64_t row_bytes = s.row_step * int64_t(sizeof(T));
+    const bool reads_ahead = row_bytes < 4096 && !without(READ_FIRST) &&
+                             is_large(s.length * row_bytes * (s.set_step != 0 ? s.segments : 1));
     List list = {};
     L best[WIDTH];
     I numbers[WIDTH];

@@ -189,12 +189,6 @@ struct StatisticsGradient {
     }
 };
 
-// Channels of a piece whose rows a cache holds.
-int64_t cached_width(const Segments &s, int64_t element) {
-    return std::clamp<int64_t>((256 << 10) / std::max<int64_t>(s.length * element, 1) / 16 * 16, 16,
-                               WIDTH);
-}
-
 }  // namespace
 
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
@@ -206,12 +200,9 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
         if (s.row_step == 1)
             each_piece(s, nullptr, mask, [&] { return PlaneStatistics<T>{s, from, to, widths}; });
         else
-            each_piece(
-                s, nullptr, mask,
-                [&] {
-                    return RowStatistics<T>{{s, static_cast<const char *>(values), to}, widths};
-                },
-                cached_width(s, sizeof(T)));
+            each_piece(s, nullptr, mask, [&] {
+                return RowStatistics<T>{{s, static_cast<const char *>(values), to}, widths};
+            });
     });
 }
 
