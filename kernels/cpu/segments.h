@@ -31,8 +31,7 @@ struct Piece {
 // Calls make()(piece) for all pieces, where each part of the work makes its own. Where sets are
 // fewer than threads need, channels are shared out, too. Throws where offsets fall or lie outside.
 template <class Make>
-void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make,
-                int64_t most = WIDTH) {
+void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make) {
     bool are_offsets = offsets == nullptr || (offsets[0] >= 0 && offsets[s.segments] <= s.length);
     for (int64_t k = 0; offsets != nullptr && k < s.segments; ++k)
         are_offsets &= offsets[k] <= offsets[k + 1];
@@ -41,8 +40,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
     if (s.segments == 0 || s.channels == 0)
         return;
     const int64_t threads = available_threads();
-    if (threads > 1 && s.segments < 4 * threads)
-        most = std::min<int64_t>(most, 128);
+    const int64_t most = threads > 1 && s.segments < 4 * threads ? 128 : WIDTH;
     const int64_t pieces = parts_of(s.channels, most), width = parts_of(s.channels, pieces);
     const double rows = double(s.length) / double(offsets != nullptr ? s.segments : 1);
     parallel_loops<2>({pieces, s.segments}, rows * double(width) + 64, [&] {

@@ -99,19 +99,15 @@ struct WindowPooling {
         int64_t low;
         bool are_values;
     };
-    // The runs of a tile, and what they read.
-    struct Runs {
-        std::vector<Run> list;
-        int64_t groups;
-        Range reach;
-    };
     // A thread's memory.
     struct Memory {
         std::vector<Row> rows;
         std::vector<Row> taps;
         Span depth = {0, 0, 0};  // what the tile reads along D and H
         Span height = {0, 0, 0};
-        Runs runs;
+        std::vector<Run> runs;                            // of the tile
+        int64_t groups;                                   // of all runs
+        Range reach;                                      // what they read
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
         std::vector<char> results;                        // of groups
@@ -183,32 +179,30 @@ struct WindowPooling {
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const TileRows found = find_tile_rows(t, m);
-        const Runs &runs = m.runs;
         char *const out = are_grouped && !writes_first ? m.results.data() : t.out;
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
-            combine_windows(t, found, runs, values, out, m);
+            combine_windows(t, found, values, out, m);
         else {
-            op.reduce_windows(found.are_values, found.rows[0], found.low, runs.list.data(),
-                              runs.groups, w.dilation, values);
+            op.reduce_windows(found.are_values, found.rows[0], found.low, m.runs.data(), m.groups,
+                              w.dilation, values);
             if (!finish.is_direct)
-                finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
+                finish(t.plane, t.od, t.oh, t.first, m.groups, values, out);
         }
         if (are_grouped)
-            channels > 1 ? copy_positions(runs.list, out, t.out) : copy_elements(runs.list, out, t);
+            channels > 1 ? copy_positions(m.runs, out, t.out) : copy_elements(m.runs, out, t);
     }
     // Lists the runs of a tile, and makes room for what its groups produce.
     void list_runs(const Tile &t, Memory &m) const {
-        Runs &runs = m.runs;
-        runs.list.clear();
-        are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
-                    : find_runs(windows, are_numbered, t.first, t.stop, runs.list, apart);
-        runs.groups = 0;
-        for (const Run &run : runs.list)
-            runs.groups += run.groups;
-        runs.reach = windows.reach(2, t.first, t.stop - t.first);
-        m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
-        m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
+        m.runs.clear();
+        are_grouped ? find_groups(windows, t.first, t.stop, m.runs)
+                    : find_runs(windows, are_numbered, t.first, t.stop, m.runs, apart);
+        m.groups = 0;
+        for (const Run &run : m.runs)
+            m.groups += run.groups;
+        m.reach = windows.reach(2, t.first, t.stop - t.first);
+        m.produced.resize(is_in_place ? 0 : m.groups * pitch);
+        m.results.resize(are_grouped && !writes_first ? m.groups * result_pitch : 0);
     }
     // Copies the result of each group of several channels to its outputs. A copy has up to a page,
     // as a position may be only a few bytes.
@@ -231,8 +225,8 @@ struct WindowPooling {
             using E = decltype(bits);
             const E *results = reinterpret_cast<const E *>(from);
             for (const Run &run : runs) {
-                E *const out = reinterpret_cast<E *>(t.out) + run.first;
-                copy_run(run, results, t.stop - t.first - run.first, out);
+                copy_run(run, results, t.stop - t.first - run.first,
+                         reinterpret_cast<E *>(t.out) + run.first);
                 results += run.groups;
             }
         });
@@ -260,7 +254,7 @@ struct WindowPooling {
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
     TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
-        const Range reach = m.runs.reach;
+        const Range reach = m.reach;
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
         if (reads_ahead && !reads_windows_ahead)
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
@@ -285,8 +279,8 @@ struct WindowPooling {
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
-    void combine_windows(const Tile &t, const TileRows &found, const Runs &runs, char *values,
-                         char *out, Memory &m) const {
+    void combine_windows(const Tile &t, const TileRows &found, char *values, char *out,
+                         Memory &m) const {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
         const int64_t most = without(SEVERAL_WINDOWS) || leaves_out ? 1
                              : is_finished                          ? tile
@@ -300,7 +294,7 @@ struct WindowPooling {
                        out + finished * result_pitch);
             finished = k;
         };
-        for (const Run &run : runs.list) {
+        for (const Run &run : m.runs) {
             const int64_t apart = writes_first ? run.apart : 1;
             for (int64_t g = 0, n; g < run.groups; g += n, k += n) {
                 n = std::min(most, run.groups - g);
