@@ -182,19 +182,19 @@ struct Counts {
                     row[i] = std::max(1., counted - row[i]);
             });
     }
-    // Divides the sums of a part, and writes them as elements T.
-    template <class T>
-    void divide_part(const Part &part, const Wide<T> *sums, T *out) const {
+    // Divides the sums of a part, and writes them as elements U.
+    template <class T, class U>
+    void divide_part(const Part &part, const T *sums, U *out) const {
         const int64_t n = part.problem.output_plane(), each = of.each;
         if (of.p.counting.divisor != 0)
-            return divide<T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
+            return divide<U, T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
         for (int64_t k = 0; k < part.problem.planes; ++k, sums += n, out += n) {
             const double *by = counts.data() + (of.m.is_own ? k * n / each : 0);
             if (each == 1)
-                divide<T>(sums, n, 1, by, out);
+                divide<U, T>(sums, n, 1, by, out);
             else
                 for (int64_t i = 0; i < n; i += each)
-                    divide<T>(sums + i, each, *by++, nullptr, out + i);
+                    divide<U, T>(sums + i, each, *by++, nullptr, out + i);
         }
     }
 };
@@ -216,33 +216,30 @@ void pool_averages(const Masked &masked, T *output) {
             }
             const Kept kept = masked.kept(part);
             pool_averages(sums_of(part.problem, masked.p.type), kept.tensor, to, &kept);
-            counts.divide_part<T>(part, to, out);
+            counts.divide_part(part, to, out);
         });
 }
 
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    masked.each_part(
-        masked.bands_of_elements, true,
-        [&, counts = Counts{masked}, shares = std::vector<L>(),
-         sums = std::vector<L>()](const Part &part) mutable {
-            counts.find(part);
-            shares.resize(part.results());
-            const Row row = {reinterpret_cast<const char *>(arriving + part.output), 0};
-            row_sums(masked.p.type).combine(false, &row, 1, part.results(), shares.data());
-            counts.divide_part<L>(part, shares.data(), shares.data());
-            const Problem q = sums_of(part.problem, sizeof(L) == 8);
-            T *const out = gradient + part.input;
-            if constexpr (std::is_same_v<T, L>)
-                average_pooling_grad(q, shares.data(), out);
-            else {
-                sums.resize(part.elements());
-                average_pooling_grad(q, shares.data(), sums.data());
-                divide<T>(sums.data(), part.elements(), 1, nullptr, out);
-            }
-            masked.kept(part).read(out, part.elements(), out);
-        });
+    masked.each_part(masked.bands_of_elements, true,
+                     [&, counts = Counts{masked}, shares = std::vector<L>(),
+                      sums = std::vector<L>()](const Part &part) mutable {
+                         counts.find(part);
+                         shares.resize(part.results());
+                         counts.divide_part(part, arriving + part.output, shares.data());
+                         const Problem q = sums_of(part.problem, sizeof(L) == 8);
+                         T *const out = gradient + part.input;
+                         if constexpr (std::is_same_v<T, L>)
+                             average_pooling_grad(q, shares.data(), out);
+                         else {
+                             sums.resize(part.elements());
+                             average_pooling_grad(q, shares.data(), sums.data());
+                             divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+                         }
+                         masked.kept(part).read(out, part.elements(), out);
+                     });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be

@@ -88,7 +88,6 @@ struct Finder {
 // out a row. With winners, each element of what arrives goes to its winner, and zeros elsewhere.
 template <class T>
 struct Spreader {
-    using L = Wide<T>;
     const Segments &s;
     const T *const arriving;
     T *const gradient;
@@ -109,10 +108,7 @@ struct Spreader {
         if (winners != nullptr)
             return scatter(piece, from, to);
         const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept());
-        L wide[WIDTH];
-        const Row row = {reinterpret_cast<const char *>(from), 0};
-        row_sums(s.type).combine(false, &row, 1, piece.count, wide);
-        divide<T>(wide, piece.count, double(kept), nullptr, share);
+        divide<T, T>(from, piece.count, double(kept), nullptr, share);
         for (int64_t k = piece.begin; k < piece.end; ++k)
             if (piece.keeps(k))
                 std::copy_n(share, piece.count, to + k * s.row_step);
