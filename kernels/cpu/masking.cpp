@@ -63,9 +63,7 @@ struct Masked : Kept {
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
     const int64_t largest = std::max(p.plane(), p.output_plane());
-    const int64_t planes =
-        parts.count > 1 ? 1
-                        : std::clamp<int64_t>(PART / largest, 1, std::max<int64_t>(m.planes, 1));
+    const int64_t planes = parts.count > 1 ? 1 : std::clamp<int64_t>(PART / largest, 1, m.planes);
 
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {

@@ -14,6 +14,7 @@
 #include "blocks.h"
 #include "kept.h"
 #include "parallel.h"
+#include "strides.h"
 
 namespace dmlpool {
 namespace {
@@ -140,14 +141,9 @@ struct RowPooling : BlockPooling {
             if (spacing > 1) {
                 const int64_t count = parts_of(b.low + b.columns, spacing) - from;
                 op.combine(false, m.rows, found, count, m.scratch);
-                op.fill(into, pitch, 0, 1);
-                with_integers(int(value), [&, begin = from * spacing - b.first](auto bits) {
-                    using V = decltype(bits);
-                    const V *const combined = reinterpret_cast<const V *>(m.scratch);
-                    V *const out = reinterpret_cast<V *>(into) + begin;
-                    for (int64_t i = 0; i < count; ++i)
-                        out[i * spacing] = combined[i];
-                });
+                (value == 4 ? put_spaced<uint32_t>
+                            : put_spaced<uint64_t>)(m.scratch, count, spacing,
+                                                    from * spacing - b.first, into, pitch);
                 continue;
             }
             // A row that needs no padding and no combining is pooled where it lies in the input.

@@ -1,14 +1,38 @@
-// Elements of a row that lie a stride from each other.
+// Rows whose elements lie a stride from each other: taken out of a row, or put into one.
 //
-//     stride 3    | a . . b . . c . . |  ->  | a b c |
+//     take_spaced, stride 3    | a . . b . . c . . |  ->  | a b c |
+//     put_spaced, 2 apart     | a b c |  ->  | 0 a 0 b 0 c 0 |
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "vectors.h"
 
 namespace dmlpool {
 namespace {
+
+// Writes `count` values of 4 or 8 bytes into a row of `length` values: value i at `begin + i *
+// apart`, and zeros everywhere else.
+template <class Bits>
+__attribute__((noinline)) void put_spaced(const void *values, int64_t count, int64_t apart,
+                                          int64_t begin, void *to, int64_t length) {
+    const Bits *__restrict from = static_cast<const Bits *>(values);
+    Bits *__restrict out = static_cast<Bits *>(to);
+    if (apart != 2) {
+        std::fill_n(out, length, Bits(0));
+        for (int64_t i = 0; i < count; ++i)
+            out[begin + i * apart] = from[i];
+        return;
+    }
+    const int64_t end = begin + 2 * count;
+    std::fill_n(out, begin, Bits(0));
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i)
+        out[begin + 2 * i] = from[i], out[begin + 2 * i + 1] = 0;
+    if (end < length)
+        std::fill(out + end, out + length, Bits(0));
+}
 
 // Takes `count` values from a row, a stride apart: out[i] = row[i * stride]. A stride that is known
 // when the library is compiled is `fixed`, and any other one is `any`. `size` is a value's bytes.
