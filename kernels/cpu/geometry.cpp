@@ -5,48 +5,21 @@
 #include <utility>
 
 namespace dmlpool {
-namespace {
-
-// The number whose product with a is 1 modulo m. Both must have no common divisor.
-int64_t inverse_of(int64_t a, int64_t m) {
-    int64_t old_remainder = a % m;
-    int64_t remainder = m;
-    int64_t old_factor = 1;
-    int64_t factor = 0;
-    while (remainder != 0) {
-        const int64_t quotient = old_remainder / remainder;
-        old_remainder = std::exchange(remainder, old_remainder - quotient * remainder);
-        old_factor = std::exchange(factor, old_factor - quotient * factor);
-    }
-    return old_factor < 0 ? old_factor + m : old_factor;
-}
-
-}  // namespace
-
 SeenAxis::SeenAxis(const Axis &axis)
-    : axis(axis),
-      divisor(std::gcd(axis.stride, axis.dilation)),
-      step(axis.dilation / divisor),
-      inverse(inverse_of(axis.stride / divisor, step)) {}
+    : axis(axis), divisor(std::gcd(axis.stride, axis.dilation)), step(axis.dilation / divisor) {}
 
 Span SeenAxis::span_of(int64_t x) const {
     const Range around = outputs_around(x);
-    if (axis.dilation == 1)  // takes fewer divisions
+    if (axis.dilation == 1 || around.begin >= around.end)
         return {around.begin, std::max<int64_t>(around.end - around.begin, 0),
                 x - axis.first(around.begin)};
     const int64_t place = x + axis.padding;
-    int64_t first = around.begin;
-    if (place % divisor != 0)
-        first = around.end;
-    else if (step > 1) {
-        // Dilations have 31 bits, so that this product has 62.
-        const int64_t wanted = place / divisor % step * inverse % step;
-        first += (wanted - first % step + step) % step;
-    }
-    if (first >= around.end)
-        return {std::max(around.begin, around.end), 0, 0};
-    const int64_t count = step == 1 ? around.end - first : parts_of(around.end - first, step);
-    return {first, count, (x - axis.first(first)) / axis.dilation};
+    // The first output reads x with the last of the taps that some output reads it with.
+    int64_t tap = place % divisor != 0 ? -1 : std::min(axis.window - 1, place / axis.dilation);
+    while (tap >= 0 && (place - tap * axis.dilation) % axis.stride != 0)
+        --tap;
+    const int64_t first = tap < 0 ? around.end : (place - tap * axis.dilation) / axis.stride;
+    return {first, std::max<int64_t>(parts_of(around.end - first, step), 0), tap};
 }
 
 Windows adjoint_of(const Windows &windows) {
@@ -153,29 +126,29 @@ void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_
                std::vector<Run> &runs, int64_t apart) {
     const Axis &axis = windows.p.w();
     const Range whole = axis.whole();
-    const size_t before = runs.size();
-    while (output < end) {
-        if (whole.contains(output)) {
-            const int64_t taken = std::min(whole.end, end) - output;
-            runs.push_back(
-                {axis.first(output), axis.window, 0, taken, taken > 1 ? axis.stride : 0});
-            output += taken;
-            continue;
-        }
-        const int64_t first = std::exchange(output, output + apart);
-        const Span span = windows.at(2, first);
-        const int64_t tap = are_numbered ? span.tap : 0;
-        // A run of a single output takes any step that is not negative.
-        if (runs.size() > before && runs.back().count == span.count && runs.back().tap == tap) {
-            Run &last = runs.back();
-            const int64_t step = span.begin - last.begin - (last.groups - 1) * last.step;
-            if (last.groups == 1 ? step >= 0 : step == last.step) {
-                last.step = step;
-                ++last.groups;
+    for (int64_t start = output; start < std::min(output + apart, end); ++start) {
+        const size_t before = runs.size();
+        for (int64_t o = start; o < end; o += apart) {
+            if (whole.contains(o)) {
+                const int64_t taken = std::min(whole.end, end) - o;
+                runs.push_back({axis.first(o), axis.window, 0, taken, taken > 1 ? axis.stride : 0});
+                o += taken - 1;
                 continue;
             }
+            const Span span = windows.at(2, o);
+            const int64_t tap = are_numbered ? span.tap : 0;
+            // A run of a single output takes any step that is not negative.
+            if (runs.size() > before && runs.back().count == span.count && runs.back().tap == tap) {
+                Run &last = runs.back();
+                const int64_t step = span.begin - last.begin - (last.groups - 1) * last.step;
+                if (last.groups == 1 ? step >= 0 : step == last.step) {
+                    last.step = step;
+                    ++last.groups;
+                    continue;
+                }
+            }
+            runs.push_back({span.begin, span.count, tap, 1, 0, o - output, 1, apart});
         }
-        runs.push_back({span.begin, span.count, tap, 1, 0, first, 1, apart});
     }
 }
 

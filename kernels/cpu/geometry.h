@@ -143,7 +143,6 @@ struct SeenAxis {
     Axis axis;
     int64_t divisor;  // of stride and dilation, the greatest common one
     int64_t step;
-    int64_t inverse;  // of stride / divisor, modulo step
 
     explicit SeenAxis(const Axis &axis);
     // The outputs whose windows begin at or before position x and end after it.
@@ -251,8 +250,9 @@ struct Windows {
 // outputs. Bins seen from the input are bins again.
 Windows adjoint_of(const Windows &windows);
 
-// Adds to `runs` the runs of the outputs of [output, end) along W that lie `apart`, each a group of
-// its own. Without `are_numbered` the tap of each run is 0. `first` counts outputs of the row.
+// Adds to `runs` the runs of the outputs of [output, end) along W, each output a group of its own.
+// Those of a run lie `apart`, which is 1 unless windows are seen from the input. Without
+// `are_numbered` the tap of each run is 0.
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
                std::vector<Run> &runs, int64_t apart = 1);
 // The same for windows that form groups. Where their pattern repeats, groups that lie a stride

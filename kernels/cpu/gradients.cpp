@@ -202,9 +202,10 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
     const Windows windows(p);
     const Strategy strategy = choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)});
     const auto gather = [](const Problem &q, const void *from, const void *which, void *to) {
-        GatheredMaxima<T>{q, static_cast<const T *>(from), static_cast<const uint8_t *>(which),
-                          static_cast<T *>(to)}
-            .run();
+        const Windows seen = adjoint_of(Windows(q));
+        const GatheredMaxima<T> op(q, seen, static_cast<const T *>(from),
+                                   static_cast<const uint8_t *>(which));
+        pool_windows(op, Finish(sizeof(T), true, true), from, to, seen);
     };
     if (strategy == GATHERED)
         return gather(p, arriving, taps, gradient);

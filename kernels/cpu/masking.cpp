@@ -14,6 +14,7 @@
 
 #include "counts.h"
 #include "kept.h"
+#include "numbers.h"
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -62,10 +63,7 @@ struct Masked : Kept {
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
     const int64_t largest = std::max(p.plane(), p.output_plane());
-    // As many planes of each part, as small parts leave vectors of turned planes empty.
-    const int64_t most = parts.count > 1 ? 1 : std::max<int64_t>(1, PART / largest);
-    const int64_t planes =
-        std::max<int64_t>(1, parts_of(m.planes, std::max<int64_t>(1, parts_of(m.planes, most))));
+    const int64_t planes = parts.count > 1 ? 1 : std::clamp<int64_t>(PART / largest, 1, m.planes);
 
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {
@@ -182,19 +180,19 @@ struct Counts {
                     row[i] = std::max(1., counted - row[i]);
             });
     }
-    // Divides the sums of a part, and writes them as elements T.
-    template <class T>
-    void divide_part(const Part &part, const Wide<T> *sums, T *out) const {
+    // Divides the sums of a part, and writes them as elements U.
+    template <class T, class U>
+    void divide_part(const Part &part, const T *sums, U *out) const {
         const int64_t n = part.problem.output_plane(), each = of.each;
         if (of.p.counting.divisor != 0)
-            return divide<T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
+            return divide<U, T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
         for (int64_t k = 0; k < part.problem.planes; ++k, sums += n, out += n) {
             const double *by = counts.data() + (of.m.is_own ? k * n / each : 0);
             if (each == 1)
-                divide<T>(sums, n, 1, by, out);
+                divide<U, T>(sums, n, 1, by, out);
             else
                 for (int64_t i = 0; i < n; i += each)
-                    divide<T>(sums + i, each, *by++, nullptr, out + i);
+                    divide<U, T>(sums + i, each, *by++, nullptr, out + i);
         }
     }
 };
@@ -216,33 +214,30 @@ void pool_averages(const Masked &masked, T *output) {
             }
             const Kept kept = masked.kept(part);
             pool_averages(sums_of(part.problem, masked.p.type), kept.tensor, to, &kept);
-            counts.divide_part<T>(part, to, out);
+            counts.divide_part(part, to, out);
         });
 }
 
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    masked.each_part(
-        masked.bands_of_elements, true,
-        [&, counts = Counts{masked}, shares = std::vector<L>(),
-         sums = std::vector<L>()](const Part &part) mutable {
-            counts.find(part);
-            shares.resize(part.results());
-            const Row row = {reinterpret_cast<const char *>(arriving + part.output), 0};
-            row_sums(masked.p.type).combine(false, &row, 1, part.results(), shares.data());
-            counts.divide_part<L>(part, shares.data(), shares.data());
-            const Problem q = sums_of(part.problem, sizeof(L) == 8);
-            T *const out = gradient + part.input;
-            if constexpr (std::is_same_v<T, L>)
-                average_pooling_grad(q, shares.data(), out);
-            else {
-                sums.resize(part.elements());
-                average_pooling_grad(q, shares.data(), sums.data());
-                divide<T>(sums.data(), part.elements(), 1, nullptr, out);
-            }
-            masked.kept(part).read(out, part.elements(), out);
-        });
+    masked.each_part(masked.bands_of_elements, true,
+                     [&, counts = Counts{masked}, shares = std::vector<L>(),
+                      sums = std::vector<L>()](const Part &part) mutable {
+                         counts.find(part);
+                         shares.resize(part.results());
+                         counts.divide_part(part, arriving + part.output, shares.data());
+                         const Problem q = sums_of(part.problem, sizeof(L) == 8);
+                         T *const out = gradient + part.input;
+                         if constexpr (std::is_same_v<T, L>)
+                             average_pooling_grad(q, shares.data(), out);
+                         else {
+                             sums.resize(part.elements());
+                             average_pooling_grad(q, shares.data(), sums.data());
+                             divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+                         }
+                         masked.kept(part).read(out, part.elements(), out);
+                     });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
@@ -255,51 +250,42 @@ struct FirstKept {
 
     const Problem &p = kept.p;
     const Windows windows{p};
-    const int64_t size = p.plane() / p.channels;
+    const Numbers numbers{p, winners};
 
-    // The number of the first element of a window that the mask keeps, or -1. The mask has `step`
-    // bytes for each position.
-    int64_t first(int64_t d, int64_t h, int64_t w, const uint8_t *mask, int64_t step) const {
-        const Span spans[] = {windows.at(0, d), windows.at(1, h), windows.at(2, w)};
-        for (int64_t z = 0; z < spans[0].count; ++z)
-            for (int64_t y = 0; y < spans[1].count; ++y)
-                for (int64_t x = 0; x < spans[2].count; ++x) {
-                    const int64_t steps[] = {z, y, x};
-                    int64_t position = 0, tap = 0;
-                    for (int a = 0; a < 3; ++a) {
-                        const Axis &axis = p.axes[a];
-                        position = position * axis.size + spans[a].begin + steps[a] * axis.dilation;
-                        tap = tap * axis.window + spans[a].tap + steps[a];
-                    }
-                    if (mask[position * step])
-                        return p.numbering == TAPS ? tap : position;
+    // What `Numbers` knows of the first element of a window that the mask keeps: the sum of its
+    // tap's coordinates times units, or -1. The mask has `step` bytes for each position.
+    int64_t first(const int64_t (&output)[3], const uint8_t *mask, int64_t step) const {
+        const Span d = windows.at(0, output[0]), h = windows.at(1, output[1]),
+                   w = windows.at(2, output[2]);
+        for (int64_t z = 0; z < d.count; ++z)
+            for (int64_t y = 0; y < h.count; ++y)
+                for (int64_t x = 0; x < w.count; ++x) {
+                    const int64_t row =
+                        (d.begin + z * p.d().dilation) * p.h().size + h.begin + y * p.h().dilation;
+                    if (mask[(row * p.w().size + w.begin + x * p.w().dilation) * step])
+                        return (d.tap + z) * numbers.units[0] + (h.tap + y) * numbers.units[1] +
+                               (w.tap + x) * numbers.units[2];
                 }
         return -1;
     }
     void find_row(int64_t plane, int64_t d, int64_t h) const {
         const S lowest = S(kept.m.fill);
         const int64_t length = p.output_row();
-        const int64_t row = plane * p.output_plane() + (d * p.h().outputs + h) * length;
-        if (std::find(values + row, values + row + length, lowest) == values + row + length)
+        const S *const row = values + plane * p.output_plane() + (d * p.h().outputs + h) * length;
+        if (std::find(row, row + length, lowest) == row + length)
             return;
-        with_integers(int(p.bytes), [&](auto number) {
-            using N = decltype(number);
-            N *const out = static_cast<N *>(winners) + row;
-            const uint8_t *const mask = kept.mask_of(plane);
-            int64_t known = -1, found = -1;  // the output that `found` belongs to
-            for (int64_t i = 0; i < length; ++i) {
-                const int64_t channel = i % p.channels, output = i / p.channels;
-                if (values[row + i] != lowest)
-                    continue;
-                if (kept.m.channels > 1 || output != known)
-                    found = first(d, h, output, mask + channel % kept.m.channels, kept.m.channels);
-                known = output;
-                const int64_t before =
-                    p.numbering == INDICES ? (plane * p.channels + channel) * size : 0;
-                if (found >= 0 || p.numbering != TAPS)
-                    out[i] = N(found < 0 ? -1 : before + found);
-            }
-        });
+        const uint8_t *const mask = kept.mask_of(plane);
+        int64_t known = -1, found = -1;  // the output that `found` belongs to
+        for (int64_t i = 0; i < length; ++i) {
+            const int64_t output = i / p.channels;
+            if (row[i] != lowest)
+                continue;
+            if (kept.m.channels > 1 || output != known)
+                found = first({d, h, output}, mask + i % kept.m.channels, kept.m.channels);
+            known = output;
+            if (found >= 0 || p.numbering != TAPS)
+                numbers.write(plane, d, h, i, 1, &found);
+        }
     }
     void find() const {
         parallel_loops<3>({p.h().outputs, p.d().outputs, p.planes}, double(p.output_row()), [&] {

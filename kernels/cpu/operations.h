@@ -59,8 +59,8 @@ struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
     int64_t units[3];             // a tap's number is the sum of its coordinates times these
+    int64_t steps[3];             // what the next tap of a window adds to it
     bool writes_results = false;  // combine_window writes `result`, too
-    bool is_plain = false;        // elements are values
 
     // Combines what each of `groups` groups of outputs reads of a row of one channel, into
     // `produced`. `step` is the distance of two taps. The row begins at position `origin`.
@@ -73,12 +73,16 @@ struct WindowOperations {
 
   protected:
     WindowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3])
-        : element_size(element_size), value_size(value_size), units{units[0], units[1], units[2]} {}
+        : element_size(element_size),
+          value_size(value_size),
+          units{units[0], units[1], units[2]},
+          steps{units[0], units[1], units[2]} {}
     ~WindowOperations() = default;
 };
 
 // What a strategy calls for each row.
 struct RowOperations : WindowOperations {
+    bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
@@ -100,9 +104,9 @@ struct RowOperations : WindowOperations {
   protected:
     RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
                   bool is_plain, bool is_idempotent)
-        : WindowOperations(element_size, value_size, units), is_idempotent(is_idempotent) {
-        this->is_plain = is_plain;
-    }
+        : WindowOperations(element_size, value_size, units),
+          is_plain(is_plain),
+          is_idempotent(is_idempotent) {}
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.
@@ -114,13 +118,10 @@ struct Finish {
     // without calling this.
     double divisor = 0;
 
-    virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
-                            const void *values, void *to) const = 0;
-
-  protected:
     Finish(int64_t result_size, bool is_uniform, bool is_direct)
         : result_size(result_size), is_uniform(is_uniform), is_direct(is_direct) {}
-    ~Finish() = default;
+    virtual void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count,
+                            const void *values, void *to) const {}
 };
 
 // Lists the rows of a plane that a row of outputs reads, and returns how many there are. `depth`
@@ -135,9 +136,9 @@ inline int64_t find_rows(const WindowOperations &op, const Problem &p, const cha
         const int64_t y =
             (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
         Row row = {input + y * row_bytes + low * p.channels * op.element_size,
-                   depth.tap * op.units[0] + td * op.units[0] + height.tap * op.units[1]};
+                   depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
         for (Row *const end = to + height.count; to < end;
-             row.from += step, row.number += op.units[1])
+             row.from += step, row.number += op.steps[1])
             *to++ = row;
     }
     return to - first;

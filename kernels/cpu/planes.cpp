@@ -59,11 +59,7 @@ struct PlanePooling {
                       char *const results = is_in_place ? out : produced;
                       const char *const elements = input + first * size * position_bytes;
                       std::vector<char> kept;
-                      if (size == 1) {
-                          Row copied = {elements, 0};
-                          read_rows(windows.kept, &copied, 1, planes * channels, kept);
-                          op.combine(false, &copied, 1, planes * channels, results);
-                      } else if (channels == 1) {
+                      if (channels == 1) {
                           const int64_t most = windows.kept != nullptr ? read_at_once : planes;
                           for (int64_t k = 0, n; k < planes; k += n) {
                               n = std::min(most, planes - k);

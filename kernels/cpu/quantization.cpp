@@ -55,11 +55,10 @@ struct Requantization {
     int32_t low;
     int32_t high;
     bool rounds_right = true;  // float32 rounds right, as averages are halves or far from them
-    bool is_huge;              // float64 may round wrong
 
     // Windows count or read at most `taps` taps. Sums are of elements less `subtracted`.
     Requantization(const Quantization &q, double taps, int32_t subtracted)
-        : low(int32_t(q.low)), high(int32_t(q.high)), is_huge(taps > 1 << 20) {
+        : low(int32_t(q.low)), high(int32_t(q.high)) {
         channels = q.is_uniform() ? 1 : q.channels;
         const auto entry = [](const auto *vector, int64_t count, int64_t c) {
             return vector[count == 1 ? 0 : c];
@@ -89,8 +88,8 @@ struct Requantization {
     // Requantizes sums: all of channel `channel`, or with `of_channels` one of each channel from
     // `channel` on. Windows read `taps` elements and divide by `divisor`, each times its entry of
     // `columns`. A quotient in float64 is a half only where the exact one is, for windows of up to
-    // 2^20 taps. With `is_huge` remainders say which side of a half the exact one is on.
-    template <bool is_huge, class L>
+    // 2^20 taps: Python sends no larger ones.
+    template <class L>
     void store_exactly(const L *sums, int64_t count, bool of_channels, int64_t channel,
                        int64_t taps, int64_t divisor, RowCounts columns, uint8_t *to) const {
         const auto run = [=](auto step, auto has_columns) {
@@ -104,20 +103,7 @@ struct Requantization {
                 const int64_t reads = has_columns ? columns.read[i] : 1;
                 const double counts = double(divisor) * (has_columns ? columns.counted[i] : 1);
                 const double sum = int32_t(sums[i] - taps * reads * input_zero[c]);
-                const double dividend = sum * above[c];
-                const double by = below[c] * counts;
-                double whole = std::rint(dividend / by);
-                if constexpr (is_huge) {
-                    const double remainder = __builtin_fma(-whole, by, dividend);
-                    const double sign = std::copysign(1., remainder);
-                    // What both products have lost.
-                    const double lost = __builtin_fma(below[c], counts, -by);
-                    const double lost_above = __builtin_fma(sum, above[c], -dividend);
-                    const double beyond = (2 * std::abs(remainder) - by) +
-                                          (2 * sign * (lost_above - whole * lost) - lost);
-                    const bool is_odd = whole != 2 * std::rint(whole / 2);
-                    whole += beyond > 0 || (beyond == 0 && is_odd) ? sign : 0;
-                }
+                double whole = std::rint(sum * above[c] / (below[c] * counts));
                 whole = std::clamp(whole, double(low - zeros[c]), double(high - zeros[c]));
                 to[i] = uint8_t(int32_t(whole) + zeros[c]);
             }
@@ -182,20 +168,19 @@ struct Requantization {
             const Integers none = {};
             if (checks_halves && std::memcmp(&any, &none, sizeof(any)) != 0) {
                 const int64_t first = std::min(begin, count - BLOCK);
-                store_exactly<false>(sums + first, std::min(AT_A_TIME * BLOCK, count - first),
-                                     of_channels, channel + (of_channels ? first : 0), taps,
-                                     divisor, columns.from(first), to + first);
+                store_exactly(sums + first, std::min(AT_A_TIME * BLOCK, count - first), of_channels,
+                              channel + (of_channels ? first : 0), taps, divisor,
+                              columns.from(first), to + first);
             }
         }
     }
-    // The same for any number of sums and taps.
+    // The same for any number of sums.
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t taps,
                int64_t divisor, RowCounts columns, uint8_t *to) const {
-        const auto run = is_huge         ? &Requantization::store_exactly<true, L>
-                         : count < BLOCK ? &Requantization::store_exactly<false, L>
-                         : rounds_right  ? &Requantization::store_blocks<false, L>
-                                         : &Requantization::store_blocks<true, L>;
+        const auto run = count < BLOCK  ? &Requantization::store_exactly<L>
+                         : rounds_right ? &Requantization::store_blocks<false, L>
+                                        : &Requantization::store_blocks<true, L>;
         (this->*run)(sums, count, of_channels, channel, taps, divisor, columns, to);
     }
 };
@@ -265,7 +250,7 @@ void quantized_average_pooling(const Problem &plain, const void *input, void *ou
     if (128 * taps < 0x1p15)
         run(int16_t());
     else
-        run(int32_t());  // Python sends no windows of 2^23 taps
+        run(int32_t());
 }
 
 }  // namespace dmlpool

@@ -29,7 +29,11 @@ struct Finder {
     T *const output;
     int64_t *const winners;  // may be null
     const L sign;            // -1 for minima: the greatest of the negated elements are found
-    const bool reads_ahead = reads_rows_first(s, sizeof(T));
+    // Whether rows, if they are shorter than a page, are read in the order of memory before a loop
+    // compares several of them.
+    const int64_t row_bytes = s.row_step * int64_t(sizeof(T));
+    const bool reads_ahead = row_bytes < 4096 && !without(READ_FIRST) &&
+                             is_large(s.length * row_bytes * (s.set_step != 0 ? s.segments : 1));
     List list = {};
     L best[WIDTH];
     I numbers[WIDTH];
@@ -84,7 +88,6 @@ struct Finder {
 // out a row. With winners, each element of what arrives goes to its winner, and zeros elsewhere.
 template <class T>
 struct Spreader {
-    using L = Wide<T>;
     const Segments &s;
     const T *const arriving;
     T *const gradient;
@@ -105,10 +108,7 @@ struct Spreader {
         if (winners != nullptr)
             return scatter(piece, from, to);
         const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept());
-        L wide[WIDTH];
-        const Row row = {reinterpret_cast<const char *>(from), 0};
-        row_sums(s.type).combine(false, &row, 1, piece.count, wide);
-        divide<T>(wide, piece.count, double(kept), nullptr, share);
+        divide<T, T>(from, piece.count, double(kept), nullptr, share);
         for (int64_t k = piece.begin; k < piece.end; ++k)
             if (piece.keeps(k))
                 std::copy_n(share, piece.count, to + k * s.row_step);

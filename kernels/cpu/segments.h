@@ -12,7 +12,6 @@ namespace {
 
 constexpr int64_t WIDTH = 1024;      // channels of a piece at most
 constexpr int64_t LISTED = 1 << 16;  // rows that are listed at once at most
-constexpr int64_t FEW = 64;          // rows that are read in order before they are added
 
 // Some channels of one set, from channel `at` on, and its rows [begin, end).
 struct Piece {
@@ -32,8 +31,7 @@ struct Piece {
 // Calls make()(piece) for all pieces, where each part of the work makes its own. Where sets are
 // fewer than threads need, channels are shared out, too. Throws where offsets fall or lie outside.
 template <class Make>
-void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make,
-                int64_t most = WIDTH) {
+void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make) {
     bool are_offsets = offsets == nullptr || (offsets[0] >= 0 && offsets[s.segments] <= s.length);
     for (int64_t k = 0; offsets != nullptr && k < s.segments; ++k)
         are_offsets &= offsets[k] <= offsets[k + 1];
@@ -42,8 +40,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
     if (s.segments == 0 || s.channels == 0)
         return;
     const int64_t threads = available_threads();
-    if (threads > 1 && s.segments < 4 * threads)
-        most = std::min<int64_t>(most, 128);
+    const int64_t most = threads > 1 && s.segments < 4 * threads ? 128 : WIDTH;
     const int64_t pieces = parts_of(s.channels, most), width = parts_of(s.channels, pieces);
     const double rows = double(s.length) / double(offsets != nullptr ? s.segments : 1);
     parallel_loops<2>({pieces, s.segments}, rows * double(width) + 64, [&] {
@@ -83,12 +80,6 @@ struct List {
     }
 };
 
-// Whether rows are read in the order of memory before loops combine several of them.
-bool reads_rows_first(const Segments &s, int64_t element) {
-    return !without(READ_FIRST) &&
-           is_large(s.length * s.row_step * element * (s.set_step != 0 ? s.segments : 1));
-}
-
 // The sums of a set's rows, or their means.
 template <class T>
 struct Adder {
@@ -97,14 +88,11 @@ struct Adder {
     const char *const values;
     T *const output;
     const RowOperations &sums = row_sums(s.type);
-    const bool reads_ahead = reads_rows_first(s, sizeof(T));
     List list = {};
 
-    // Sums of the listed rows, divided by `divisor` unless that is 0.
-    void combine(int64_t length, L *to, double divisor = 0) const {
-        for (int64_t k = 0; k < list.count && list.count <= FEW && reads_ahead; ++k)
-            read_in_order(list.rows[k].from, length * int64_t(sizeof(T)));
-        sums.combine(false, list.rows.data(), list.count, length, to, {1, 0, 0, divisor});
+    // Sums of the listed rows.
+    void combine(int64_t length, L *to) const {
+        sums.combine(false, list.rows.data(), list.count, length, to, {});
     }
     void operator()(const Piece &piece) {
         L wide[WIDTH];
@@ -112,16 +100,11 @@ struct Adder {
         list.next = piece.begin;
         list.fill(s, piece, values, sizeof(T));
         int64_t kept = list.count;
-        const auto divisor = [&] {
-            return double(s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1));
-        };
-        if constexpr (std::is_same_v<T, float>)
-            if (list.next >= piece.end)
-                return combine(piece.count, out, divisor());
         combine(piece.count, wide);
         if (list.next < piece.end)
             kept = add_more(piece, wide);
-        divide<T>(wide, piece.count, divisor(), nullptr, out);
+        const int64_t by = s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1);
+        divide<T>(wide, piece.count, double(by), nullptr, out);
     }
     // Adds the sums of further lists, as a tree, to that of the first one. Returns how many rows
     // are kept.

@@ -14,10 +14,8 @@ template <class T, int64_t n>
 inline Vector<double, n> doubles(const T *from) {
     if constexpr (n == 1)
         return double(widen(*from));
-    else if constexpr (std::is_same_v<T, double>)
-        return read<Vector<double, n>>(from);
     else
-        return __builtin_convertvector(load<float, n>(from), Vector<double, n>);
+        return __builtin_convertvector(load<Wide<T>, n>(from), Vector<double, n>);
 }
 
 // The sum of distances from a mean that was rounded, and that of their squares.
@@ -143,10 +141,7 @@ struct StatisticsGradient {
     using L = Wide<T>;
     const Segments &s;
     const T *const values;
-    const T *const means;
-    const T *const deviations;
-    const T *const of_means;
-    const T *const of_deviations;
+    const T *const moments;
     T *const gradient;
     L slope[WIDTH];
     L constant[WIDTH];  // a - b * mean would cancel: this is a
@@ -155,11 +150,14 @@ struct StatisticsGradient {
     void operator()(const Piece &piece) {
         const int64_t at = piece.set * s.channels + piece.at, kept = piece.kept();
         for (int64_t i = 0; i < piece.count; ++i) {
-            const L deviation = widen(deviations[at + i]);
-            mean[i] = widen(means[at + i]);
-            constant[i] = widen(of_means[at + i]) / L(std::max<int64_t>(kept, 1));
+            const auto moment = [&](int64_t k) {
+                return L(widen(moments[k * s.segments * s.channels + at + i]));
+            };
+            const L deviation = moment(1);
+            mean[i] = moment(0);
+            constant[i] = moment(2) / L(std::max<int64_t>(kept, 1));
             slope[i] = kept > s.correction && deviation != 0
-                           ? widen(of_deviations[at + i]) / (deviation * L(kept - s.correction))
+                           ? moment(3) / (deviation * L(kept - s.correction))
                            : L(0);
         }
         // Elements of channel `channel`, or of as many channels with `step` 1.
@@ -191,12 +189,6 @@ struct StatisticsGradient {
     }
 };
 
-// Channels of a piece whose rows a cache holds.
-int64_t cached_width(const Segments &s, int64_t element) {
-    return std::clamp<int64_t>((256 << 10) / std::max<int64_t>(s.length * element, 1) / 16 * 16, 16,
-                               WIDTH);
-}
-
 }  // namespace
 
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
@@ -208,12 +200,9 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
         if (s.row_step == 1)
             each_piece(s, nullptr, mask, [&] { return PlaneStatistics<T>{s, from, to, widths}; });
         else
-            each_piece(
-                s, nullptr, mask,
-                [&] {
-                    return RowStatistics<T>{{s, static_cast<const char *>(values), to}, widths};
-                },
-                cached_width(s, sizeof(T)));
+            each_piece(s, nullptr, mask, [&] {
+                return RowStatistics<T>{{s, static_cast<const char *>(values), to}, widths};
+            });
     });
 }
 
@@ -221,15 +210,9 @@ void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
                      const void *moments, void *gradient) {
     with_floats(s.type, "statistics of type", [&](auto element) {
         using T = decltype(element);
-        const T *const means = static_cast<const T *>(moments);
-        const int64_t n = s.segments * s.channels;
         each_piece(s, nullptr, mask, [&] {
-            return StatisticsGradient<T>{s,
-                                         static_cast<const T *>(values),
-                                         means,
-                                         means + n,
-                                         means + 2 * n,
-                                         means + 3 * n,
+            return StatisticsGradient<T>{s, static_cast<const T *>(values),
+                                         static_cast<const T *>(moments),
                                          static_cast<T *>(gradient)};
         });
     });

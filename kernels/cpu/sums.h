@@ -24,39 +24,39 @@ inline V quotient(V sums, float by, float inverse) {
     return remainder == remainder ? fused(remainder, V{} + inverse, near) : near;
 }
 
-// Divides sums and writes them as elements U. Each sum is divided by `divisor`, or by `divisor`
-// times its entry of `columns` if that is not null. Sums may lie where the results go, because each
-// is read before its result is written.
-template <class U>
+// Divides sums, or elements T, and writes them as elements U. Each sum is divided by `divisor`, or
+// by `divisor` times its entry of `columns` if that is not null. Sums may lie where the results go,
+// because each is read before its result is written.
+template <class U, class T = Wide<U>>
 void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
     using L = Wide<U>;
-    const L *from = static_cast<const L *>(sums);
+    const T *from = static_cast<const T *>(sums);
     U *out = static_cast<U *>(to);
     const L by = L(divisor);
     const L inverse = L(1 / divisor);
     int64_t i = 0;
 #ifdef HAS_HALVES
-    if constexpr (std::is_same_v<U, Half>) {
+    if constexpr (std::is_same_v<U, Half> || std::is_same_v<T, Half>) {
         constexpr int64_t n = LANES<L>;
         using V = Vector<L, n>;
         for (; i + n <= count; i += n) {
-            const V all = read<V>(from + i);
+            const V all = load<L, n>(from + i);
             V result = quotient(all, by, inverse);
             if (columns)
                 result =
                     all / (by * __builtin_convertvector(read<Vector<double, n>>(columns + i), V));
-            write(narrowed(result), out + i);
+            store<U, n>(result, out + i);
         }
     }
 #endif
     if (columns) {
         VECTORIZE
         for (; i < count; ++i)
-            out[i] = narrow<U>(read<L>(from + i) / (by * L(columns[i])));
+            out[i] = narrow<U>(widen(read<T>(from + i)) / (by * L(columns[i])));
     } else {
         VECTORIZE
         for (; i < count; ++i)
-            out[i] = narrow<U>(quotient(read<L>(from + i), by, inverse));
+            out[i] = narrow<U>(quotient(widen(read<T>(from + i)), by, inverse));
     }
 }
 

@@ -60,8 +60,8 @@ struct Positions {
     void with_type(const Act &act) const {
         bytes == 4 ? act(int32_t()) : act(int64_t());
     }
-    // Calls act(i, position, channel) for the elements of some pixels of a plane. What is no
-    // position is `size` or greater. A plane of one channel is one loop, and `channel` is 0.
+    // Calls act(i, number, position, channel) for the elements of some pixels of a plane. What is
+    // no position is `size` or greater. A plane of one channel is one loop, and `channel` is 0.
     template <class N, bool is_backwards = false, class Act>
     void each(int64_t plane, const Range &pixels, const Act &act) const {
         const bool is_flat = p.channels == 1;
@@ -77,7 +77,7 @@ struct Positions {
             for (int64_t c = 0; c < inner; ++c) {
                 const int64_t k = is_backwards ? inner - 1 - c : c;
                 const int64_t number = read<N>(from + k);
-                act(at + k, uint64_t(number) - first - k * unit, k * step);
+                act(at + k, number, uint64_t(number) - first - k * unit, k * step);
             }
         }
     }
@@ -86,19 +86,17 @@ struct Positions {
     Range reach(int64_t plane, const Range &pixels, void *unique, int64_t unique_bytes,
                 bool &is_wrong) const {
         const uint64_t positions_of_plane = size;
-        const uint64_t none = are_indices ? -1 - plane * p.channels * size : -1;  // of channel 0
-        const uint64_t unit = are_indices ? size : 0;
         int64_t low = size;
         int64_t high = -1;
         int64_t wrong = 0;
         const auto find = [&](auto number, auto is_copied) {
             each<decltype(number)>(
-                plane, pixels, [&](int64_t i, uint64_t position, int64_t channel) {
+                plane, pixels, [&](int64_t i, int64_t number, uint64_t position, int64_t) {
                     const bool is_inside = position < positions_of_plane;
                     const int64_t at = is_inside ? int64_t(position) : -1;
                     low = std::min(low, is_inside ? at : int64_t(positions_of_plane));
                     high = std::max(high, at);
-                    wrong |= !is_inside & (position != none - channel * unit);
+                    wrong |= !is_inside & (number != -1);
                     if constexpr (is_copied)
                         put(unique, unique_bytes, i, at);
                 });
@@ -138,7 +136,7 @@ struct Part {
                     continue;
                 const Range some = {k * chunk, std::min(pixels, (k + 1) * chunk)};
                 positions.each<decltype(number), is_backwards>(
-                    plane, some, [=](int64_t i, uint64_t position, int64_t channel) {
+                    plane, some, [=](int64_t i, int64_t, uint64_t position, int64_t channel) {
                         if (position - first < width)
                             act(i, int64_t(position - first) * channels + channel);
                         __asm__("");  // not vectorized, as positions are in no order
@@ -287,21 +285,15 @@ void gather_positions(const Problem &p, const void *input, const void *positions
         const T *const from = static_cast<const T *>(input) + plane * p.plane();
         T *const to = static_cast<T *>(output);
         const uint64_t size = all.size;
-        const int64_t channels = p.channels;
-        if (channels == 1) {  // without the channel's part of a place it takes two thirds as long
-            const int64_t row = plane * p.output_plane();
-            for (int64_t i = row + some.begin; i < row + some.end; ++i) {
-                const uint64_t at = int64_t(read<N>(static_cast<const N *>(positions) + i));
-                to[i] = at < size ? read<T>(from + at) : T(0);
+        const auto run = [&](auto channels) {
+            all.each<N>(plane, some, [=](int64_t i, int64_t, uint64_t position, int64_t channel) {
+                const int64_t at = int64_t(position * channels) + channel;
+                to[i] = position < size ? read<T>(from + at) : T(0);
                 __asm__("");
-            }
-            return;
-        }
-        all.each<N>(plane, some, [=](int64_t i, uint64_t position, int64_t channel) {
-            const int64_t at = int64_t(position * channels) + channel;
-            to[i] = position < size ? read<T>(from + at) : T(0);
-            __asm__("");
-        });
+            });
+        };
+        // Without the channel's part of a place it takes two thirds as long.
+        p.channels == 1 ? run(Count<1>()) : run(p.channels);
     };
     with_integers(type_of(p).bytes, [&](auto element) {
         parallel(p.planes * chunks, 4. * double(chunk * p.channels),

@@ -324,6 +324,24 @@ inline Vector<L, n> load(const T *from) {
         return converted<L, n, T>(read<Vector<T, n>>(from));
 }
 
+// Converts n values back, and writes them.
+template <class T, int64_t n>
+inline void store(const Vector<Wide<T>, n> &values, T *to) {
+    if constexpr (std::is_same_v<T, Wide<T>>)
+        write(values, to);
+#ifdef HAS_HALVES
+    else if constexpr (std::is_same_v<T, Half> && n == LANES<float>)
+        write(narrowed(values), to);
+#endif
+    else {
+        Wide<T> from[n];
+        write(values, from);
+        VECTORIZE
+        for (int64_t i = 0; i < n; ++i)
+            to[i] = narrow<T>(from[i]);
+    }
+}
+
 // first * second + third, rounded once, for vectors of float32.
 template <class V>
 inline V fused(V first, V second, V third) {

@@ -71,8 +71,12 @@ struct WindowPooling {
     // Sums that are divided in the loop that adds them are results.
     const double divisor = is_in_place && channels > 1 ? finish.divisor : 0;
     const bool is_finished = finish.is_direct || divisor != 0;
-    // Whether each result is written to the first output of its group.
-    const bool writes_first = are_grouped && is_finished && channels > 1;
+    // Winners of a gradient are numbered. Positions that lie this far apart are taps of the same
+    // numbers, and form a run.
+    const int64_t apart =
+        are_numbered && !windows.seen[2].empty() ? windows.seen[2].front().axis.stride : 1;
+    // Whether each result is written where it goes, to the first output of its group.
+    const bool writes_first = (are_grouped || apart > 1) && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
     // that are left out. A row of planes that are joined has more than one mask.
     const bool leaves_out = windows.kept != nullptr && channels > 1 &&
@@ -95,22 +99,15 @@ struct WindowPooling {
         int64_t low;
         bool are_values;
     };
-    // The runs of a tile, and what they read.
-    struct Runs {
-        std::vector<Run> list;
-        int64_t groups;
-        Range reach;
-        // If each group reads one of these elements, one after the other, or nothing. Else empty.
-        Range elements;
-    };
     // A thread's memory.
     struct Memory {
         std::vector<Row> rows;
         std::vector<Row> taps;
         Span depth = {0, 0, 0};  // what the tile reads along D and H
         Span height = {0, 0, 0};
-        Runs runs;
-        Runs nothing;  // that of a tile that reads nothing: a group of all outputs
+        std::vector<Run> runs;                            // of the tile
+        int64_t groups;                                   // of all runs
+        Range reach;                                      // what they read
         std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
         std::vector<char> produced;                       // values, before they are finished
         std::vector<char> results;                        // of groups
@@ -182,52 +179,30 @@ struct WindowPooling {
     }
     void pool_tile(const Tile &t, Memory &m) const {
         const TileRows found = find_tile_rows(t, m);
-        const Runs &runs = are_grouped && found.count == 0 ? m.nothing : m.runs;
         char *const out = are_grouped && !writes_first ? m.results.data() : t.out;
         char *const values = is_in_place ? out : m.produced.data();
         if (channels > 1)
-            combine_windows(t, found, runs, values, out, m);
-        else if (runs.elements.end > 0 && (found.are_values || op.is_plain)) {
-            const char *from = found.rows[0].from + (runs.elements.begin - found.low) * pitch;
-            if (!finish.is_direct) {
-                finish(t.plane, t.od, t.oh, 0, runs.elements.end - runs.elements.begin, from, out);
-                from = out;
-            }
-            return copy_elements(runs.list, true, from, t);
-        } else {
-            op.reduce_windows(found.are_values, found.rows[0], found.low, runs.list.data(),
-                              runs.groups, w.dilation, values);
+            combine_windows(t, found, values, out, m);
+        else {
+            op.reduce_windows(found.are_values, found.rows[0], found.low, m.runs.data(), m.groups,
+                              w.dilation, values);
             if (!finish.is_direct)
-                finish(t.plane, t.od, t.oh, t.first, runs.groups, values, out);
+                finish(t.plane, t.od, t.oh, t.first, m.groups, values, out);
         }
         if (are_grouped)
-            channels > 1 ? copy_positions(runs.list, out, t.out)
-                         : copy_elements(runs.list, false, out, t);
+            channels > 1 ? copy_positions(m.runs, out, t.out) : copy_elements(m.runs, out, t);
     }
     // Lists the runs of a tile, and makes room for what its groups produce.
     void list_runs(const Tile &t, Memory &m) const {
-        Runs &runs = m.runs;
-        runs.list.clear();
-        are_grouped ? find_groups(windows, t.first, t.stop, runs.list)
-                    : find_runs(windows, are_numbered, t.first, t.stop, runs.list);
-        runs.groups = 0;
-        runs.elements = {0, 0};
-        bool are_elements = are_grouped;
-        for (const Run &run : runs.list) {
-            runs.groups += run.groups;
-            if (run.count == 0)
-                continue;
-            if (runs.elements.end == 0)
-                runs.elements = {run.begin, run.begin};
-            are_elements &= run.count == 1 && run.step == 1 && run.begin == runs.elements.end;
-            runs.elements.end += run.groups;
-        }
-        if (!are_elements)
-            runs.elements = {0, 0};
-        runs.reach = windows.reach(2, t.first, t.stop - t.first);
-        m.nothing = {{{0, 0, 0, 1, 1, 0, t.stop - t.first}}, 1, {0, 0}, {0, 0}};
-        m.produced.resize(is_in_place ? 0 : runs.groups * pitch);
-        m.results.resize(are_grouped && !writes_first ? runs.groups * result_pitch : 0);
+        m.runs.clear();
+        are_grouped ? find_groups(windows, t.first, t.stop, m.runs)
+                    : find_runs(windows, are_numbered, t.first, t.stop, m.runs, apart);
+        m.groups = 0;
+        for (const Run &run : m.runs)
+            m.groups += run.groups;
+        m.reach = windows.reach(2, t.first, t.stop - t.first);
+        m.produced.resize(is_in_place ? 0 : m.groups * pitch);
+        m.results.resize(are_grouped && !writes_first ? m.groups * result_pitch : 0);
     }
     // Copies the result of each group of several channels to its outputs. A copy has up to a page,
     // as a position may be only a few bytes.
@@ -244,29 +219,25 @@ struct WindowPooling {
                 }
             }
     }
-    // The same for one channel. `from` has results, or if they `are_elements` none of empty groups.
-    void copy_elements(const std::vector<Run> &runs, bool are_elements, const char *from,
-                       const Tile &t) const {
+    // The same for one channel.
+    void copy_elements(const std::vector<Run> &runs, const char *from, const Tile &t) const {
         with_integers(int(finish.result_size), [&](auto bits) {
             using E = decltype(bits);
-            const E none = 0;
             const E *results = reinterpret_cast<const E *>(from);
             for (const Run &run : runs) {
-                const bool is_none = are_elements && run.count == 0;
-                E *const out = reinterpret_cast<E *>(t.out) + run.first;
-                copy_run(run, is_none ? &none : results, !is_none, t.stop - t.first - run.first,
-                         out);
-                results += is_none ? 0 : run.groups;
+                copy_run(run, results, t.stop - t.first - run.first,
+                         reinterpret_cast<E *>(t.out) + run.first);
+                results += run.groups;
             }
         });
     }
-    // Copies results `step` apart to the outputs of groups, where there is room for `room` outputs.
-    // Vectors write past the end of a group what the next one overwrites.
+    // Copies results to the outputs of groups, where there is room for `room` outputs. Vectors
+    // write past the end of a group what the next one overwrites.
     template <class E>
-    static void copy_run(const Run &run, const E *__restrict from, int64_t step, int64_t room,
+    static void copy_run(const Run &run, const E *__restrict from, int64_t room,
                          E *__restrict out) {
         constexpr int64_t n = LANES<E>;
-        if (run.each == 2 && run.apart == 2 && step == 1)
+        if (run.each == 2 && run.apart == 2)
             for (int64_t g = 0; g < run.groups; ++g)
                 out[2 * g] = out[2 * g + 1] = from[g];
         else {
@@ -275,15 +246,15 @@ struct WindowPooling {
             for (; run.each == run.apart && g < run.groups && room >= written;
                  ++g, out += run.apart, room -= run.apart)
                 for (int64_t i = 0; i < run.each; i += n)
-                    write(Vector<E, n>{} + from[g * step], out + i);
+                    write(Vector<E, n>{} + from[g], out + i);
             for (; g < run.groups; ++g, out += run.apart)
-                std::fill_n(out, run.each, from[g * step]);
+                std::fill_n(out, run.each, from[g]);
         }
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
     TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
-        const Range reach = m.runs.reach;
+        const Range reach = m.reach;
         const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
         if (reads_ahead && !reads_windows_ahead)
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
@@ -308,8 +279,8 @@ struct WindowPooling {
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
-    void combine_windows(const Tile &t, const TileRows &found, const Runs &runs, char *values,
-                         char *out, Memory &m) const {
+    void combine_windows(const Tile &t, const TileRows &found, char *values, char *out,
+                         Memory &m) const {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
         const int64_t most = without(SEVERAL_WINDOWS) || leaves_out ? 1
                              : is_finished                          ? tile
@@ -323,7 +294,7 @@ struct WindowPooling {
                        out + finished * result_pitch);
             finished = k;
         };
-        for (const Run &run : runs.list) {
+        for (const Run &run : m.runs) {
             const int64_t apart = writes_first ? run.apart : 1;
             for (int64_t g = 0, n; g < run.groups; g += n, k += n) {
                 n = std::min(most, run.groups - g);
@@ -366,7 +337,7 @@ struct WindowPooling {
                     taps[count].from = m.filled.data();
                 ++count;
                 tap.from += w.dilation * position;
-                tap.number += op.units[2];
+                tap.number += op.steps[2];
             }
         }
         return count;

@@ -397,7 +397,7 @@ def quantized_averages(
 ) -> Tensor:
     # This raises an error if a window does not fit.
     plan = planned(kind_of(input), window, (include_padding, None))
-    if window.taps >= 1 << 23:  # their sums do not fit 32 bits
+    if window.taps > 1 << 20:  # a quotient in float64 may become a half that it is not
         slow = reference.quantized_averages
         return slow(input, parameters, window, include_padding, output_dtype)
     output = _results(plan, output_dtype)
