@@ -70,8 +70,8 @@ def check_dense(
         hint = f": write {name}.bool()" if types == (torch.bool,) else ""
         if torch.float32 in types and tensor.dtype in (*INTEGER_TYPES, torch.bool):
             hint = f": write {name}.float()"
-        if tensor.is_quantized:
-            hint = ": call torch_dmlpool.quantized_average_pooling or quantized_max_pooling"
+        if tensor.is_quantized and types == QUANTIZED_TYPES:
+            hint = ": quantized_average_pooling takes quantized tensors"
         raise TypeError(
             f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}{hint}"
         )
