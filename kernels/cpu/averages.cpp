@@ -52,7 +52,7 @@ struct Kernels {
     const RowOperations &sums;
     DivideSums *divide;
 };
-// The kernels of a data type, which has number `type` in backends/plans.py.
+// The kernels of a data type, which has number `type` in backends/problems.py.
 Kernels kernels_of(int64_t type) {
     return with_floats(type, "averages of type", [](auto element) {
         using U = decltype(element);

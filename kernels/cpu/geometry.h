@@ -118,7 +118,7 @@ struct Problem {
     int64_t channels;
     Axis axes[3];
     Counting counting;
-    int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/plans.py
+    int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/problems.py
     int64_t bytes;      // of winners, taps or positions
     int64_t numbering;  // what winners are numbered by: TAPS, POSITIONS or INDICES
 

@@ -10,7 +10,7 @@ import pytest
 import samples
 import torch
 
-from torch_dmlpool.backends import cpu, library, plans
+from torch_dmlpool.backends import cpu, library, problems
 from torch_dmlpool.backends.interface import Kind
 from torch_dmlpool.window import Window
 
@@ -84,10 +84,10 @@ def test_a_tap_that_no_window_has_lies_nowhere(window_size, dtype, layout):
 
 def problem(**changes):
     """A small problem with some numbers changed, and its address."""
-    plan = plans.plan_of(
+    made = problems.problem_of(
         Kind((1, 1, 8), (8, 8, 1), torch.float32), Window.directml(1, window_size=2)
     )
-    copy = library.Problem.from_buffer_copy(plan.struct)
+    copy = library.Problem.from_buffer_copy(made.struct)
     for name, number in changes.items():
         setattr(copy, name, number)
     return copy, ctypes.addressof(copy)

@@ -29,45 +29,51 @@ from torch_dmlpool.backends.library import (
     under_a_mask,
 )
 from torch_dmlpool.backends.library import missing as missing
-from torch_dmlpool.backends.plans import CpuPlan, masking, plan_of, planned, quantization
+from torch_dmlpool.backends.problems import (
+    CpuProblem,
+    masking,
+    problem_of,
+    quantization,
+    remembered_problem,
+)
 from torch_dmlpool.tensors import in_format, lowest
 from torch_dmlpool.window import Window
 
 
-def _results(plan: CpuPlan, dtype: torch.dtype) -> Tensor:
+def _results(problem: CpuProblem, dtype: torch.dtype) -> Tensor:
     """Memory for an element of each window."""
-    return _new(plan.output_sizes, plan.output_strides, dtype)
+    return _new(problem.output_sizes, problem.output_strides, dtype)
 
 
 def _filled(
     output: Tensor,
     function: Any,
-    plan: CpuPlan,
+    problem: CpuProblem,
     *operands: Tensor,
     mask: Tensor | None = None,
     fill: float = 0,
     more: tuple[int | None, ...] = (),
 ) -> Tensor:
-    """Call a function of the library and return ``output``, which it fills. It gets the plan's
-    problem, the ``operands`` as they lie in its memory format and, after the output, ``more``
+    """Call a function of the library and return ``output``, which it fills. It gets the address of
+    the problem, the ``operands`` as they lie in its memory format and, after the output, ``more``
     addresses.
 
     Under a mask it is the function of that name for masks, which takes the elements that are left
     out for ``fill``.
     """
-    if plan.is_empty:
+    if problem.is_empty:
         return output.zero_()
-    structs = [plan.problem]
+    structs = [problem.address]
     if mask is not None:
         function = under_a_mask(function)
-        is_last = plan.memory_format is not torch.contiguous_format
-        sizes, batch = plan.sizes, mask.shape[:2]
+        is_last = problem.memory_format is not torch.contiguous_format
+        sizes, batch = problem.sizes, mask.shape[:2]
         struct = masking(sizes, batch, is_last, output.dtype, fill)
         structs.append(ctypes.addressof(struct))
         if mask.shape[2:] != sizes[2:]:
             mask = mask.expand(*batch, *sizes[2:])
         operands = *operands, mask
-    operands = tuple([in_format(each, plan.memory_format) for each in operands])
+    operands = tuple([in_format(each, problem.memory_format) for each in operands])
     addresses = [each.data_ptr() for each in operands]
     code = function(*structs, *addresses, output.data_ptr(), *more)
     if code:
@@ -75,16 +81,16 @@ def _filled(
     return output
 
 
-def _lies_as(tensor: Tensor, plan: CpuPlan, dtype: torch.dtype) -> bool:
-    """Whether ``tensor`` has the sizes, strides and data type of the results of a plan, and these
-    have elements.
+def _lies_as(tensor: Tensor, problem: CpuProblem, dtype: torch.dtype) -> bool:
+    """Whether ``tensor`` has the sizes, strides and data type of a problem's results, and has
+    elements.
     """
     return (
-        tensor.stride() == plan.output_strides
-        and tensor.shape == plan.output_sizes
+        tensor.stride() == problem.output_strides
+        and tensor.shape == problem.output_sizes
         and tensor.dtype is dtype
         and tensor.is_cpu
-        and not plan.is_empty
+        and not problem.is_empty
     )
 
 
@@ -102,20 +108,20 @@ def _check_fit(tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> None
 class Averages:
     """The plan of averages of tensors of one kind, over a window or bins."""
 
-    __slots__ = "plan", "request"
+    __slots__ = "problem", "request"
 
     def __init__(
         self, kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None
     ) -> None:
         self.request = windows, include_padding, divisor
-        self.plan = plan_of(kind, windows, (include_padding, divisor))
+        self.problem = problem_of(kind, windows, (include_padding, divisor))
 
     def run(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
-        plan, pool = self.plan, library.dmlpool_average_pooling
-        output = _new(plan.output_sizes, plan.output_strides, plan.dtype)
-        if mask is not None or not plan.is_ready:
-            return _filled(output, pool, plan, input, mask=mask)
-        code = pool(plan.problem, input.data_ptr(), output.data_ptr())
+        problem, pool = self.problem, library.dmlpool_average_pooling
+        output = _new(problem.output_sizes, problem.output_strides, problem.dtype)
+        if mask is not None or not problem.is_ready:
+            return _filled(output, pool, problem, input, mask=mask)
+        code = pool(problem.address, input.data_ptr(), output.data_ptr())
         if code:  # not by `_filled`, as small calls notice it
             raise error_of(pool, code)
         return output
@@ -123,21 +129,21 @@ class Averages:
     record = run
 
     def gradient(self, arriving: Tensor, mask: Tensor | None = None) -> Tensor:
-        plan, spread = self.plan, library.dmlpool_average_pooling_grad
-        dtype = plan.dtype
-        output = _new(plan.sizes, plan.strides, dtype)
-        if mask is None and _lies_as(arriving, plan, dtype):
-            code = spread(plan.problem, arriving.data_ptr(), output.data_ptr())
+        problem, spread = self.problem, library.dmlpool_average_pooling_grad
+        dtype = problem.dtype
+        output = _new(problem.sizes, problem.strides, dtype)
+        if mask is None and _lies_as(arriving, problem, dtype):
+            code = spread(problem.address, arriving.data_ptr(), output.data_ptr())
             if code:
                 raise error_of(spread, code)
             return output
-        _check_fit(arriving, plan.output_sizes, dtype)
+        _check_fit(arriving, problem.output_sizes, dtype)
         layout = tensors.suggested_memory_format(arriving)
-        if mask is None and layout is not plan.memory_format:
+        if mask is None and layout is not problem.memory_format:
             # The gradient lies as what arrives (rule G7).
-            as_arriving = _input_of(arriving, plan.sizes[2:], layout)
+            as_arriving = _input_of(arriving, problem.sizes[2:], layout)
             return _averages(as_arriving, *self.request).gradient(arriving)
-        return _filled(output, spread, plan, arriving, mask=mask)
+        return _filled(output, spread, problem, arriving, mask=mask)
 
 
 class Maxima:
@@ -145,7 +151,7 @@ class Maxima:
     their indices too.
     """
 
-    __slots__ = "back", "kind", "plan", "request", "with_taps"
+    __slots__ = "back", "kind", "problem", "request", "with_taps"
 
     def __init__(
         self,
@@ -155,27 +161,27 @@ class Maxima:
         per_plane: bool = False,
     ) -> None:
         self.kind, self.request = kind, (windows, index_dtype, per_plane)
-        # That of the results, that with taps, and that of the gradient, from the first call on that
-        # needs them.
-        self.plan: CpuPlan | None = None
-        self.with_taps: CpuPlan | None = None
-        self.back: CpuPlan | None = None
+        # That of the results, that with taps, and that of the gradient, each from the first call on
+        # that needs it: who trains needs no first, and who does not no others.
+        self.problem: CpuProblem | None = None
+        self.with_taps: CpuProblem | None = None
+        self.back: CpuProblem | None = None
 
     def run(self, input: Tensor, mask: Tensor | None = None) -> Any:
         windows, index_dtype, per_plane = self.request
-        plan = self.plan
-        if plan is None:
+        problem = self.problem
+        if problem is None:
             numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
-            plan = self.plan = plan_of(self.kind, windows, None, None, numbered)
+            problem = self.problem = problem_of(self.kind, windows, None, None, numbered)
         if index_dtype is not None:
-            return _with_winners(input, plan, mask)
-        values = _new(plan.output_sizes, plan.output_strides, plan.dtype)
-        return _maximal(values, plan, input, mask, None)
+            return _with_winners(input, problem, mask)
+        values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
+        return _maximal(values, problem, input, mask, None)
 
     def record(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         windows, index_dtype, per_plane = self.request
         if self.with_taps is None:
-            self.with_taps = plan_of(self.kind, windows, None, None, (None, TAPS))
+            self.with_taps = problem_of(self.kind, windows, None, None, (None, TAPS))
         values, taps = _with_winners(input, self.with_taps, mask)
         if index_dtype is None:
             return values, taps
@@ -186,16 +192,16 @@ class Maxima:
     def gradient(self, arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
         back, dtype = self.back, self.kind.dtype
         if back is None:
-            back = self.with_taps
+            back = self.with_taps  # the same, unless it is of a wider type
             if back is None or back.wider is not None:
                 numbered, sizes = (None, TAPS), self.kind.shape[2:]
-                back = plan_of(self.kind, self.request[0], None, sizes, numbered)
+                back = problem_of(self.kind, self.request[0], None, sizes, numbered)
             self.back = back
         output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready and mask is None:
             where = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
-            code = spread(back.problem, *where)
+            code = spread(back.address, *where)
             if code:
                 raise error_of(spread, code)
             return output
@@ -214,10 +220,10 @@ def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memor
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
-    plan = planned(kind_of(input), input.shape[2:])
-    output = _new(plan.sizes, plan.strides, input.dtype)
+    problem = remembered_problem(kind_of(input), input.shape[2:])
+    output = _new(problem.sizes, problem.strides, input.dtype)
     fill = lowest(input.dtype) if fills_lowest else 0
-    return _filled(output, library.dmlpool_masked, plan, input, mask=mask, fill=fill)
+    return _filled(output, library.dmlpool_masked, problem, input, mask=mask, fill=fill)
 
 
 def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Any:
@@ -247,28 +253,28 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
 
 
 def _maximal(
-    values: Tensor, plan: CpuPlan, input: Tensor, mask: Tensor | None, winners: int | None
+    values: Tensor, problem: CpuProblem, input: Tensor, mask: Tensor | None, winners: int | None
 ) -> Tensor:
-    """``values`` filled with the maxima of a plan; ``winners`` is where their numbers go."""
+    """``values`` filled with the maxima of a problem; ``winners`` is where their numbers go."""
     pool = library.dmlpool_max_pooling
-    if mask is not None or not plan.is_ready:
+    if mask is not None or not problem.is_ready:
         fill = lowest(values.dtype)
-        return _filled(values, pool, plan, input, mask=mask, fill=fill, more=(winners,))
-    code = pool(plan.problem, input.data_ptr(), values.data_ptr(), winners)
+        return _filled(values, pool, problem, input, mask=mask, fill=fill, more=(winners,))
+    code = pool(problem.address, input.data_ptr(), values.data_ptr(), winners)
     if code:
         raise error_of(pool, code)
     return values
 
 
 def _with_winners(
-    input: Tensor, plan: CpuPlan, mask: Tensor | None = None
+    input: Tensor, problem: CpuProblem, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The maxima of a plan and the numbers of their winners."""
-    source = input if plan.wider is None else input.to(plan.wider)
-    sizes, strides = plan.output_sizes, plan.output_strides
-    values, winners = _new(sizes, strides, source.dtype), _new(sizes, strides, plan.number_dtype)
-    _maximal(values, plan, source, mask, winners.data_ptr())
-    if plan.wider is not None:
+    """The maxima of a problem and the numbers of their winners."""
+    source = input if problem.wider is None else input.to(problem.wider)
+    sizes, strides = problem.output_sizes, problem.output_strides
+    values, winners = _new(sizes, strides, source.dtype), _new(sizes, strides, problem.number_dtype)
+    _maximal(values, problem, source, mask, winners.data_ptr())
+    if problem.wider is not None:
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():
             values = values.clamp(min=lowest(input.dtype))
@@ -284,10 +290,10 @@ def max_pooling_indices(
     per_plane: bool,
 ) -> Tensor:
     numbered = _numbered(index_dtype, per_plane)
-    plan = planned(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
-    _check_fit(taps, plan.output_sizes, tensors.tap_dtype(window.taps))
-    indices = _results(plan, index_dtype)
-    return _filled(indices, library.dmlpool_max_pooling_indices, plan, taps)
+    problem = remembered_problem(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
+    _check_fit(taps, problem.output_sizes, tensors.tap_dtype(window.taps))
+    indices = _results(problem, index_dtype)
+    return _filled(indices, library.dmlpool_max_pooling_indices, problem, taps)
 
 
 def max_pooling_grad_from_taps(
@@ -311,15 +317,15 @@ def max_unpooling(
     reads, and whether an index is outside its plane.
     """
     numbered, sizes = _numbered(indices.dtype, per_plane), tuple(spatial_sizes)
-    plan = planned(kind_of(input), input.shape[2:], None, sizes, numbered)
-    output, unique = _new(plan.sizes, plan.strides, input.dtype), None
+    problem = remembered_problem(kind_of(input), input.shape[2:], None, sizes, numbered)
+    output, unique = _new(problem.sizes, problem.strides, input.dtype), None
     if has_unique:
-        unique = _results(plan, tensors.position_dtype(math.prod(spatial_sizes)))
-    if plan.is_empty:
+        unique = _results(problem, tensors.position_dtype(math.prod(spatial_sizes)))
+    if problem.is_empty:
         return output.zero_(), unique, False
-    source, numbers = (in_format(each, plan.memory_format) for each in (input, indices))
+    source, numbers = (in_format(each, problem.memory_format) for each in (input, indices))
     unpool = library.dmlpool_max_unpooling
-    code = unpool(plan.problem, *map(rows.address, (source, numbers, output, unique)))
+    code = unpool(problem.address, *map(rows.address, (source, numbers, output, unique)))
     if code not in (DONE, OUTSIDE):
         raise error_of(unpool, code)
     return output, unique, code == OUTSIDE
@@ -329,9 +335,9 @@ def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
     numbered = tensors.position_dtype(math.prod(spatial_sizes)), POSITIONS
     sizes = tuple(spatial_sizes)
-    plan = planned(kind_of(positions), positions.shape[2:], None, sizes, numbered)
-    unique = _results(plan, plan.number_dtype)
-    return _filled(unique, library.dmlpool_unique_positions, plan, positions)
+    problem = remembered_problem(kind_of(positions), positions.shape[2:], None, sizes, numbered)
+    unique = _results(problem, problem.number_dtype)
+    return _filled(unique, library.dmlpool_unique_positions, problem, positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tensor:
@@ -341,10 +347,10 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
     """
     dtype, numbered = input.dtype, (positions.dtype, POSITIONS)
     kind = Kind(positions.shape, positions.stride(), dtype)
-    plan = planned(kind, positions.shape[2:], None, input.shape[2:], numbered)
-    _check_fit(input, plan.sizes, dtype)
-    gathered, gather = _results(plan, dtype), library.dmlpool_gather_positions
-    return _filled(gathered, gather, plan, input, positions)
+    problem = remembered_problem(kind, positions.shape[2:], None, input.shape[2:], numbered)
+    _check_fit(input, problem.sizes, dtype)
+    gathered, gather = _results(problem, dtype), library.dmlpool_gather_positions
+    return _filled(gathered, gather, problem, input, positions)
 
 
 def scatter_positions(
@@ -356,10 +362,13 @@ def scatter_positions(
     dtype, numbered, sizes = input.dtype, (positions.dtype, POSITIONS), tuple(spatial_sizes)
     layout = tensors.named_memory_format(channels_last, len(sizes))
     kind = Kind(positions.shape, None, dtype, layout)
-    plan = planned(kind, positions.shape[2:], None, sizes, numbered)
-    _check_fit(input, plan.output_sizes, dtype)
-    scattered, scatter = _new(plan.sizes, plan.strides, dtype), library.dmlpool_scatter_positions
-    return _filled(scattered, scatter, plan, input, positions)
+    problem = remembered_problem(kind, positions.shape[2:], None, sizes, numbered)
+    _check_fit(input, problem.output_sizes, dtype)
+    scattered, scatter = (
+        _new(problem.sizes, problem.strides, dtype),
+        library.dmlpool_scatter_positions,
+    )
+    return _filled(scattered, scatter, problem, input, positions)
 
 
 def average_pooling(
@@ -396,14 +405,14 @@ def quantized_averages(
     output_dtype: torch.dtype,
 ) -> Tensor:
     # This raises an error if a window does not fit.
-    plan = planned(kind_of(input), window, (include_padding, None))
+    problem = remembered_problem(kind_of(input), window, (include_padding, None))
     if window.taps > 1 << 20:  # a quotient in float64 may become a half that it is not
         slow = reference.quantized_averages
         return slow(input, parameters, window, include_padding, output_dtype)
-    output = _results(plan, output_dtype)
+    output = _results(problem, output_dtype)
     struct, _kept = quantization(input.shape[1], output_dtype, parameters)
     pool, more = library.dmlpool_quantized_average_pooling, (ctypes.addressof(struct),)
-    return _filled(output, pool, plan, input, more=more)
+    return _filled(output, pool, problem, input, more=more)
 
 
 BACKEND = Backend.of(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
-from torch_dmlpool.backends.plans import DATA_TYPES
+from torch_dmlpool.backends.problems import DATA_TYPES
 from torch_dmlpool.tensors import FLOAT_TYPES
 
 

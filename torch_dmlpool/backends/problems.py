@@ -1,5 +1,5 @@
-"""What a call of the CPU kernels is given: its plan with the struct of its problem, and the structs
-of masks and of scales and zero points. Plans are made once for each request.
+"""What a call of the CPU kernels is given: the struct of its problem and how tensors lie, and the
+structs of masks and of scales and zero points. Each is made once for each request.
 """
 
 import functools
@@ -27,16 +27,16 @@ DATA_TYPES = {
 
 
 @dataclass(slots=True)
-class CpuPlan:
+class CpuProblem:
     """A call to the library: the address of its struct, and how the tensors lie.
 
     A call reads many of these attributes, which a named tuple would return more slowly.
     """
 
-    problem: int
+    address: int
     memory_format: torch.memory_format
     is_empty: bool
-    is_ready: bool  # the kernel can be called with the tensor that the plan was made for
+    is_ready: bool  # the kernel can be called with the tensor that this was made for
     dtype: torch.dtype  # of that tensor
     number_dtype: torch.dtype  # of taps, positions or indices
     # the type to which the input must be converted first, None if it need not be (``_wider``)
@@ -45,17 +45,17 @@ class CpuPlan:
     strides: tuple[int, ...]
     output_sizes: tuple[int, ...]  # the same of a tensor with an element for each window
     output_strides: tuple[int, ...]
-    struct: Any  # keeps the memory at the address ``problem``
+    struct: Any  # keeps the memory at ``address``
 
 
-def plan_of(
+def problem_of(
     kind: Kind,
     window: AnyWindow,
     counted: tuple[bool, int | None] | None = None,
     spatial_sizes: tuple[int, ...] | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
-) -> CpuPlan:
-    """The plan of a call for a tensor.
+) -> CpuProblem:
+    """The problem of a call for a tensor.
 
     Forward operators give a tensor that windows read. Gradients and functions of taps or positions
     give a tensor with an element for each window, and the ``spatial_sizes`` of what windows read.
@@ -101,7 +101,7 @@ def plan_of(
             for size, one, other in zip(shape, strides, wanted, strict=True)
         )
     )
-    return CpuPlan(
+    return CpuProblem(
         numbers.buffer_info()[0],
         memory_format,
         is_empty,
@@ -123,8 +123,8 @@ def _tap_dtype(window: Any) -> torch.dtype:
     return tensors.tap_dtype(window.taps)
 
 
-planned = functools.lru_cache(maxsize=4096)(plan_of)
-"""The plan of an operator's call, which no prepared call keeps."""
+remembered_problem = functools.lru_cache(maxsize=4096)(problem_of)
+"""The problem of an operator's call, which no prepared call keeps."""
 
 
 _Axis = tuple[int, int, int, int, int, int]
