@@ -147,7 +147,7 @@ void BlockPooling::combine_windows(const char *from, int64_t values, const Targe
         for (int64_t k = 0; k < t.runs; ++k)
             op.combine_short(from + k * pitch * value, w.window, w.stride, t.outputs,
                              t.to + k * t.pitch * value);
-    else if (channels == 1 && w.stride >= STRIDE_WITHOUT_VECTORS && !doubles_w &&
+    else if (channels == 1 && w.stride >= STRIDE_WITHOUT_VECTORS && !doubles_w && !is_narrow &&
              !without(REDUCED_ALONG_W)) {
         const Run whole = {0, w.window, 0, t.outputs, w.stride};
         for (int64_t k = 0; k < t.runs; ++k)
