@@ -204,7 +204,8 @@ inline T narrow(Wide<T> value) {
         return value;
 }
 
-// A data type. Its number is its index in TYPES, and its value in DATA_TYPES in backends/problems.py.
+// A data type. Its number is its index in TYPES, and its value in DATA_TYPES in
+// backends/problems.py.
 struct DataType {
     int bytes;
     int64_t infinity;  // its bits, 0 for integers
