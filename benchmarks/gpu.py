@@ -40,6 +40,7 @@ from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.timing import Call
 
+request = requests.request
 ROOT = kernels.ROOT
 CACHE = ROOT / ".gpu-cache"
 MISSING = 150  # seconds at most to compile what the folder lacks, taken from the steps after it
@@ -273,12 +274,12 @@ def run(number: int, dry: bool) -> int:
     for index, (name, command, limit) in enumerate(steps):
         left = seconds_of(number) - (time.monotonic() - began)
         report["not begun"] = [each for each, _, _ in steps[index + 1 :]]
-        # PyTorch's own allocator would hide what is beside a tensor.
-        extra = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if name == "memcheck" else {}
+        if name == "memcheck":  # PyTorch's own allocator would hide what is beside a tensor
+            environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         seconds = 600 if dry else min(limit, left)
         done = {"name": name, "exit_status": 1, "last": ["not begun"]}
         if seconds > 5:
-            done = run_step(name, command, seconds, environment | extra, folder / "gpu.log")
+            done = run_step(name, command, seconds, environment, folder / "gpu.log")
         report["steps"].append(done)
         (folder / "gpu.json").write_text(json.dumps(report, indent=1))
     return max(abs(step["exit_status"]) for step in report["steps"])

@@ -24,7 +24,8 @@ BLOCKS = {
     (True, True): {
         6: (512, 1, 2),
         96: (64, 8, 8),
-        768: (16, 32, 8),
+        128: (32, 16, 8),
+        384: (16, 32, 8),
         1024: (4, 128, 8),
         2048: (2, 256, 8),
         ANY: (1, 512, 16, True),
@@ -156,8 +157,9 @@ def _share(request: Request, along: Along, step: Step, shared: tuple[int, int]) 
         "ROWS": along.inner == 1,
         "WIDE": max(largest) >= launch.WIDE_FROM,
     }
-    programs = launch.divided(lanes, launch.LANES)
-    return Launch.of("sliding.share", programs, along.results, sizes, **constants)
+    return Launch.of(
+        "sliding.share", launch.divided(lanes, launch.LANES), along.results, sizes, **constants
+    )
 
 
 def _fold(request: Request, along: Along, step: Step) -> Launch:
@@ -188,8 +190,13 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         "BLOCK": block,
         "WIDE": max(largest) >= launch.WIDE_FROM,
     }
-    programs = launch.divided(along.results, block.results)
-    return Launch.of("folding.fold", programs, along.results, sizes, **constants)
+    return Launch.of(
+        "folding.fold",
+        launch.divided(along.results, block.results),
+        along.results,
+        sizes,
+        **constants,
+    )
 
 
 def _block(request: Request, along: Along, step: Step, kind: int, bound: int) -> Block:
@@ -263,5 +270,8 @@ def spread(
         "WIDE": max(largest) >= launch.WIDE_FROM,
         "B": SPREAD,
     }
-    programs = launch.divided(elements, SPREAD)
-    return (Launch.of("spreading.spread", programs, elements, sizes, **constants),)
+    return (
+        Launch.of(
+            "spreading.spread", launch.divided(elements, SPREAD), elements, sizes, **constants
+        ),
+    )

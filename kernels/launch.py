@@ -104,7 +104,8 @@ class Request(NamedTuple):
     aligned: bool  # all tensors start at multiples of 16 bytes
     channels_last: bool  # the results' memory order
     adjoint: bool = False
-    asm: bool = False  # a floating type of at most 4 bytes, on a device that runs PTX from sm_80 on
+    # whether the device runs PTX from sm_80 on; for maxima also a floating type of at most 4 bytes
+    asm: bool = False
     include_padding: bool = False  # of averages
     divisor_override: int | None = None
     mask: tuple[int, ...] = ()  # five strides of a dense mask of all samples, if there is one

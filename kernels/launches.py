@@ -397,10 +397,10 @@ def grad_tile(request: Request) -> Tile | None:
     vector = vector if request.channels_last else _row_of_gradients(request)
     rows, columns, steps = {1: 8, 2: 2}.get(high, 1), vector, GRADIENT_STEPS
     if request.channels_last:
-        # Vectors of 8 of long windows do not fit the registers of a GPU with waves of 32 lanes.
-        is_large = windows >= (25 if request.element_size < 4 else 50)
-        vector = gcd(vector, 2) if is_large else vector
-        rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 and windows < 50 else 1
+        # Long windows need many registers at once. AMD's compiler reads them all first.
+        most = 8 if windows < 25 else 4 if request.asm and windows < 50 else 2
+        vector = gcd(vector, most)
+        rows, columns = min(rows, 2 if vector > 4 else 4), 2 if broad == 1 and most > 2 else 1
         steps //= CHANNEL_STEP if vector > 2 else 2
     while vector > 1 and not request.channels_last and vector * broad * windows > steps:
         vector = columns = vector // 2
@@ -433,9 +433,16 @@ def indices(request: Request, per_plane: bool) -> tuple[Launch, ...]:
     )
     apart = (0, 0) if per_plane else (channels * plane, plane)
     constants = {"RANK": request.rank, "CHANNELS": request.channels_last, "WIDE": wide}
-    programs = launch.divided(results, launch.LANES)
     given = results, launch.divider(channels), apart, numbers
-    return (Launch.of("max_pooling_grad.indices", programs, results, given, **constants),)
+    return (
+        Launch.of(
+            "max_pooling_grad.indices",
+            launch.divided(results, launch.LANES),
+            results,
+            given,
+            **constants,
+        ),
+    )
 
 
 def segments(

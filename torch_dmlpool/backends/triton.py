@@ -270,7 +270,8 @@ def max_pooling_grad_from_taps(
     taps = tensors.in_format(taps, memory_format)
     operands, sizes = (source.dtype, kind_of(source), kind_of(taps)), tuple(spatial_sizes)
     kind = source.shape, source.stride(), operands, is_aligned(source) and is_aligned(taps)
-    plan = planned("grad_launches", (), window, *kind, sizes, channels_last, True)
+    options = sizes, channels_last, True, runs_ptx(source)
+    plan = planned("grad_launches", (), window, *kind, *options)
     gradient = new(source, plan, source.dtype)
     if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
         launch(plan.launches[0], source, taps, gradient)

@@ -89,7 +89,9 @@ def _fused(x: TensorBox, outputs: Sequence[Any], window: dict[str, Any]) -> Wind
     """
     *lists, _ceil_mode = window.values()
     numbers = itertools.chain(*lists)
-    if x.get_dtype() not in tensors.FLOAT_TYPES or not all(type(each) is int for each in numbers):
+    if x.get_dtype() not in tensors.FLOAT_TYPES or not all(
+        type(each) is int and each >= 0 for each in numbers
+    ):
         return None
     small = Window.directml(len(lists[0]), *window.values())
     if small.taps > MOST_FUSED_TAPS or any(axis.may_be_empty(None) for axis in small.axes):
@@ -230,13 +232,12 @@ def _max_pooling_grad_from_taps(
     **window: Any,
 ) -> TensorBox | None:
     load, winner_of = input_gradient.make_loader(), taps.make_loader()
-    zero = ops.constant
 
     def won(place: Sequence[Any], number: Any) -> Any:
         wins = ops.eq(
             ops.to_dtype(winner_of(place), torch.int32), ops.index_expr(number, torch.int32)
         )
-        return ops.where(wins, load(place), zero(0.0, input_gradient.get_dtype()))
+        return ops.where(wins, load(place), ops.constant(0.0, input_gradient.get_dtype()))
 
     return _gradient(input_gradient, spatial_sizes, window, won)
 
@@ -282,7 +283,7 @@ def _average_pooling(
 def _average_pooling_grad(
     input_gradient: TensorBox,
     spatial_sizes: Sequence[Any],
-    include_padding: bool,  # noqa: ARG001
+    include_padding: bool,
     divisor_override: Any,
     **window: Any,
 ) -> TensorBox | None:
@@ -292,7 +293,15 @@ def _average_pooling_grad(
     def share(place: Sequence[Any], _number_of_tap: Any) -> Any:
         return ops.truediv(ops.to_dtype(load(place), wide), _number(count, wide))
 
-    return _gradient(input_gradient, spatial_sizes, window, share)
+    expression = _gradient(input_gradient, spatial_sizes, window, share)
+    are_ones = {*window["strides"], *window["dilations"]} == {1}
+    if expression is None and are_ones and (include_padding or divisor_override):
+        # An element gets an average of the gradients around it.
+        for side in ("start_padding", "end_padding"):
+            both = zip(window["window_size"], window[side], strict=True)
+            window[side] = [taps - 1 - padding for taps, padding in both]
+        return _average_pooling(input_gradient, True, count, **window)
+    return expression
 
 
 def _register(operation: OpOverload, lowering: Callable[..., Any]) -> None:
