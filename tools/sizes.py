@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 82_900,
-    "kernels/cpu/*.[ch]*": 62_100,
+    "torch_dmlpool/**/*.py": 82_400,
+    "kernels/cpu/*.[ch]*": 60_300,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 179_850,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 28_380,
+    "tests/**/*.py": 179_000,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 27_600,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
