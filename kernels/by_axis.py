@@ -180,7 +180,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         *(along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
         *map(launch.divider, (along.source, along.inner, along.targets)),
         (axis.window, launch.divider(axis.stride), *axis[2:4], launch.divider(axis.dilation)),
-        (step.below, step.shift, 0 if along.last and not (bins and request.mask) else -1),
+        (step.below, step.shift, 0 if along.last and (request.window or not request.mask) else -1),
         _planes(request, along.results),
     )
     constants = {

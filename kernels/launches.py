@@ -257,24 +257,26 @@ def max_tile(request: Request, with_taps: bool) -> Tile | None:
     if request.channels_last:
         columns, vector = channel_columns(axes[2], request.element_size, vector, with_taps)
         steps //= SHORT_CHANNEL_STEP if vector <= 4 else CHANNEL_STEP
-        rows = 8 if vector > 4 and request.element_size == 1 and rows == 4 else rows
+        rows <<= vector > 4 and request.element_size == 1 and rows == 4
         rows = rows if stride < axes[1].window else 1
+    elif vector == 1 and stride == 1 and _lie_close(request):
+        columns = SINGLE_COLUMNS
     elif vector == 1:
-        own = {1: 8, 2: 4}.get(stride, 1)
-        close = stride == 1 and _lie_close(request)
-        rows, columns = (rows, SINGLE_COLUMNS) if close else (own, 1)
+        rows, columns = {1: 8, 2: 4}.get(stride, 1), 1
     else:
         columns = vector = _row_vector(request, with_taps)
     if axes[0].window > 1:
         rows = min(rows, 2 if vector > 1 else 4 if request.element_size < 4 else 8)
+        if with_taps and request.masking:  # which take registers
+            rows, vector = 1, (vector + 1) // 2
     of_lane = columns * vector if request.channels_last else columns
     fits = lambda rows: _steps(axes, rows, columns) <= steps  # noqa: E731
     rows = _rows_of_lane(rows, fits, request.targets[1], results, of_lane)
     least = columns if request.channels_last else min(vector, 4)
-    while columns > least and _steps(axes, rows, columns) > steps:
+    while columns > least and not fits(rows):
         columns //= 2
         vector = min(vector, columns)
-    return Tile((1, rows, columns), vector) if _steps(axes, rows, columns) <= steps else None
+    return Tile((1, rows, columns), vector) if fits(rows) else None
 
 
 def _rows_of_lane(
