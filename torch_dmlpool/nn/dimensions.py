@@ -111,17 +111,17 @@ class Family:
         backend: Any,
         _dtypes: tuple[()],
         mask_sizes: tuple[int, ...] | None,
-        *arguments: Any,
+        *given: Any,
     ) -> Callable[..., Any] | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:
             return None
         batched = self.batched(rank, like)
-        depends = self.depends or str in map(type, arguments)
+        depends = self.depends or str in map(type, given)
         request = (
-            self.request_of(rank, batched, *arguments)
+            self.request_of(rank, batched, *given)
             if depends
-            else _known_request(self, rank, dumps(arguments, 2))
+            else _known_request(self, rank, dumps(given, 2))
         )
         missing = None
         if mask_sizes is not None:

@@ -23,12 +23,12 @@ from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
 from torch_dmlpool.window import Window, is_plain
 
 Make = Callable[..., Callable[..., Any] | None]
-"""Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *arguments)``: a
+"""Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *given)``: a
 tensor that lies as the input, its backend, data types among the arguments, the sizes of a mask or
 None, and the other arguments of a public function. It keeps no tensor. It raises what a wrong
 argument raises, and returns None for what it does not prepare."""
 Prepare = Callable[..., Callable[..., Any] | None]
-"""The same of arguments that are checked: ``prepare(like, backend, *arguments)``, which are the
+"""The same of arguments that are checked: ``prepare(like, backend, *checked)``, which are the
 operator's."""
 
 
@@ -65,13 +65,13 @@ def prepared(
     make: Make,
     input: Tensor,
     mask: Tensor | None,
-    arguments: tuple[Any, ...],
+    given: tuple[Any, ...],
     dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Callable[..., Any] | None:
     """The call that ``make`` makes for ``input``, and for ``mask`` if there is one, if these are
     plain tensors; else None. ``dtypes`` stand apart, as marshal does not write them.
 
-    The key of a call has its arguments as marshal writes them, which tells 1, True and 1.0 apart,
+    The key of a call has what was given as marshal writes it, which tells 1, True and 1.0 apart,
     and which a later change of a list does not affect. What marshal does not write is no key, such
     as a tensor: such a call is not prepared.
     """
@@ -85,12 +85,12 @@ def prepared(
             return None
         sizes = tuple(mask.shape)
     try:
-        written = dumps((sizes, *arguments), 2)
+        written = dumps((sizes, *given), 2)
     except ValueError:
         # Such as sizes of a tensor, which are common: they are tuples of ints.
-        arguments = tuple([tuple(a) if type(a) is torch.Size else a for a in arguments])
+        given = tuple([tuple(a) if type(a) is torch.Size else a for a in given])
         try:
-            written = dumps((sizes, *arguments), 2)
+            written = dumps((sizes, *given), 2)
         except ValueError:
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
@@ -126,13 +126,13 @@ class Pool:
         self,
         input: Tensor,
         mask: Tensor | None,
-        *arguments: Any,
+        *given: Any,
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
-        call = prepared(self.make, input, mask, arguments, dtypes)
+        call = prepared(self.make, input, mask, given, dtypes)
         if call is not None:
             return call(input) if mask is None else call(input, mask)
-        request = self.check(input, *dtypes, *arguments)
+        request = self.check(input, *dtypes, *given)
         return self.of(input, tensors.checked_mask(mask, input), request)
 
     def of(self, input: Tensor, mask: Tensor | None, request: tuple[Any, ...]) -> Any:
@@ -140,9 +140,9 @@ class Pool:
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
     def _make(
-        self, like: Tensor, backend: Backend, dtypes: Any, mask_sizes: Any, *arguments: Any
+        self, like: Tensor, backend: Backend, dtypes: Any, mask_sizes: Any, *given: Any
     ) -> Any:
-        request, missing = self.check(like, *dtypes, *arguments), None
+        request, missing = self.check(like, *dtypes, *given), None
         if mask_sizes is not None:
             empty: Any = torch.empty(mask_sizes, dtype=torch.bool, device=like.device)
             missing = like.dim() - len(mask_sizes)
@@ -182,7 +182,7 @@ _DTYPES = {torch.dtype, type(None)}
 
 
 @functools.lru_cache(maxsize=2048)
-def _arguments(written: bytes) -> tuple[Any, ...] | None:
+def _given(written: bytes) -> tuple[Any, ...] | None:
     """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
     is written as bytes, without its type.
     """
@@ -193,10 +193,10 @@ def _arguments(written: bytes) -> tuple[Any, ...] | None:
 def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | None:
     """The call of this ``key``, which is new."""
     make, written, dtypes, _, _, dtype, backend = key
-    arguments, call = _arguments(written), None
+    given, call = _given(written), None
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
-    if is_known and arguments is not None:
-        call = make(input, backend, dtypes, *arguments)
+    if is_known and given is not None:
+        call = make(input, backend, dtypes, *given)
     if isinstance(call, Call):
         call = call.__call__  # a method is called in less time than an object
     if len(_CALLS) >= _MOST:

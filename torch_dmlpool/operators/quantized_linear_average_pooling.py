@@ -124,12 +124,10 @@ def _quantized_windows(
 
 
 def _make(
-    like: Tensor, backend: Backend, dtypes: Any, mask_sizes: None, *arguments: Any
+    like: Tensor, backend: Backend, dtypes: Any, mask_sizes: None, *given: Any
 ) -> Callable[[Tensor], Tensor]:
     """The call for plain tensors, whose scales and zero points are numbers."""
-    parameters, window, include_padding, output_dtype = _quantized_windows(
-        like, *dtypes, *arguments
-    )
+    parameters, window, include_padding, output_dtype = _quantized_windows(like, *dtypes, *given)
     check_counted(window, include_padding)
     pool = backend.quantized_averages
     return lambda input: pool(input, parameters, window, include_padding, output_dtype)
@@ -201,11 +199,11 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
 
 def _complete(input: Tensor, *given: Any) -> tuple[Any, ...]:
     """Scales and zero points as vectors, or as numbers that rules Q3 and Q4 allow."""
-    *asked, window, include_padding, output_dtype = given
-    parameters, _ = checked_quantization(input, asked, output_dtype)
+    *parameters, window, include_padding, output_dtype = given
+    checked, _ = checked_quantization(input, parameters, output_dtype)
     if is_readable(input):
-        _check_tensors(parameters, gradients=False)
-    return input, *parameters, window, include_padding, output_dtype
+        _check_tensors(checked, gradients=False)
+    return input, *checked, window, include_padding, output_dtype
 
 
 quantized_linear_average_pooling_op = Operator(
