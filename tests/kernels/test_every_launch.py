@@ -418,8 +418,8 @@ def test_nothing_spills_in_the_calls_of_networks(target, launches_of):
         backend.average_pooling(input, window, False, None, mask=mask)
     assert len(launches_of.made) == 58
     found = {made: spilled(to_machine_code(made, target)) for made in launches_of.made}
-    # ptxas keeps two values of 3/2 in local memory on sm_120.
-    most = 4 if target == "sm_120" else 0
+    # ptxas keeps a few values of 3/2 without winners in local memory.
+    most = 8 if launches_of.runs_ptx else 0
     assert not {made: count for made, count in found.items() if count > most}
 
 
