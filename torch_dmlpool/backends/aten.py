@@ -39,9 +39,9 @@ def winners(input: Tensor, window: Window) -> Any:
     ATen takes the last of several NaN in a window (rule M3). In volumes in channels_last it gives a
     window of -inf alone the index of another (rule M2).
     """
-    if not is_plain_cpu(input) or not input.is_floating_point() or 0 in input.shape:
-        return None
-    found = max_pooled(input, window) if all(a.dilation == 1 for a in window.axes) else None
+    is_taken = is_plain_cpu(input) and input.is_floating_point() and 0 not in input.shape
+    is_taken = is_taken and all(axis.dilation == 1 for axis in window.axes)
+    found = max_pooled(input, window) if is_taken else None
     if found is None:
         return None
     least = found[0].amin()
@@ -78,6 +78,6 @@ def called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:
     rank = input.dim() - 2
     images = input.unsqueeze(-2) if rank == 1 else input
     results = pools[rank == 3](images, *arguments)
-    each = [results] if isinstance(results, Tensor) else results
-    each = [tensors.laid_out_like(one.squeeze(-2) if rank == 1 else one, input) for one in each]
-    return each[0] if isinstance(results, Tensor) else each
+    if rank == 1:
+        results = tensors.changed(results, lambda each: each.squeeze(-2))
+    return tensors.laid_out_like(results, input)

@@ -18,9 +18,9 @@ What is reduced is one dimension, ``dim``, of a tuple of tensors of one shape: v
 values with their positions.
 """
 
-import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -121,12 +121,6 @@ def added_sorted(total: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return total.index_put((places,), values, accumulate=True)
 
 
-def floored(numerator: Tensor, denominator: int) -> Tensor:
-    if is_known(denominator == 1):
-        return numerator
-    return numerator.div(denominator, rounding_mode="floor")
-
-
 def firsts(axis: Axis, size: int, like: Tensor) -> Tensor:
     """Where the first tap of each window lies."""
     return numbers(axis.output_size(size), like) * axis.stride - axis.start_padding
@@ -134,12 +128,13 @@ def firsts(axis: Axis, size: int, like: Tensor) -> Tensor:
 
 def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
     """How many taps of windows from ``first`` on lie before ``bound``."""
-    return floored(bound + (axis.dilation - 1) - first, axis.dilation).clamp(0, axis.window)
+    return ((bound + (axis.dilation - 1) - first) // axis.dilation).clamp(0, axis.window)
 
 
-def parts(windows: AnyWindow) -> Sequence[Axis | int]:
-    """The axis of windows, or the number of bins, along each spatial dimension."""
-    return windows.axes if isinstance(windows, Window) else windows
+def parts(windows: AnyWindow, sizes: Sequence[int]) -> Iterator[tuple[int, Axis | int, int]]:
+    """The number of each spatial dimension, its axis of windows or number of bins, and its size."""
+    along = windows.axes if isinstance(windows, Window) else windows
+    return zip(itertools.count(2), along, sizes, strict=False)
 
 
 def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
@@ -148,10 +143,8 @@ def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
         # Bin ``i`` of n bins over a size reads ``floor(i · size / n)`` to ``ceil((i + 1) · size /
         # n)``.
         products = numbers(part + 1, like) * size
-        starts = floored(products[:-1], part)
-        return Steps(
-            starts, floored(products[1:] + part - 1, part) - starts, 1, -(-size // part) + 1
-        )
+        starts = products[:-1] // part
+        return Steps(starts, (products[1:] + part - 1) // part - starts, 1, -(-size // part) + 1)
     first = firsts(part, size, like)
     skipped = taps_before(0, first, part)
     most = (
@@ -174,12 +167,11 @@ def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Ste
     common = math.gcd(axis.stride, axis.dilation)
     step, stride = axis.dilation // common, axis.stride
     padded = numbers(size, like) + axis.start_padding
-    residue = floored(padded, common) % step * pow(stride // common, -1, step) % step
-    lowest = floored(padded - axis.extent + stride, stride).clamp(min=0)
+    residue = padded // common % step * pow(stride // common, -1, step) % step
+    lowest = ((padded - axis.extent + stride) // stride).clamp(min=0)
     start = lowest + (residue - lowest) % step
-    counts = (floored(floored(padded, stride).clamp(max=outputs - 1) - start, step) + 1).clamp(
-        min=0
-    )
+    highest = (padded // stride).clamp(max=outputs - 1)
+    counts = ((highest - start) // step + 1).clamp(min=0)
     most = -(-min(outputs, (axis.extent - 1) // stride + 1) // step)
     return Steps(start, counts.where(padded % common == 0, 0), step, most)
 
@@ -226,82 +218,54 @@ as fast."""
 
 
 def is_sliceable(axis: Axis, size: int) -> bool:
-    """Whether slices are faster than :func:`reduced` for the windows along an axis."""
-    padding = axis.start_padding, axis.end_padding
-    if not are_ints(size, axis.window, axis.stride, axis.dilation, *padding):
+    """Whether the windows along an axis are small, of known sizes, and padded by less than they
+    span.
+    """
+    if not are_ints(size, *axis[:-1]):
         return False
-    padded = size + axis.start_padding + axis.end_padding
-    # The slices of windows that lie apart are one pass over the input.
-    largest = LARGEST_WINDOW if axis.window > axis.stride else 8 * LARGEST_WINDOW
-    return axis.window <= largest and padded + axis.extent <= 2 * size + 64
+    padding = max(axis.start_padding, axis.end_padding)
+    return axis.window <= LARGEST_WINDOW and padding < axis.extent <= size + 64
 
 
 def sliced(tensors: Tensors, dim: int, axis: Axis, reduction: Reduction) -> Tensors:
     """Every window along ``dim`` reduced, as a tree over its taps."""
-    outputs = axis.output_size(tensors[0].shape[dim])
-    pairs = zip(tensors, reduction.fills, strict=True)
-    padded = [_padded(tensor, dim, axis, outputs, fill) for tensor, fill in pairs]
+    size = tensors[0].shape[dim]
+    last = (axis.output_size(size) - 1) * axis.stride
+    # As far as windows reach.
+    pads = axis.start_padding, max(0, last + axis.extent - axis.start_padding - size)
+    inner = [0, 0] * (tensors[0].dim() - 1 - dim)
+    padded = tensors
+    if any(pads):
+        pairs = zip(tensors, reduction.fills, strict=True)
+        padded = tuple(torch.constant_pad_nd(each, [*inner, *pads], fill) for each, fill in pairs)
 
     def tree(taps: range) -> Tensors:
         if len(taps) > 1:
             half = len(taps) // 2
             return reduction.combine(tree(taps[:half]), tree(taps[half:]))
         first = taps[0] * axis.dilation
-        end = first + (outputs - 1) * axis.stride + 1
         sliced = torch.ops.aten.slice.Tensor
-        return tuple(sliced(each, dim, first, end, axis.stride) for each in padded)
+        return tuple(sliced(each, dim, first, first + last + 1, axis.stride) for each in padded)
 
     return tree(range(axis.window))
 
 
-def _padded(tensor: Tensor, dim: int, axis: Axis, outputs: int, fill: float) -> Tensor:
-    """``tensor`` padded with ``fill`` at both ends, as far as windows reach; negative padding cuts
-    off elements.
-    """
-    start, size = axis.start_padding, tensor.shape[dim]
-    after = (outputs - 1) * axis.stride + axis.extent - start - size
-    if start == 0 and after <= 0:
-        return tensor
-    inner = [0, 0] * (tensor.dim() - 1 - dim)
-    if min(start, after) >= -size:
-        return torch.constant_pad_nd(tensor, [*inner, start, after], fill)
-    # PyTorch cannot cut off more than there is before it pads.
-    padded = torch.constant_pad_nd(tensor, [*inner, max(start, 0), max(after, 0)], fill)
-    return padded.narrow(dim, max(-start, 0), size + start + after)
-
-
 def pooled(values: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors:
     """Every window, or every bin, in the way that suits its sizes."""
-    sizes = values[0].shape[2:]
-    return along_axes(values, windows, sizes, functools.partial(_pooled_along, reduction))
-
-
-def along_axes(
-    values: Tensors, windows: AnyWindow, sizes: Sequence[int], change: Callable[..., Tensors]
-) -> Tensors:
-    """What ``change`` makes of ``values`` along one spatial dimension after the other. It gets the
-    number of the dimension, its axis or number of bins, and its size.
-    """
-    for dim, (part, size) in enumerate(zip(parts(windows), sizes, strict=True), 2):
-        values = change(values, dim, part, size)
+    for dim, part, size in parts(windows, values[0].shape[2:]):
+        if isinstance(part, Axis) and covers(part, size):
+            values = reduction.whole(values, dim)
+        elif isinstance(part, Axis) and is_sliceable(part, size):
+            values = sliced(values, dim, part, reduction)
+        else:
+            values = reduced(values, dim, read_by(part, size, values[0]), reduction)
     return values
-
-
-def _pooled_along(
-    reduction: Reduction, values: Tensors, dim: int, part: Axis | int, size: int
-) -> Tensors:
-    if isinstance(part, Axis):
-        if covers(part, size):
-            return reduction.whole(values, dim)
-        if is_sliceable(part, size):
-            return sliced(values, dim, part, reduction)
-    return reduced(values, dim, read_by(part, size, values[0]), reduction)
 
 
 def counts(windows: AnyWindow, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
     """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
     total = torch.ones((), dtype=like.dtype, device=like.device)
-    for part, size in zip(parts(windows), sizes, strict=True):
+    for _, part, size in parts(windows, sizes):
         if isinstance(part, Axis) and include_padding:
             along = taps_before(size + part.end_padding, firsts(part, size, like), part)
         else:
@@ -331,32 +295,29 @@ def divisor(
     return counts(windows, sizes, like, include_padding).clamp(min=1)
 
 
-def spread(gradients: Tensors, dim: int, part: Axis | int, size: int) -> Tensors:
-    """For each of ``size`` elements along ``dim`` the sum of ``gradients`` of the windows that read
-    it.
+def spread(gradient: Tensor, windows: AnyWindow, sizes: Sequence[int]) -> Tensor:
+    """For each element of planes of ``sizes`` the sum of the ``gradient`` of the windows, or bins,
+    that read it.
 
     The windows that read an element are a window again, over gradients with zeros between them.
     """
-    (given,) = gradients
-    outputs = given.shape[dim]
-    if not isinstance(part, Axis) or not (covers(part, size) or is_sliceable(part, size)):
-        steps = windows_over(part, outputs, size, given)
-        return reduced(gradients, dim, steps, SUM)
-    shape = list(given.shape)
-    if covers(part, size):
-        shape[dim] = size
-        return (given.expand(shape),)
-    # After a single window the stride, of any length, has no element to step over.
-    stride = part.stride if outputs > 1 else min(part.stride, part.window)
-    # Where windows lie apart, each gradient stands once for every element of its window.
-    lie_apart = part.window <= stride and part.dilation == 1
-    copies, taps = (part.window, 1) if lie_apart else (1, part.window)
-    if stride > 1:
-        shape.insert(dim + 1, copies)
-        blocks = given.unsqueeze(dim + 1).expand(shape)
-        shape[dim + 1] = stride - copies
-        given = torch.cat((blocks, given.new_zeros(shape)), dim + 1).flatten(dim, dim + 1)
-    before = (taps - 1) * part.dilation - part.start_padding
-    after = size + (taps - 1) * part.dilation - before - given.shape[dim]
-    readers = Axis(taps, 1, before, after, part.dilation, ceil_mode=False)
-    return sliced((given,), dim, readers, SUM)
+    for dim, part, size in parts(windows, sizes):
+        outputs, inner = gradient.shape[dim], [0, 0] * (gradient.dim() - 1 - dim)
+        if isinstance(part, Axis) and covers(part, size):
+            shape = [*gradient.shape[:dim], size, *gradient.shape[dim + 1 :]]
+            gradient = gradient.expand(shape)
+        elif isinstance(part, Axis) and is_sliceable(part, size):
+            # After a single window the stride, of any length, has no element to step over.
+            stride, reach = part.stride if outputs > 1 else 1, part.extent - 1
+            if stride > 1:
+                zeros = [*inner, 0, stride - 1]
+                blocks = torch.constant_pad_nd(gradient.unsqueeze(dim + 1), zeros)
+                gradient = blocks.flatten(dim, dim + 1)
+            before = reach - part.start_padding
+            after = size + part.start_padding - gradient.shape[dim]
+            readers = Axis(part.window, 1, before, after, part.dilation, ceil_mode=False)
+            (gradient,) = sliced((gradient,), dim, readers, SUM)
+        else:
+            steps = windows_over(part, outputs, size, gradient)
+            (gradient,) = reduced((gradient,), dim, steps, SUM)
+    return gradient

@@ -7,7 +7,7 @@ be symbolic. A position is an index into the flattened plane. Negative positions
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def average_pooling_grad(
     """
     wide = widened(input_gradient)
     shares = wide / reductions.divisor(windows, spatial_sizes, wide, include_padding, divisor)
-    (sums,) = reductions.along_axes((shares,), windows, spatial_sizes, reductions.spread)
+    sums = reductions.spread(shares, windows, spatial_sizes)
     return tensors.laid_out_like(sums.to(input_gradient.dtype), input_gradient)
 
 
@@ -88,18 +88,17 @@ def requantized(
     ``sizes``.
     """
 
-    def vector(parameter: Parameter, dtype: torch.dtype) -> Tensor:
-        if not isinstance(parameter, Tensor):
-            parameter = torch.full((1,), parameter or 0, dtype=dtype, device=sums.device)
-        return parameter.to(dtype).view(1, -1, *(1 for _ in sizes))
+    def tensor(parameter: Parameter, dtype: torch.dtype) -> Tensor:
+        if isinstance(parameter, Tensor):
+            return parameter.to(dtype)
+        return torch.full((1,), parameter or 0, dtype=dtype, device=sums.device)
 
-    types = (torch.float64, sums.dtype, torch.float64, torch.float64)
-    scale, zero, step, output_zero = (vector(*pair) for pair in zip(parameters, types, strict=True))
+    types = torch.float64, sums.dtype, torch.float64, torch.float64
+    vectors = [tensor(*pair) for pair in zip(parameters, types, strict=True)]
+    scale, zero, step, output_zero = (each.view(1, -1, *(1 for _ in sizes)) for each in vectors)
     # Integers, as a float64 would round divisors above 2^53.
     like = torch.empty((), dtype=torch.int64, device=sums.device)
-    divisor = reductions.divisor(window, sizes, like, include_padding)
-    if not isinstance(divisor, Tensor):
-        divisor = torch.full((1,), divisor, dtype=torch.int64, device=sums.device)
+    divisor = tensor(reductions.divisor(window, sizes, like, include_padding), torch.int64)
     sums = sums - reductions.counts(window, sizes, sums, include_padding=False) * zero
     real = sums.to(torch.float64) * scale / (divisor.to(torch.float64) * step)
     # Up to 2^20 taps the quotient is rounded to no half that it is not.
@@ -163,9 +162,7 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
     return found.view(input.dtype).view(positions.shape)
 
 
-def _scattered(
-    source: Tensor, positions: Tensor, sizes: Sequence[int], are_unique: bool = False
-) -> Tensor:
+def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor:
     """Zeros of ``sizes`` with each element added at its position, in the elements' order. Half
     precision is added in float32.
     """
@@ -175,8 +172,7 @@ def _scattered(
     within = positions.flatten(2).to(torch.int64)
     first = numbers(math.prod(batch), within).view(*batch, 1) * plane
     places = (first + within.where(within >= 0, plane - 1)).flatten()
-    total = wide.new_zeros(math.prod(batch) * plane)
-    total = total.scatter(0, places, wide) if are_unique else reductions.added(total, places, wide)
+    total = reductions.added(wide.new_zeros(math.prod(batch) * plane), places, wide)
     total = total.view(*batch, plane)[..., :-1].unflatten(-1, tuple(sizes))
     return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
 
@@ -184,49 +180,37 @@ def _scattered(
 def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
     """Each axis, from the last to the first, its size, and where each window's first tap lies."""
     for inner, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
-        first = reductions.firsts(axis, size, like).to(like.dtype)
-        yield axis, size, first.view(-1, *[1] * inner)
-
-
-def _as_numbers(tensor: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
-    """``tensor`` in a data type that holds all taps and positions, and positions in the padding."""
-    axes = zip(window.axes, sizes, strict=True)
-    reach = [size + axis.start_padding + axis.end_padding + axis.extent for axis, size in axes]
-    return tensor.to(tensors.position_dtype(math.prod(reach)))
-
-
-def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
-    """The quotients and the remainders of numbers that are not negative."""
-    quotients = left.div(divisor, rounding_mode="trunc")
-    return quotients, left.sub(quotients, alpha=divisor)
+        yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * inner)
 
 
 def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
-    taps: Any = 0
-    left, step = _as_numbers(positions, sizes, window), 1
+    taps, left, step = torch.zeros_like(positions), positions, 1
     for axis, size, first in _axes(window, sizes, left):
-        left, at = _divided(left, size) if axis is not window.axes[0] else (left, left)
-        along = at - first
-        if axis.dilation != 1:
-            along = along.div(axis.dilation, rounding_mode="trunc")
-        taps, step = along * step + taps, step * axis.window
-    found: Tensor = taps.where(positions >= 0, 0)
-    return found.to(tensors.tap_dtype(window.taps))
+        left, at = _divided(left, size)
+        taps = taps + _divided(at - first, axis.dilation)[0] * step
+        step *= axis.window
+    return taps.where(positions >= 0, 0).to(tensors.tap_dtype(window.taps))
 
 
 def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
-    positions: Any = 0
-    left, step = _as_numbers(taps, sizes, window), 1
-    inside = left >= 0
+    left, step = taps.to(torch.int64), 1
+    positions, inside = torch.zeros_like(left), left < window.taps
     for axis, size, first in _axes(window, sizes, left):
-        left, along = _divided(left, axis.window) if axis is not window.axes[0] else (left, left)
+        left, along = _divided(left, axis.window)
         at = along * axis.dilation + first
-        positions, step = at * step + positions, step * size
-        inside = inside & (along < axis.window) & (at >= 0) & (at < size)
-    found: Tensor = positions.where(inside, -1)
-    return found
+        positions, inside = positions + at * step, inside & (at >= 0) & (at < size)
+        step *= size
+    return positions.where(inside, -1)
+
+
+def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+    """The quotients and the remainders of numbers that are not negative."""
+    if divisor == 1:
+        return left, torch.zeros_like(left)
+    quotients = left.div(divisor, rounding_mode="trunc")
+    return quotients, left.sub(quotients, alpha=divisor)
 
 
 def max_pooling(input: Tensor, window: Window) -> Tensor:
@@ -319,14 +303,16 @@ def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Te
 
 
 def scatter_positions(
-    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], bins: bool, channels_last: bool
+    input: Tensor,
+    positions: Tensor,
+    spatial_sizes: Sequence[int],
+    bins: bool,  # noqa: ARG001
+    channels_last: bool,
 ) -> Tensor:
-    """Zeros with each element at its position. With ``bins`` positions may be equal, and their
-    elements are added.
+    """Zeros with each element at its position. With ``bins`` positions may be equal: their elements
+    are added.
     """
-    total = _scattered(
-        input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes, are_unique=not bins
-    )
+    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
     return tensors.laid_out(total, tensors.named_memory_format(channels_last, len(spatial_sizes)))
 
 
