@@ -170,7 +170,7 @@ class Workload:
 
 def in_layout(tensor: Tensor, channels_last: bool) -> Tensor:
     """The tensor, contiguous or in channels_last order."""
-    return tensors.in_format(tensor, tensors.named_memory_format(channels_last, tensor.dim() - 2))
+    return tensors.in_format(tensor, channels_last)
 
 
 def short(numbers: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.registry import OPERATORS
-from torch_dmlpool.window import AXIS_NAMES, Window
+from torch_dmlpool.window import AXIS_NAMES, Function, Sizes, Window
 
 __all__ = ["decompositions"]
 _ATEN = torch.ops.aten
@@ -62,7 +62,7 @@ def decompositions(
         raise ValueError(f'pools must be "aten" or "slices", got {pools!r}')
     atens = _ATENS if pools == "aten" else {}
 
-    def of(operator: Any) -> Callable[..., Any]:
+    def of(operator: Any) -> Function:
         pool = atens.get(operator.name)
         return lambda *arguments, **_: _decomposed(operator, arguments, pool, _DYNAMIC)
 
@@ -70,7 +70,7 @@ def decompositions(
 
 
 def _decomposed(
-    operator: Any, given: Sequence[Any], pool: Callable[..., Any] | None, dynamic: Sequence[str]
+    operator: Any, given: Sequence[Any], pool: Function | None, dynamic: Sequence[str]
 ) -> Any:
     """The results of ATen's ``pool`` for a call of ``operator``, or else of the reference backend.
     NotImplemented, which keeps the call, if image sizes are dynamic, ATen has no such pool and
@@ -167,11 +167,11 @@ def _maxima_with_indices(
     return found[0], tensors.numbered(found[1], input.shape, index_dtype, per_plane)
 
 
-def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sequence[int]) -> Any:
+def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sizes) -> Any:
     return aten.called(pools, input, [1, *output_sizes] if len(output_sizes) == 1 else output_sizes)
 
 
-def _bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Any:
+def _bin_averages(input: Tensor, output_sizes: Sizes) -> Any:
     pools = _ATEN._adaptive_avg_pool2d.default, _ATEN._adaptive_avg_pool3d.default
     # ATen adds volumes of half precision in half precision (rule A4).
     wide = tensors.widened(input) if input.dim() == 5 else input
@@ -179,7 +179,7 @@ def _bin_averages(input: Tensor, output_sizes: Sequence[int]) -> Any:
     return averages.to(input.dtype)
 
 
-def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:
+def _bin_maxima(input: Tensor, output_sizes: Sizes) -> Any:
     if not are_ints(*output_sizes):
         return None
     pools = _ATEN.adaptive_max_pool2d.default, _ATEN.adaptive_max_pool3d.default
@@ -187,7 +187,7 @@ def _bin_maxima(input: Tensor, output_sizes: Sequence[int]) -> Any:
     return values, positions.to(tensors.position_dtype(math.prod(input.shape[2:])))
 
 
-_ATENS: dict[str, Callable[..., Any]] = {
+_ATENS: dict[str, Function] = {
     "average_pooling": _averages,
     "max_pooling": _maxima,
     "max_pooling_with_indices": _maxima_with_indices,

@@ -18,6 +18,7 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.window import (
     ArgumentError,
+    Sizes,
     check_spatial_sizes,
     entries,
     index_of,
@@ -114,7 +115,7 @@ def check_type(name: str, tensor: Tensor, dtype: torch.dtype, whose: str) -> Non
 def check_sizes(
     name: str,
     tensor: Tensor,
-    sizes: Sequence[int],
+    sizes: Sizes,
     input: Tensor | None = None,
     whose: str = "forward output's",
 ) -> None:
@@ -171,7 +172,7 @@ def checked_divisor(divisor_override: Any) -> int | None:
     return divisor
 
 
-def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tuple[int, ...]:
+def checked_full_size(name: str, full_size: Sizes, tensor: Tensor) -> tuple[int, ...]:
     """``full_size`` as ints, rejected unless it has one int for each dimension of ``tensor``."""
     several = listed(full_size)
     if several is None:
@@ -185,7 +186,7 @@ def checked_full_size(name: str, full_size: Sequence[int], tensor: Tensor) -> tu
     return sizes
 
 
-def ints(sizes: Sequence[int]) -> tuple[int, ...]:
+def ints(sizes: Sizes) -> tuple[int, ...]:
     """Sizes as ints. In a trace of torch.jit they are tensors, which become constants."""
     return tuple(int(size) if isinstance(size, Tensor) else size for size in sizes)
 
@@ -245,9 +246,7 @@ def as_float(number: Any) -> float:
         return math.inf
 
 
-def check_index_type(
-    index_dtype: torch.dtype, sizes: Sequence[int], per_plane: bool = False
-) -> None:
+def check_index_type(index_dtype: torch.dtype, sizes: Sizes, per_plane: bool = False) -> None:
     """Reject an index type other than DirectML's and PyTorch's, or too small for a tensor of
     ``sizes`` (rule M4).
     """
@@ -333,66 +332,68 @@ def is_dense(tensor: Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
-def suggested_memory_format(tensor: Tensor) -> torch.memory_format:
-    """The memory format that PyTorch suggests for results computed from ``tensor`` (rule G7)."""
-    return named_memory_format(is_channels_last(tensor), tensor.dim() - 2)
-
-
 def empty(
-    sizes: Sequence[int],
-    like: Tensor,
-    memory_format: torch.memory_format,
-    dtype: torch.dtype | None = None,
+    sizes: Sizes, like: Tensor, channels_last: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
     """An uninitialised tensor on the device of ``like``, of its data type unless another is
     given.
     """
     dtype, device = dtype or like.dtype, like.device
-    if len(sizes) == 3 and memory_format is torch.channels_last:
+    if channels_last and len(sizes) == 3:
         rows = sizes[0], sizes[2], sizes[1]
         return torch.empty(rows, dtype=dtype, device=device).transpose(1, 2)
-    return torch.empty(tuple(sizes), dtype=dtype, device=device, memory_format=memory_format)
+    layout = memory_format(channels_last, len(sizes))
+    return torch.empty(tuple(sizes), dtype=dtype, device=device, memory_format=layout)
 
 
-def lies_in(tensor: Tensor, memory_format: torch.memory_format) -> bool:
-    """Whether ``tensor`` is dense in a memory format; rows in channels_last are (N, W, C)."""
-    if tensor.dim() == 3 and memory_format is torch.channels_last:
+def lies_in(tensor: Tensor, channels_last: bool) -> bool:
+    """Whether ``tensor`` is dense, with channels innermost or in their place; rows in channels_last
+    are (N, W, C).
+    """
+    if channels_last and tensor.dim() == 3:
         return tensor.transpose(1, 2).is_contiguous()
-    return tensor.is_contiguous(memory_format=memory_format)
+    return tensor.is_contiguous(memory_format=memory_format(channels_last, tensor.dim()))
 
 
-def in_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` if it lies in a memory format, else a copy that does."""
-    if tensor.dim() == 3 and memory_format is torch.channels_last:
+def in_format(tensor: Tensor, channels_last: bool) -> Tensor:
+    """``tensor`` if it lies so, else a copy that does."""
+    if channels_last and tensor.dim() == 3:
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    return tensor.contiguous(memory_format=memory_format)
+    return tensor.contiguous(memory_format=memory_format(channels_last, tensor.dim()))
 
 
-def cloned_in(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A copy of ``tensor`` in a memory format."""
-    if tensor.dim() == 3 and memory_format is torch.channels_last:
+def cloned_in(tensor: Tensor, channels_last: bool) -> Tensor:
+    """A copy of ``tensor`` that lies so."""
+    if channels_last and tensor.dim() == 3:
         rows = tensor.transpose(1, 2)
         return rows.clone(memory_format=torch.contiguous_format).transpose(1, 2)
-    return tensor.clone(memory_format=memory_format)
+    return tensor.clone(memory_format=memory_format(channels_last, tensor.dim()))
 
 
-def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """``tensor`` in a memory format, where sizes are known with the strides that :func:`empty`
-    gives. Under vmap, which knows no memory formats, it stays as it is.
+def memory_format(channels_last: bool, dimensions: int) -> torch.memory_format:
+    """PyTorch's name for the layout of images or volumes, and of contiguous rows."""
+    if not channels_last:
+        return torch.contiguous_format
+    return torch.channels_last_3d if dimensions == 5 else torch.channels_last
+
+
+def laid_out(tensor: Tensor, channels_last: bool) -> Tensor:
+    """``tensor`` with channels innermost or in their place, where sizes are known with the strides
+    that :func:`empty` gives. Under vmap, which knows no memory formats, it stays as it is.
     """
     if not torch.compiler.is_dynamo_compiling() and is_mapped():
         return tensor
     if not all(type(size) is int for size in tensor.shape):
-        return in_format(tensor, memory_format)
+        return in_format(tensor, channels_last)
     # The dimensions from the innermost to the outermost.
     dims = list(range(tensor.dim()))[::-1]
-    if memory_format is not torch.contiguous_format:
+    if channels_last:
         dims = [1, *dims[:-2], 0]
     stride, strides = 1, tensor.stride()
     for dim in dims:
         if strides[dim] != stride:
             # It is a clone because decomposed programs must not write in place.
-            return cloned_in(tensor, memory_format)
+            return cloned_in(tensor, channels_last)
         stride *= max(tensor.shape[dim], 1)
     return tensor
 
@@ -403,8 +404,8 @@ def laid_out_like(results: Any, input: Tensor) -> Any:
     """
     if torch.jit.is_tracing():
         return results
-    memory_format = suggested_memory_format(input)
-    return changed(results, lambda each: laid_out(each, memory_format))
+    channels_last = is_channels_last(input)
+    return changed(results, lambda each: laid_out(each, channels_last))
 
 
 def changed(results: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -412,15 +413,6 @@ def changed(results: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(results, Tensor):
         return change(results)
     return tuple(map(change, results))
-
-
-def named_memory_format(channels_last: bool, rank: int) -> torch.memory_format:
-    """Contiguous or channels_last for ``rank`` spatial dimensions. Rows have that of images, which
-    PyTorch's own functions reject for them: ``empty``, ``in_format`` and ``lies_in`` take it.
-    """
-    if not channels_last:
-        return torch.contiguous_format
-    return torch.channels_last_3d if rank == 3 else torch.channels_last
 
 
 def name_of(value: object) -> str:
@@ -473,7 +465,7 @@ def beside(tensor: Tensor, like: Tensor) -> Tensor:
     return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
 
 
-def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
+def first_indices(like: Tensor, sizes: Sizes) -> Tensor:
     """The index of each plane's first element in a tensor of ``sizes``, which broadcasts."""
     samples, channels, *spatial_sizes = sizes
     planes = torch.arange(samples * channels, dtype=torch.int64, device=like.device)
@@ -481,9 +473,7 @@ def first_indices(like: Tensor, sizes: Sequence[int]) -> Tensor:
     return beside(first.view(samples, channels, *(1 for _ in spatial_sizes)), like)
 
 
-def numbered(
-    positions: Tensor, sizes: Sequence[int], index_dtype: torch.dtype, per_plane: bool
-) -> Tensor:
+def numbered(positions: Tensor, sizes: Sizes, index_dtype: torch.dtype, per_plane: bool) -> Tensor:
     """Positions in each plane as indices in a tensor of ``sizes`` (N, C, *spatial); -1 stays."""
     if not per_plane:
         indices = positions + first_indices(positions, sizes)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -20,6 +20,10 @@ from torch.compiler import is_compiling
 from torch_dmlpool._private import is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
+Sizes: TypeAlias = Sequence[int]
+# What a function is called with, after the tensor that it pools.
+Arguments: TypeAlias = tuple[Any, ...]
+Function: TypeAlias = Callable[..., Any]
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
 Integers: TypeAlias = int | Sequence[int]
 # The forms are the same; None keeps the input's size.
@@ -132,7 +136,7 @@ class Window:
         padding: Padding = 0,
         dilation: Integers = 1,
         ceil_mode: bool = False,
-        sizes: Sequence[int] | None = None,
+        sizes: Sizes | None = None,
     ) -> "Window":
         """The window that torch.nn's arguments describe, with ``padding`` also ``((start, end),
         ...)`` or a word.
@@ -177,14 +181,14 @@ class Window:
         return taps
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> Arguments:
         """The window as the registered operators take it: five lists and ``ceil_mode``."""
         names = ("window", "stride", "start_padding", "end_padding", "dilation")
         return *([getattr(axis, name) for axis in self.axes] for name in names), self.axes[
             0
         ].ceil_mode
 
-    def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+    def output_sizes(self, sizes: Sizes) -> tuple[int, ...]:
         """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
         does not fit into them (rule G5).
         """
@@ -338,7 +342,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def check_spatial_sizes(subject: str, sizes: Sequence[int], rank: int) -> None:
+def check_spatial_sizes(subject: str, sizes: Sizes, rank: int) -> None:
     """Reject ``sizes`` that are not one int of at least 1 per spatial dimension (rule G5).
 
     A plane of 2**63 elements or more is rejected too. ``subject`` names the tensor in the error.

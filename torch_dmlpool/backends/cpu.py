@@ -7,7 +7,6 @@ samples as the input, or 1, and so with channels.
 
 import ctypes
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,7 +36,7 @@ from torch_dmlpool.backends.problems import (
     remembered_problem,
 )
 from torch_dmlpool.tensors import in_format, lowest
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Sizes, Window
 
 
 def _results(problem: CpuProblem, dtype: torch.dtype) -> Tensor:
@@ -66,14 +65,13 @@ def _filled(
     structs = [problem.address]
     if mask is not None:
         function = under_a_mask(function)
-        is_last = problem.memory_format is not torch.contiguous_format
         sizes, batch = problem.sizes, mask.shape[:2]
-        struct = masking(sizes, batch, is_last, output.dtype, fill)
+        struct = masking(sizes, batch, problem.channels_last, output.dtype, fill)
         structs.append(ctypes.addressof(struct))
         if mask.shape[2:] != sizes[2:]:
             mask = mask.expand(*batch, *sizes[2:])
         operands = *operands, mask
-    operands = tuple([in_format(each, problem.memory_format) for each in operands])
+    operands = tuple([in_format(each, problem.channels_last) for each in operands])
     addresses = [each.data_ptr() for each in operands]
     code = function(*structs, *addresses, output.data_ptr(), *more)
     if code:
@@ -94,7 +92,7 @@ def _lies_as(tensor: Tensor, problem: CpuProblem, dtype: torch.dtype) -> bool:
     )
 
 
-def _check_fit(tensor: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> None:
+def _check_fit(tensor: Tensor, sizes: Sizes, dtype: torch.dtype) -> None:
     """Reject what arrives at windows, or numbers of winners, of other sizes or another type:
     backward operators get here what a hook of saved tensors may have changed.
     """
@@ -138,10 +136,10 @@ class Averages:
                 raise error_of(spread, code)
             return output
         _check_fit(arriving, problem.output_sizes, dtype)
-        layout = tensors.suggested_memory_format(arriving)
-        if mask is None and layout is not problem.memory_format:
+        is_last = tensors.is_channels_last(arriving)
+        if mask is None and is_last != problem.channels_last:
             # The gradient lies as what arrives (rule G7).
-            as_arriving = _input_of(arriving, problem.sizes[2:], layout)
+            as_arriving = _input_of(arriving, problem.sizes[2:], is_last)
             return _averages(as_arriving, *self.request).gradient(arriving)
         return _filled(output, spread, problem, arriving, mask=mask)
 
@@ -214,9 +212,9 @@ _averages, _maxima = lru_cache(4096)(Averages), lru_cache(4096)(Maxima)
 """The plans of operators' calls; a call that is prepared keeps its own."""
 
 
-def _input_of(arriving: Tensor, sizes: Sequence[int], memory_format: torch.memory_format) -> Kind:
+def _input_of(arriving: Tensor, sizes: Sizes, channels_last: bool) -> Kind:
     """The kind of an input of spatial ``sizes`` at whose results a gradient arrives."""
-    return Kind((*arriving.shape[:2], *sizes), None, arriving.dtype, memory_format)
+    return Kind((*arriving.shape[:2], *sizes), None, arriving.dtype, channels_last)
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
@@ -284,7 +282,7 @@ def _with_winners(
 
 def max_pooling_indices(
     taps: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     window: Window,
     index_dtype: torch.dtype,
     per_plane: bool,
@@ -299,19 +297,18 @@ def max_pooling_indices(
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,
     mask: Tensor | None = None,
 ) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    layout = tensors.named_memory_format(channels_last, window.rank)
-    pool = _maxima(_input_of(input_gradient, spatial_sizes, layout), window)
+    pool = _maxima(_input_of(input_gradient, spatial_sizes, channels_last), window)
     return pool.gradient(input_gradient, taps, mask)
 
 
 def max_unpooling(
-    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool, has_unique: bool
+    input: Tensor, indices: Tensor, spatial_sizes: Sizes, per_plane: bool, has_unique: bool
 ) -> tuple[Tensor, Tensor | None, bool]:
     """Zeros with each element at its index, with ``has_unique`` the positions that the gradient
     reads, and whether an index is outside its plane.
@@ -323,7 +320,7 @@ def max_unpooling(
         unique = _results(problem, tensors.position_dtype(math.prod(spatial_sizes)))
     if problem.is_empty:
         return output.zero_(), unique, False
-    source, numbers = (in_format(each, problem.memory_format) for each in (input, indices))
+    source, numbers = (in_format(each, problem.channels_last) for each in (input, indices))
     unpool = library.dmlpool_max_unpooling
     code = unpool(problem.address, *map(rows.address, (source, numbers, output, unique)))
     if code not in (DONE, OUTSIDE):
@@ -331,7 +328,7 @@ def max_unpooling(
     return output, unique, code == OUTSIDE
 
 
-def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
     numbered = tensors.position_dtype(math.prod(spatial_sizes)), POSITIONS
     sizes = tuple(spatial_sizes)
@@ -354,14 +351,13 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
 
 
 def scatter_positions(
-    input: Tensor, positions: Tensor, spatial_sizes: Sequence[int], _: bool, channels_last: bool
+    input: Tensor, positions: Tensor, spatial_sizes: Sizes, _: bool, channels_last: bool
 ) -> Tensor:
     """Zeros with each element added at its position. The operator's flag ``bins``, whether
     positions may be equal, makes no difference here.
     """
     dtype, numbered, sizes = input.dtype, (positions.dtype, POSITIONS), tuple(spatial_sizes)
-    layout = tensors.named_memory_format(channels_last, len(sizes))
-    kind = Kind(positions.shape, None, dtype, layout)
+    kind = Kind(positions.shape, None, dtype, channels_last)
     problem = remembered_problem(kind, positions.shape[2:], None, sizes, numbered)
     _check_fit(input, problem.output_sizes, dtype)
     scattered, scatter = (
@@ -384,15 +380,15 @@ def average_pooling(
 
 def average_pooling_grad(
     input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
     mask: Tensor | None = None,
 ) -> Any:
     """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
-    layout = tensors.suggested_memory_format(input_gradient)
-    kind = _input_of(input_gradient, spatial_sizes, layout)
+    is_last = tensors.is_channels_last(input_gradient)
+    kind = _input_of(input_gradient, spatial_sizes, is_last)
     pool = _averages(kind, windows, include_padding, divisor)
     return pool.gradient(input_gradient, mask)
 

@@ -20,7 +20,7 @@ from torch_dmlpool.window import Window
 class GpuPlan:
     """How an operator's results lie in memory, and the launches that make them."""
 
-    memory_format: torch.memory_format
+    channels_last: bool
     # whether the source lies in this format and starts at 16 bytes, as kernels but those of tiles
     # need it
     is_dense: bool
@@ -63,8 +63,7 @@ def planned(
     if target_sizes is None:
         target_sizes = windows.output_sizes(shape[2:]) if is_window else windows
     channels_last = tensors.is_channels_last(source) if channels_last is None else channels_last
-    memory_format = tensors.named_memory_format(channels_last, len(target_sizes))
-    results = tensors.empty((*shape[:2], *target_sizes), source, memory_format)
+    results = tensors.empty((*shape[:2], *target_sizes), source, channels_last)
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
         sides = tuple(shape), strides, target_sizes, kinds[0].itemsize, aligned, channels_last
@@ -76,9 +75,9 @@ def planned(
         if launches is None:
             raise NoKernelError
     kernel = launches[0].kernel if launches else ""
-    is_dense = aligned and tensors.lies_in(source, memory_format)
+    is_dense = aligned and tensors.lies_in(source, channels_last)
     return GpuPlan(
-        memory_format, is_dense, tuple(results.shape), results.stride(), launches, kernel
+        channels_last, is_dense, tuple(results.shape), results.stride(), launches, kernel
     )
 
 

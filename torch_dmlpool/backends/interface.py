@@ -1,17 +1,16 @@
 """What a backend offers: a function for each operator, in one table."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Function, Sizes, Window
 
-Function = Callable[..., Any]
-AnyWindow = Window | Sequence[int]
+AnyWindow = Window | Sizes
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
 
 
@@ -27,7 +26,7 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None  # None if that does not matter
     dtype: torch.dtype
-    memory_format: torch.memory_format | None = None
+    channels_last: bool | None = None
 
 
 def kind_of(tensor: Tensor) -> Kind:
@@ -167,20 +166,16 @@ class Backend(NamedTuple):
         sizes, is_last = input.shape[2:], tensors.is_channels_last(input)
         return self.max_pooling_grad_from_taps(input_gradient, taps, sizes, window, is_last)
 
-    def adaptive_max_pooling(
-        self, input: Tensor, output_sizes: Sequence[int], **under: Tensor
-    ) -> Any:
+    def adaptive_max_pooling(self, input: Tensor, output_sizes: Sizes, **under: Tensor) -> Any:
         """Maxima of bins and their positions, ``under`` a mask if there is one."""
         bins, dtype = tuple(output_sizes), tensors.position_dtype(math.prod(input.shape[2:]))
         return self.max_pooling_with_indices(input, bins, dtype, True, **under)
 
-    def adaptive_average_pooling(self, input: Tensor, output_sizes: Sequence[int]) -> Any:
+    def adaptive_average_pooling(self, input: Tensor, output_sizes: Sizes) -> Any:
         """Averages of bins."""
         return self.average_pooling(input, tuple(output_sizes), False, None)
 
-    def adaptive_average_pooling_grad(
-        self, input_gradient: Tensor, spatial_sizes: Sequence[int]
-    ) -> Any:
+    def adaptive_average_pooling_grad(self, input_gradient: Tensor, spatial_sizes: Sizes) -> Any:
         """The gradient of averages of bins."""
         bins = tuple(input_gradient.shape[2:])
         return self.average_pooling_grad(input_gradient, spatial_sizes, bins, False, None)

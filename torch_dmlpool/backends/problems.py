@@ -7,7 +7,6 @@ import itertools
 import math
 import operator
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameter
 from torch_dmlpool.backends.library import TAPS, Masking, Quantization
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Sizes, Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 DATA_TYPES = {
@@ -34,7 +33,7 @@ class CpuProblem:
     """
 
     address: int
-    memory_format: torch.memory_format
+    channels_last: bool
     is_empty: bool
     is_ready: bool  # the kernel can be called with the tensor that this was made for
     dtype: torch.dtype  # of that tensor
@@ -66,15 +65,13 @@ def problem_of(
     - ``numbered``: the data type of taps, positions or indices (None for the one that holds the
       window's taps), and which of these three they are.
     """
-    shape, strides, dtype, memory_format = kind
-    if memory_format is None:
+    shape, strides, dtype, channels_last = kind
+    if channels_last is None:
         channels_last = tensors.suggests_channels_last(shape, strides)  # type: ignore[arg-type]
-        memory_format = tensors.named_memory_format(channels_last, len(shape) - 2)
-    is_contiguous = memory_format is torch.contiguous_format
     input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes)
     samples, channels = shape[:2]
-    planes, inner_channels = (samples * channels, 1) if is_contiguous else (samples, channels)
+    planes, inner_channels = (samples, channels) if channels_last else (samples * channels, 1)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
         number_dtype = _tap_dtype(window)
@@ -90,7 +87,7 @@ def problem_of(
     # has not had before needs one.
     numbers = array("q", (planes, inner_channels, *every_axis, *counting, *last))
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
-    own, results = strides_of(sizes, memory_format), strides_of(output_sizes, memory_format)
+    own, results = strides_of(sizes, channels_last), strides_of(output_sizes, channels_last)
     is_empty = 0 in sizes or 0 in output_sizes
     wanted = own if spatial_sizes is None else results
     # Strides along sizes of 1 are never used.
@@ -103,7 +100,7 @@ def problem_of(
     )
     return CpuProblem(
         numbers.buffer_info()[0],
-        memory_format,
+        channels_last,
         is_empty,
         is_laid_out and not is_empty,
         dtype,
@@ -131,9 +128,7 @@ _Axis = tuple[int, int, int, int, int, int]
 """Size, outputs, window, stride, start padding and dilation; a window of 0 stands for bins."""
 
 
-def _axes_of(
-    window: AnyWindow, sizes: Sequence[int]
-) -> tuple[Sequence[int], list[_Axis], list[int]]:
+def _axes_of(window: AnyWindow, sizes: Sizes) -> tuple[Sizes, list[_Axis], list[int]]:
     """The output sizes of a window or of bins, its axes, and the end padding of each.
 
     Bins have no stride: the kernels compute where each begins from the two sizes. The step between
@@ -172,18 +167,17 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
     return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
 
 
-def strides_of(sizes: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
+def strides_of(sizes: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     """The strides of a new tensor. Plans keep them, because to allocate by strides is
     faster than by a memory format.
     """
     if 0 in sizes:
         like = torch.empty((), dtype=torch.uint8, device="meta")
-        return tensors.empty(sizes, like, memory_format).stride()
-    is_contiguous = memory_format is torch.contiguous_format
+        return tensors.empty(sizes, like, channels_last).stride()
     _, channels, *spatial = sizes
-    inner = (channels, *spatial) if is_contiguous else (*spatial, channels)
+    inner = (*spatial, channels) if channels_last else (channels, *spatial)
     strides = tuple(itertools.accumulate(inner[::-1], operator.mul, initial=1))
-    return strides[::-1] if is_contiguous else (strides[-1], 1, *strides[-2:0:-1])
+    return (strides[-1], 1, *strides[-2:0:-1]) if channels_last else strides[::-1]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ values with their positions.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.tensors import lowest
-from torch_dmlpool.window import Axis, Window, is_known
+from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 NOWHERE = 2**63 - 1
@@ -131,7 +131,7 @@ def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
     return ((bound + (axis.dilation - 1) - first) // axis.dilation).clamp(0, axis.window)
 
 
-def parts(windows: AnyWindow, sizes: Sequence[int]) -> Iterator[tuple[int, Axis | int, int]]:
+def parts(windows: AnyWindow, sizes: Sizes) -> Iterator[tuple[int, Axis | int, int]]:
     """The number of each spatial dimension, its axis of windows or number of bins, and its size."""
     along = windows.axes if isinstance(windows, Window) else windows
     return zip(itertools.count(2), along, sizes, strict=False)
@@ -262,7 +262,7 @@ def pooled(values: Tensors, windows: AnyWindow, reduction: Reduction) -> Tensors
     return values
 
 
-def counts(windows: AnyWindow, sizes: Sequence[int], like: Tensor, include_padding: bool) -> Tensor:
+def counts(windows: AnyWindow, sizes: Sizes, like: Tensor, include_padding: bool) -> Tensor:
     """The taps of windows over ``sizes`` that count (rules A1 and A2)."""
     total = torch.ones((), dtype=like.dtype, device=like.device)
     for _, part, size in parts(windows, sizes):
@@ -276,7 +276,7 @@ def counts(windows: AnyWindow, sizes: Sequence[int], like: Tensor, include_paddi
 
 def divisor(
     windows: AnyWindow,
-    sizes: Sequence[int],
+    sizes: Sizes,
     like: Tensor,
     include_padding: bool = False,
     override: int | None = None,
@@ -295,7 +295,7 @@ def divisor(
     return counts(windows, sizes, like, include_padding).clamp(min=1)
 
 
-def spread(gradient: Tensor, windows: AnyWindow, sizes: Sequence[int]) -> Tensor:
+def spread(gradient: Tensor, windows: AnyWindow, sizes: Sizes) -> Tensor:
     """For each element of planes of ``sizes`` the sum of the ``gradient`` of the windows, or bins,
     that read it.
 

@@ -6,7 +6,7 @@ be symbolic. A position is an index into the flattened plane. Negative positions
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -17,7 +17,7 @@ from torch_dmlpool.backends import aten, reductions, reference_rows
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
 from torch_dmlpool.backends.reductions import are_ints, numbers
 from torch_dmlpool.tensors import SIGNED, lowest, numbered, signed, where, widened
-from torch_dmlpool.window import Axis, Window, is_known
+from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 
 def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
@@ -43,7 +43,7 @@ def average_pooling(
 
 def average_pooling_grad(
     input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
@@ -78,7 +78,7 @@ def quantized_averages(
 
 def requantized(
     sums: Tensor,
-    sizes: Sequence[int],
+    sizes: Sizes,
     parameters: tuple[Parameter, ...],
     window: Window,
     include_padding: bool,
@@ -162,7 +162,7 @@ def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
     return found.view(input.dtype).view(positions.shape)
 
 
-def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tensor:
+def _scattered(source: Tensor, positions: Tensor, sizes: Sizes) -> Tensor:
     """Zeros of ``sizes`` with each element added at its position, in the elements' order. Half
     precision is added in float32.
     """
@@ -177,13 +177,13 @@ def _scattered(source: Tensor, positions: Tensor, sizes: Sequence[int]) -> Tenso
     return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
 
 
-def _axes(window: Window, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
+def _axes(window: Window, sizes: Sizes, like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
     """Each axis, from the last to the first, its size, and where each window's first tap lies."""
     for inner, (axis, size) in enumerate(zip(reversed(window.axes), reversed(sizes), strict=True)):
         yield axis, size, reductions.firsts(axis, size, like).view(-1, *[1] * inner)
 
 
-def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
+def taps_of(positions: Tensor, sizes: Sizes, window: Window) -> Tensor:
     """The number of each window's winning tap, 0 where the window is empty (rule M6)."""
     taps, left, step = torch.zeros_like(positions), positions, 1
     for axis, size, first in _axes(window, sizes, left):
@@ -193,7 +193,7 @@ def taps_of(positions: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
     return taps.where(positions >= 0, 0).to(tensors.tap_dtype(window.taps))
 
 
-def _positions(taps: Tensor, sizes: Sequence[int], window: Window) -> Tensor:
+def _positions(taps: Tensor, sizes: Sizes, window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
     left, step = taps.to(torch.int64), 1
     positions, inside = torch.zeros_like(left), left < window.taps
@@ -251,7 +251,7 @@ def max_pooling_with_indices(
 
 def max_pooling_indices(
     taps: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     window: Window,
     index_dtype: torch.dtype,
     per_plane: bool,
@@ -265,7 +265,7 @@ def max_pooling_indices(
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,
 ) -> Tensor:
@@ -274,7 +274,7 @@ def max_pooling_grad_from_taps(
     """
     positions = _positions(taps, spatial_sizes, window)
     gradient = _scattered(input_gradient, positions, spatial_sizes)
-    return tensors.laid_out(gradient, tensors.named_memory_format(channels_last, window.rank))
+    return tensors.laid_out(gradient, channels_last)
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
@@ -283,7 +283,7 @@ def _inside(positions: Tensor, plane: int) -> Tensor:
     return positions.where((positions >= 0) & (positions < plane), -1)
 
 
-def unique_positions(positions: Tensor, spatial_sizes: Sequence[int]) -> Tensor:
+def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions with -1 for those outside the plane, and for all but the last of equal ones."""
     plane = math.prod(spatial_sizes)
     flat = _inside(positions, plane).flatten(2)
@@ -305,7 +305,7 @@ def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Te
 def scatter_positions(
     input: Tensor,
     positions: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     bins: bool,  # noqa: ARG001
     channels_last: bool,
 ) -> Tensor:
@@ -313,19 +313,19 @@ def scatter_positions(
     are added.
     """
     total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
-    return tensors.laid_out(total, tensors.named_memory_format(channels_last, len(spatial_sizes)))
+    return tensors.laid_out(total, channels_last)
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     # PyTorch's operator would follow the layout of the mask.
-    mask = tensors.laid_out(mask, tensors.suggested_memory_format(input))
+    mask = tensors.laid_out(mask, tensors.is_channels_last(input))
     return tensors.laid_out_like(
         where(mask, input, lowest(input.dtype) if fills_lowest else 0), input
     )
 
 
-def window_counts(window: Window, sizes: Sequence[int], like: Tensor) -> Tensor:
+def window_counts(window: Window, sizes: Sizes, like: Tensor) -> Tensor:
     """The taps in the padding that each window counts where padding counts (rules A1 and A2)."""
     # float64 counts whatever lies inside exactly, so that no count is rounded and then subtracted.
     dtype = torch.int64 if like.device.type == "mps" else torch.float64

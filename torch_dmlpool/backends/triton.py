@@ -20,7 +20,7 @@ from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Arguments, Sizes, Window
 
 
 def runs_ptx(tensor: Tensor) -> bool:
@@ -49,7 +49,7 @@ def launch(how: Any, *operands: Any) -> None:
         _run(how, operands, device)
 
 
-def _run(how: Any, operands: tuple[Any, ...], device: int) -> None:
+def _run(how: Any, operands: Arguments, device: int) -> None:
     if device < 0:  # Triton's interpreter
         kernel = kernel_named(*how.kernel.split("."))
         kernel[(how.programs,)](*operands, how.sizes, **dict(how.constants))
@@ -83,7 +83,7 @@ def _is_hooked(hook: Any) -> bool:
     return bool(getattr(hook, "calls", hook))
 
 
-def what_is_compiled(how: Any, operands: tuple[Any, ...], device: int) -> tuple[Any, ...]:
+def what_is_compiled(how: Any, operands: Arguments, device: int) -> Arguments:
     """The arguments of ``_compiled`` for a launch."""
     return how.kernel, how.constants, how.size_types, device, tuple(map(kind_of, operands))
 
@@ -113,7 +113,7 @@ def _compiled(
     size_types: tuple[Any, ...],
     device: int,
     kinds: tuple[Any, ...],
-) -> tuple[Any, tuple[Any, ...]]:
+) -> tuple[Any, Arguments]:
     """The compiled kernel and its constants by position, cached: Triton's own look-up takes each
     launch 30 microseconds. ``kinds`` has each tensor's type and whether it is aligned.
     """
@@ -201,7 +201,7 @@ def _maxima(
         launch(plan.launches[0], input, kept, values, codes)
     elif plan.launches:
         if not plan.is_dense:
-            input = tensors.cloned_in(input, plan.memory_format)
+            input = tensors.cloned_in(input, plan.channels_last)
         kept = input if mask is None else kept
         between: tuple[torch.dtype, ...] = (dtype,)
         if code_dtype is not None:
@@ -219,8 +219,7 @@ def _bytes_of(mask: Tensor | None, input: Tensor) -> tuple[Tensor, tuple[int, ..
         return input, ()
     samples, channels, *sizes = input.shape
     kept = mask.expand(samples, min(channels, mask.shape[1]), *sizes)
-    layout = tensors.named_memory_format(tensors.is_channels_last(input), len(sizes))
-    kept = tensors.in_format(kept, layout).view(torch.uint8)
+    kept = tensors.in_format(kept, tensors.is_channels_last(input)).view(torch.uint8)
     return kept, kernel_named("launch", "five_strides")(kept.shape, kept.stride())
 
 
@@ -230,7 +229,7 @@ _WITH_ASM = {torch.float16, torch.bfloat16, torch.float32}
 @or_reference(reference.max_pooling_indices)
 def max_pooling_indices(
     taps: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     window: Window,
     index_dtype: torch.dtype,
     per_plane: bool,
@@ -238,7 +237,7 @@ def max_pooling_indices(
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
     channels_last = tensors.is_channels_last(taps)
     # The copy is aligned, so the plan is asked for what the kernel reads.
-    taps = tensors.in_format(taps, tensors.named_memory_format(channels_last, window.rank))
+    taps = tensors.in_format(taps, channels_last)
     # Only the input's shape is used.
     input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
     kind = input.shape, input.stride(), (index_dtype, kind_of(taps)), False
@@ -253,7 +252,7 @@ def max_pooling_indices(
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,
 ) -> Tensor:
@@ -265,9 +264,8 @@ def max_pooling_grad_from_taps(
             f"taps of sizes {tuple(taps.shape)} on {taps.device} fit a gradient of the same sizes, "
             f"but that has sizes {tuple(input_gradient.shape)} on {input_gradient.device}"
         )
-    memory_format = tensors.named_memory_format(channels_last, window.rank)
-    source = tensors.in_format(input_gradient, memory_format)
-    taps = tensors.in_format(taps, memory_format)
+    source = tensors.in_format(input_gradient, channels_last)
+    taps = tensors.in_format(taps, channels_last)
     operands, sizes = (source.dtype, kind_of(source), kind_of(taps)), tuple(spatial_sizes)
     kind = source.shape, source.stride(), operands, is_aligned(source) and is_aligned(taps)
     options = sizes, channels_last, True, runs_ptx(source)
@@ -297,7 +295,7 @@ def average_pooling(
 @or_reference(reference.average_pooling_grad)
 def average_pooling_grad(
     input_gradient: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
@@ -328,7 +326,7 @@ def _averages(
     include_padding: bool,
     divisor: int | None,
     dtype: torch.dtype | None = None,
-    parameters: tuple[Any, ...] = (0, 0, 0, 0),
+    parameters: Arguments = (0, 0, 0, 0),
     mask: Tensor | None = None,
 ) -> Tensor:
     """Run one averaging plan, of a window or bins: forward if ``input_sizes`` is None, else the
@@ -348,7 +346,7 @@ def _averages(
         launch(plan.launches[0], source, kept, target, *parameters)
     elif plan.launches:
         if not plan.is_dense:
-            source = tensors.cloned_in(source, plan.memory_format)
+            source = tensors.cloned_in(source, plan.channels_last)
         kept = source if mask is None else kept
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, source, target)

@@ -14,11 +14,12 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from torch_dmlpool import timing
 from torch_dmlpool.nn import functional as ours
+from torch_dmlpool.window import Arguments
 
 theirs, ATEN = torch.nn.functional, "torch.nn"
 HALF, FLOAT, BFLOAT = torch.float16, torch.float32, torch.bfloat16
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-CHECKS: list[tuple[str, tuple[Any, ...], torch.dtype]] = [
+CHECKS: list[tuple[str, Arguments, torch.dtype]] = [
     ("max_pool2d", (3, 2, 1), FLOAT),
     ("max_pool2d", (17, 1, 8), BFLOAT),
     ("max_pool2d", (3, 1, 1, 2), torch.float64),
@@ -66,7 +67,7 @@ def checked(device: torch.device) -> Iterator[tuple[str, str | None]]:
 
 
 def _results(
-    function: str, arguments: tuple[Any, ...], is_training: bool, functions: Any, input: Tensor
+    function: str, arguments: Arguments, is_training: bool, functions: Any, input: Tensor
 ) -> list[Tensor]:
     """The results of a function of ours or PyTorch's. In training they end with the gradient of
     half the sum of their squares.

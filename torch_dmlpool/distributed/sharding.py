@@ -206,6 +206,4 @@ def _local(tensor: DTensor) -> Tensor:
     """The local part of a DTensor, once it has arrived. What was gathered has lost its layout."""
     local = tensor.to_local()
     local = local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-    if not tensors.is_channels_last(tensor):
-        return local
-    return tensors.laid_out(local, tensors.suggested_memory_format(tensor))
+    return tensors.laid_out(local, True) if tensors.is_channels_last(tensor) else local

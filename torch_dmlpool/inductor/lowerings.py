@@ -28,7 +28,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.inductor.setting import is_lowering
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Function, Sizes, Window
 
 MOST_TAPS, MOST_FUSED_TAPS = 4, 9
 """The most taps of a window that is an expression on a GPU and in training, and of one whose input
@@ -57,7 +57,7 @@ def _results() -> list[tuple[list[Any], torch.dtype]]:
 
 
 def _pointwise(
-    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Callable[..., Any]
+    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Function
 ) -> TensorBox:
     """An expression on the device of ``x`` whose element at each index is ``value(index)``."""
     return Pointwise.create(
@@ -150,7 +150,7 @@ def _taps_of(
         x.mark_reuse(window.taps)  # expensive input is not computed again for each window
     load, sizes, every = x.make_loader(), x.get_size(), [range(axis.window) for axis in window.axes]
 
-    def tap_of(index: Sequence[Any], taps: Sequence[int]) -> Any:
+    def tap_of(index: Sequence[Any], taps: Sizes) -> Any:
         place, conditions = list(index[:2]), []
         for dimension, (axis, tap) in enumerate(zip(window.axes, taps, strict=True), 2):
             offset, size = tap * axis.dilation - axis.start_padding, sizes[dimension]
@@ -199,7 +199,7 @@ def _max_pooling(input: TensorBox, **window: Any) -> Any:
 
 
 def _gradient(
-    arriving: TensorBox, sizes: Sequence[Any], window: dict[str, Any], value: Callable[..., Any]
+    arriving: TensorBox, sizes: Sequence[Any], window: dict[str, Any], value: Function
 ) -> TensorBox | None:
     """The gradient where one window reads an element: ``value`` of the window's index and of the
     number of the tap that reads it (rule M6).
@@ -304,7 +304,7 @@ def _average_pooling_grad(
     return expression
 
 
-def _register(operation: OpOverload, lowering: Callable[..., Any]) -> None:
+def _register(operation: OpOverload, lowering: Function) -> None:
     """Register a lowering. If it returns None, or lowerings are turned off, the operator is
     called.
     """

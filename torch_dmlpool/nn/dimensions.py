@@ -19,7 +19,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import Pool, prepared
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, NoOutputError
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
 
 
 @dataclass(eq=False)
@@ -35,9 +35,9 @@ class Family:
 
     family: str
     types: tuple[torch.dtype, ...]
-    request_of: Callable[..., tuple[Any, ...]]
+    request_of: Callable[..., Arguments]
     pool: Pool
-    of_quantized: Callable[..., Any] | None = None
+    of_quantized: Function | None = None
     suffix: str = ""
 
     def __post_init__(self) -> None:
@@ -78,13 +78,11 @@ class Family:
             wrong = error.naming("kernel_size")
         raise wrong
 
-    def arguments_of(self, layer: Any) -> tuple[Any, ...]:
+    def arguments_of(self, layer: Any) -> Arguments:
         """The attributes of a layer that are arguments."""
         return tuple([getattr(layer, name) for name in self.parameters])
 
-    def computed(
-        self, rank: int, input: Tensor, mask: Tensor | None, arguments: tuple[Any, ...]
-    ) -> Any:
+    def computed(self, rank: int, input: Tensor, mask: Tensor | None, arguments: Arguments) -> Any:
         """The results of a call that nobody observes and that is not prepared."""
         is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
         is_quantized = False
@@ -112,7 +110,7 @@ class Family:
         _dtypes: tuple[()],
         mask_sizes: tuple[int, ...] | None,
         *given: Any,
-    ) -> Callable[..., Any] | None:
+    ) -> Function | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:
             return None
@@ -156,7 +154,7 @@ class Family:
 
 
 @functools.lru_cache(maxsize=2048)
-def _known_request(family: Family, rank: int, written: bytes) -> tuple[Any, ...]:
+def _known_request(family: Family, rank: int, written: bytes) -> Arguments:
     """What ``request_of`` returns for arguments that do not depend on sizes: a size that a call has
     not had before would spend a tenth of its time on them.
     """

@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.operators.adaptive_pooling import bins
-from torch_dmlpool.window import Axis, Window
+from torch_dmlpool.window import Arguments, Axis, Window
 
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor"
 _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
@@ -246,7 +246,7 @@ def _dequantized(node: Any) -> Any:
 
 def _window_of_averages(
     pool: fx.Node, integers: fx.Node, sizes: list[Any], arguments: list[Any], bins_of: Any
-) -> tuple[Any, ...] | None:
+) -> Arguments | None:
     """The window arguments and ``include_padding`` for an average, or None if the integer operator
     has no such window.
     """

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from torch_dmlpool import timing
+from torch_dmlpool.window import Arguments
 
 SECONDS = 0.3
 """Seconds for which a call of a layer and its counterpart are measured."""
@@ -37,7 +38,7 @@ def measured(
     model: Module,
     layers: Iterable[Module],
     counterpart_of: Callable[[Module], Module],
-    inputs: tuple[Any, ...] | Mapping[str, Any],
+    inputs: Arguments | Mapping[str, Any],
     training: bool,
 ) -> tuple[dict[Module, LayerTimes], str | None]:
     """Times of each of ``layers`` that the model calls for these inputs, and of its counterpart;
@@ -50,7 +51,7 @@ def measured(
     known: dict[str, LayerTimes] = {}
     reasons: list[str] = []
 
-    def measure(layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def measure(layer: Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
         passed = inspect.signature(layer.forward).bind(*args, **kwargs).args
         result = output[0] if isinstance(output, tuple) else output
         if result.is_meta or type(result).__module__ == "torch._subclasses.fake_tensor":
@@ -79,7 +80,7 @@ def measured(
     return found, reasons[0] if reasons else None
 
 
-def _call(layer: Module, passed: tuple[Any, ...], training: bool) -> Callable[[], object]:
+def _call(layer: Module, passed: Arguments, training: bool) -> Callable[[], object]:
     """The layer's own ``forward``, past its hooks; with ``training`` its backward pass as well."""
     first, *others = passed
     if not training or not first.is_floating_point():

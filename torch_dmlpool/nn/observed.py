@@ -15,7 +15,7 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _is_tracing,
 )
-from torch_dmlpool.window import Window, shared
+from torch_dmlpool.window import Arguments, Window, shared
 
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
@@ -29,9 +29,7 @@ def is_replaced(name: str) -> bool:
     return FUNCTIONS.get(name) is not ORIGINALS.get(name)
 
 
-def answer(
-    pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]
-) -> Any:
+def answer(pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:
     """What an observed call returns; ``NotImplemented`` where nobody observes it, or where our
     operator is to be called as it is.
 
@@ -82,7 +80,7 @@ def _path_of(tracer: Any, who: Any) -> str:
         return ""
 
 
-def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: tuple[Any, ...]) -> Any:
+def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:
     """The pool of a tensor in a layout, or of a data type, that PyTorch alone pools;
     ``NotImplemented`` for other tensors.
     """
@@ -113,7 +111,7 @@ def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[st
     """The arguments by which PyTorch's function gives what ours gives for ``named``, by name and in
     the order in which it takes them; None if it gives something else.
     """
-    sizes: tuple[Any, ...] = ()
+    sizes: Arguments = ()
     with DisableTorchFunction():  # so that nobody sees what is asked here
         if issubclass(type(input), Tensor):  # some proxies say of themselves that they are tensors
             if not counterparts.takes(family, rank, input, bool(named.get("return_indices"))):

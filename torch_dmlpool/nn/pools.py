@@ -24,6 +24,7 @@ from torch_dmlpool.operators import (
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
+    Arguments,
     Integers,
     OutputSize,
     Padding,
@@ -73,7 +74,7 @@ def _numbered_windows(
     dilation: Integers,
     ceil_mode: bool,
     return_indices: bool,
-) -> tuple[Any, ...]:
+) -> Arguments:
     """A window of maxima, with ``return_indices`` the index type and that indices count in each
     plane.
     """
@@ -109,7 +110,7 @@ def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[Any, int
 
 def _numbered_bins(
     rank: int, batched: Tensor, output_size: OutputSize, return_indices: bool
-) -> tuple[Any, ...]:
+) -> Arguments:
     """The same of maxima, with ``return_indices`` as ``_numbered_windows``."""
     tensors.check_flag("return_indices", return_indices)
     return *_bins(rank, batched, output_size), *((torch.int64, True) if return_indices else ())

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch_dmlpool import tensors
 from torch_dmlpool._private import NN_FUNCTIONS
 from torch_dmlpool.nn import functional, observed
+from torch_dmlpool.window import Arguments, Function
 
 __all__ = ["rerouted"]
 
@@ -40,7 +41,7 @@ class _Region(TorchFunctionMode, contextlib.ContextDecorator):
     """The mode that replaces PyTorch's pooling functions in the calls that this package takes."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, types: Any, args: Arguments = (), kwargs: Any = None
     ) -> Any:
         """Call our function where it takes the input's data type and layout, without ``out``."""
         kwargs = kwargs or {}
@@ -62,7 +63,7 @@ class _Region(TorchFunctionMode, contextlib.ContextDecorator):
 def rerouted() -> _Region: ...
 @overload
 def rerouted(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
-def rerouted(function: Callable[..., Any] | None = None) -> Any:
+def rerouted(function: Function | None = None) -> Any:
     """Replace PyTorch's pooling functions by this package's inside a ``with`` block, whoever calls
     them.
 

@@ -19,6 +19,7 @@ from torch_dmlpool import registry
 from torch_dmlpool._private import TracingContext
 from torch_dmlpool.onnx import operators
 from torch_dmlpool.onnx.lowering import Asked, Emitter
+from torch_dmlpool.window import Function
 
 __all__ = ["translations"]
 
@@ -91,7 +92,7 @@ class _Table(Mapping[Any, Callable[..., Any]]):
             operator.floordiv: _floor_division,
         }
 
-    def __getitem__(self, target: Any) -> Callable[..., Any]:
+    def __getitem__(self, target: Any) -> Function:
         function, exact = self.functions[target], self.exact
         name = target.__name__.split(".")[0]
         window_at = getattr(registry.OPERATORS.get(name), "window_at", None)

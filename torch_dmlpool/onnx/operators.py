@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_dmlpool.onnx.lowering import Asked, Emitter, Pool, reducible, spatial_sizes
+from torch_dmlpool.window import Arguments
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
@@ -129,9 +130,7 @@ def _is_scalar(parameter: Any) -> bool:
     return parameter is None or parameter.shape is None or parameter.shape[0] == 1
 
 
-def _parameters(
-    emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any
-) -> tuple[Any, ...]:
+def _parameters(emit: Emitter, input: Any, scale: Any, zero_point: Any, dtype: Any) -> Arguments:
     """A scale and a zero point of equal shapes: two scalars, or two vectors of one entry per
     channel.
     """

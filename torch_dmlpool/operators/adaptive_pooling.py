@@ -35,8 +35,10 @@ from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
+    Arguments,
     Axis,
     OutputSize,
+    Sizes,
     Window,
     check_spatial_sizes,
     is_known,
@@ -134,7 +136,7 @@ def _bins(input: Tensor, output_size: OutputSize) -> tuple[OutputSize, int]:
 
 def _numbered_bins(
     input: Tensor, index_dtype: torch.dtype, return_indices: bool, output_size: OutputSize
-) -> tuple[Any, ...]:
+) -> Arguments:
     """The same, and with ``return_indices`` as ``numbered_windows``, checked."""
     tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
@@ -219,7 +221,7 @@ def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank:
     if window is not None:
         return averages(input, mask, window, False, None)
 
-    def pool(sizes: Sequence[int]) -> Tensor:
+    def pool(sizes: Sizes) -> Tensor:
         if mask is None:
             return adaptive_average_pooling_op(input, sizes)
         return tensors.laid_out_like(averages_under(_sums, input, mask, sizes, False, None), input)
@@ -256,7 +258,7 @@ MAXIMA = Pool(
 MINIMA = Pool(check=_numbered_bins, compute=maxima_of_bins, through=minima)
 
 
-def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)
@@ -300,7 +302,7 @@ def bins(
     return output_sizes, _window_of_bins(sizes, output_sizes)
 
 
-def _check_products(sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
+def _check_products(sizes: Sizes, output_sizes: Sizes) -> None:
     """Reject bins whose bounds are computed from products that overflow 64-bit integers."""
     for size, count in zip(sizes, output_sizes, strict=True):
         if type(size) is type(count) is int and (count + 1) * size >= 2**63:
@@ -329,7 +331,7 @@ def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Wi
     return Window(tuple(axes))
 
 
-def _output_sizes(input: Tensor, sizes: Sequence[int]) -> list[int]:
+def _output_sizes(input: Tensor, sizes: Sizes) -> list[int]:
     check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
     check_spatial_sizes("the output", sizes, input.dim() - 2)
     _check_products(input.shape[2:], sizes)

@@ -18,6 +18,7 @@ from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.window import (
     Integers,
+    Sizes,
     Window,
 )
 
@@ -228,7 +229,7 @@ def _output_sizes(
 
 
 def _input_sizes(
-    gradient: Tensor, sizes: Sequence[int], window: Window, _: bool, divisor: int | None
+    gradient: Tensor, sizes: Sizes, window: Window, _: bool, divisor: int | None
 ) -> list[int]:
     tensors.checked_divisor(divisor)
     tensors.check_sizes(

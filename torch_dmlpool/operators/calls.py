@@ -20,14 +20,14 @@ from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
-from torch_dmlpool.window import Window, is_plain
+from torch_dmlpool.window import Arguments, Function, Window, is_plain
 
-Make = Callable[..., Callable[..., Any] | None]
+Make = Callable[..., Function | None]
 """Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *given)``: a
 tensor that lies as the input, its backend, data types among the arguments, the sizes of a mask or
 None, and the other arguments of a public function. It keeps no tensor. It raises what a wrong
 argument raises, and returns None for what it does not prepare."""
-Prepare = Callable[..., Callable[..., Any] | None]
+Prepare = Callable[..., Function | None]
 """The same of arguments that are checked: ``prepare(like, backend, *checked)``, which are the
 operator's."""
 
@@ -65,9 +65,9 @@ def prepared(
     make: Make,
     input: Tensor,
     mask: Tensor | None,
-    given: tuple[Any, ...],
+    given: Arguments,
     dtypes: tuple[torch.dtype | None, ...] = (),
-) -> Callable[..., Any] | None:
+) -> Function | None:
     """The call that ``make`` makes for ``input``, and for ``mask`` if there is one, if these are
     plain tensors; else None. ``dtypes`` stand apart, as marshal does not write them.
 
@@ -114,8 +114,8 @@ class Pool:
 
     def __init__(
         self,
-        check: Callable[..., tuple[Any, ...]],
-        compute: Callable[..., Any],
+        check: Callable[..., Arguments],
+        compute: Function,
         prepare: Prepare = lambda *_: None,
         through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
     ) -> None:
@@ -135,7 +135,7 @@ class Pool:
         request = self.check(input, *dtypes, *given)
         return self.of(input, tensors.checked_mask(mask, input), request)
 
-    def of(self, input: Tensor, mask: Tensor | None, request: tuple[Any, ...]) -> Any:
+    def of(self, input: Tensor, mask: Tensor | None, request: Arguments) -> Any:
         """The results for the operator's arguments, whatever their data type."""
         return self.through(lambda each: self.compute(each, mask, *request), input)
 
@@ -150,7 +150,7 @@ class Pool:
         return self.call_for(like, backend, request, missing)
 
     def call_for(
-        self, like: Tensor, backend: Backend, request: tuple[Any, ...], missing: int | None
+        self, like: Tensor, backend: Backend, request: Arguments, missing: int | None
     ) -> Any:
         """The call of plain tensors that lie as ``like``, and of masks that lack ``missing``
         dimensions unless that is None. ``request`` has the operator's arguments.
@@ -174,7 +174,7 @@ class Pool:
         return call
 
 
-_CALLS: dict[Any, Callable[..., Any] | None] = {}
+_CALLS: dict[Any, Function | None] = {}
 """The calls that are remembered, at most ``_MOST``: then all are forgotten. Each call looks here,
 and a dict answers in two thirds of the time of ``functools.lru_cache``."""
 _MOST = 8192
@@ -182,15 +182,15 @@ _DTYPES = {torch.dtype, type(None)}
 
 
 @functools.lru_cache(maxsize=2048)
-def _given(written: bytes) -> tuple[Any, ...] | None:
+def _given(written: bytes) -> Arguments | None:
     """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
     is written as bytes, without its type.
     """
-    arguments: tuple[Any, ...] = loads(written)
+    arguments: Arguments = loads(written)
     return arguments if is_plain(arguments) else None
 
 
-def _remembered(key: tuple[Any, ...], input: Tensor) -> Callable[..., Any] | None:
+def _remembered(key: Arguments, input: Tensor) -> Function | None:
     """The call of this ``key``, which is new."""
     make, written, dtypes, _, _, dtype, backend = key
     given, call = _given(written), None

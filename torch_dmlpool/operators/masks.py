@@ -7,7 +7,7 @@ winner is the first element of the window that the mask keeps. A backend may rea
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -29,6 +29,8 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.window import (
+    Arguments,
+    Sizes,
     Window,
     is_sure,
 )
@@ -40,8 +42,8 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
         masked = reference.masked(input, mask, fills_lowest)
         if masked.requires_grad:
             # Where the mask has one channel, the gradient would keep the layout of what arrives.
-            layout = tensors.suggested_memory_format(input)
-            masked.register_hook(lambda arriving: tensors.laid_out(arriving, layout))
+            is_last = tensors.is_channels_last(input)
+            masked.register_hook(lambda arriving: tensors.laid_out(arriving, is_last))
         return masked
     fill = backends.serving(input.device.type).masked
     if not records_gradient(input):
@@ -121,7 +123,6 @@ def _remembered(
         return backend.averages(kind, windows, include_padding, divisor)
     sizes, strides = kind.shape[2:], kind.strides or ()
     is_last = tensors.suggests_channels_last(kind.shape, strides)
-    layout = tensors.named_memory_format(is_last, len(sizes))
 
     def run(input: Tensor, mask: Tensor) -> Any:
         averages = by_kernel(
@@ -140,7 +141,7 @@ def _remembered(
             shares = shares / _counts(sums, mask, sizes, shares, windows, include_padding)
             number = 1 if isinstance(windows, Window) else None
         spread = backend.average_pooling_grad(shares, sizes, windows, False, number)
-        return tensors.laid_out(kept(spread, mask).to(arriving.dtype), layout)
+        return tensors.laid_out(kept(spread, mask).to(arriving.dtype), is_last)
 
     return Plan(run, run, gradient)
 
@@ -159,15 +160,15 @@ class MaskedAveragePooling(torch.autograd.Function):
         if is_unobserved(arriving, mask):
             return call.plan.gradient(arriving, mask), None, None
         # Averages are linear: their gradient is the same wherever it is taken.
-        layout = tensors.named_memory_format(call.channels_last, len(call.shape) - 2)
+        is_last = call.channels_last
         with torch.enable_grad():
-            leaf = tensors.empty([*arriving.shape[:2], *call.shape[2:]], arriving, layout)
+            leaf = tensors.empty([*arriving.shape[:2], *call.shape[2:]], arriving, is_last)
             leaf = leaf.zero_().requires_grad_()
             sums, windows, include_padding, divisor = call.arguments
             averages = _composed_averages(sums, leaf, mask, windows, include_padding, divisor)
         create = is_grad_enabled()
         (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
-        return tensors.laid_out(gradient, layout), None, None
+        return tensors.laid_out(gradient, is_last), None, None
 
 
 def _composed_averages(
@@ -188,7 +189,7 @@ def _composed_averages(
 def _counts(
     sums: Sums,
     mask: Tensor,
-    sizes: Sequence[int],
+    sizes: Sizes,
     like: Tensor,
     windows: Any,
     include_padding: bool,
@@ -251,7 +252,7 @@ def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
     )
 
 
-def with_checked_mask(input: Tensor, mask: Tensor, *others: Any) -> tuple[Any, ...]:
+def with_checked_mask(input: Tensor, mask: Tensor, *others: Any) -> Arguments:
     """The arguments of an operator; a public function checks its mask so itself."""
     tensors.check_dense("mask", mask, (torch.bool,))  # which is None where nobody gave one
     return input, tensors.checked_mask(mask, input), *others

@@ -3,7 +3,7 @@
 Training saves the number of each window's winning tap (rule M6).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -35,7 +35,9 @@ from torch_dmlpool.operators.winners import (
     max_pooling_indices_op,
 )
 from torch_dmlpool.window import (
+    Arguments,
     Integers,
+    Sizes,
     Window,
 )
 
@@ -111,7 +113,7 @@ def max_pooling(
 
 def numbered_windows(
     input: Tensor, index_dtype: torch.dtype, return_indices: bool, *window: Any
-) -> tuple[Any, ...]:
+) -> Arguments:
     """The window and, with ``return_indices``, the index type and False: indices do not count in
     each plane, but in the whole tensor. All are checked.
     """
@@ -285,7 +287,7 @@ def _check_with_indices(
     return _output_sizes(input, window)
 
 
-def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sequence[int]:
+def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sizes:
     tensors.check_type("input_gradient", input_gradient, input.dtype, "input's")
     tensors.check_sizes("input_gradient", input_gradient, _output_sizes(input, window), input)
     tensors.check_taps(window.taps)

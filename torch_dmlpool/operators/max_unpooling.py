@@ -24,6 +24,7 @@ from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.tensors import first_indices
 from torch_dmlpool.window import (
     ArgumentError,
+    Sizes,
     check_spatial_sizes,
 )
 
@@ -72,7 +73,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
 
 
 def _elements_at(
-    input: Tensor, _: None, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
+    input: Tensor, _: None, indices: Tensor, spatial_sizes: Sizes, per_plane: bool
 ) -> Tensor:
     """Zeros of ``spatial_sizes`` with the elements of ``input`` at ``indices``. The operands are
     checked already, but the values of the indices are not.
@@ -162,7 +163,7 @@ def _signed(indices: Tensor, elements: int) -> Tensor:
     return torch.where(indices == 2**32 - 1, -1, indices)
 
 
-def _positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> Tensor:
+def _positions(indices: Tensor, sizes: Sizes, per_plane: bool) -> Tensor:
     """The positions in planes of indices, which are -1 for no element."""
     if per_plane:
         return indices
@@ -171,7 +172,7 @@ def _positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> Tensor
 
 
 def _unpooled(
-    input: Tensor, indices: Tensor, sizes: Sequence[int], per_plane: bool, rejects: bool = False
+    input: Tensor, indices: Tensor, sizes: Sizes, per_plane: bool, rejects: bool = False
 ) -> Tensor:
     """``max_unpooling`` by a scatter. With ``rejects`` an index outside its plane is an error."""
     indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
@@ -182,7 +183,7 @@ def _unpooled(
     return scatter_positions_op(input, unique, sizes, False, tensors.is_channels_last(input))
 
 
-def _check_positions(indices: Tensor, sizes: Sequence[int], per_plane: bool) -> None:
+def _check_positions(indices: Tensor, sizes: Sizes, per_plane: bool) -> None:
     """Reject the first of ``indices`` that is neither in its own plane nor -1."""
     positions, plane = _positions(indices, sizes, per_plane), math.prod(sizes)
     least, most = positions.aminmax()
@@ -210,9 +211,7 @@ def check(input: Tensor, indices: Tensor) -> None:
 POOL = Pool(check=lambda *request: request, compute=_elements_at)
 
 
-def _check_operator(
-    input: Tensor, indices: Tensor, spatial_sizes: Sequence[int], per_plane: bool
-) -> None:
+def _check_operator(input: Tensor, indices: Tensor, spatial_sizes: Sizes, per_plane: bool) -> None:
     check(input, indices)
     check_spatial_sizes("the output", spatial_sizes, input.dim() - 2)
 
@@ -231,12 +230,12 @@ max_unpooling_op = Operator(
 POSITION_TYPES = (torch.int32, torch.int64)
 
 
-def _check_unique(positions: Tensor, spatial_sizes: Sequence[int]) -> Sequence[int]:
+def _check_unique(positions: Tensor, spatial_sizes: Sizes) -> Sizes:
     check_spatial_sizes("the output", spatial_sizes, positions.dim() - 2)
     return positions.shape
 
 
-def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sequence[int]:
+def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sizes:
     check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
     if positions.dim() != input.dim():
         raise ArgumentError(
@@ -250,7 +249,7 @@ def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sequence[int]
 def _check_scatter(
     input: Tensor,
     positions: Tensor,
-    spatial_sizes: Sequence[int],
+    spatial_sizes: Sizes,
     bins: bool,
     channels_last: bool,
 ) -> list[int]:

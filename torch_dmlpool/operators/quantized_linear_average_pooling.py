@@ -22,6 +22,7 @@ from torch_dmlpool.operators.dispatching import is_plain, is_readable
 from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.window import (
     ArgumentError,
+    Arguments,
     Integers,
     Window,
     integer,
@@ -111,10 +112,10 @@ def quantized_linear_average_pooling(
 def _quantized_windows(
     input: Tensor,
     output_dtype: torch.dtype | None,
-    parameters: tuple[Any, ...],
+    parameters: Arguments,
     include_padding: bool,
     *window: Any,
-) -> tuple[Any, ...]:
+) -> Arguments:
     """The operator's arguments, checked."""
     tensors.check_pooled("input", input, tensors.QUANTIZED_TYPES)
     tensors.check_flag("include_padding", include_padding)
@@ -197,7 +198,7 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
             check_scale_values(name, parameter)
 
 
-def _complete(input: Tensor, *given: Any) -> tuple[Any, ...]:
+def _complete(input: Tensor, *given: Any) -> Arguments:
     """Scales and zero points as vectors, or as numbers that rules Q3 and Q4 allow."""
     *parameters, window, include_padding, output_dtype = given
     checked, _ = checked_quantization(input, parameters, output_dtype)
@@ -312,7 +313,7 @@ def check_output_type(
 
 def checked_quantization(
     input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
-) -> tuple[tuple[Any, ...], torch.dtype]:
+) -> tuple[Arguments, torch.dtype]:
     """Scale and zero point of ``input`` and of the output, and the output's data type, checked
     (rules Q3 and Q4). Without ``output_dtype`` the type is that of a tensor
     ``output_zero_point`` of int8 or uint8, else the input's.

@@ -41,7 +41,7 @@ from torch_dmlpool.operators.derivatives import (
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
 from torch_dmlpool.tensors import shards_of
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Arguments, Window
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
@@ -59,24 +59,24 @@ class Operator:
     # ``output_sizes`` to check them
     types: Sequence[tuple[torch.dtype, ...]]
     # rejects arguments that do not fit, and returns the sizes of the results
-    output_sizes: Callable[..., Any]
+    output_sizes: Function
     # the function of a backend that computes it; None if ``compose`` always does
     computes: Callable[[Backend], Function] | None = None
     _: KW_ONLY
     # the autograd function: it takes the tensors and a Below, or the Call of a prepared pool
     function: type[torch.autograd.Function] | None = None
     # computes the results by other operators where a derivative is wanted
-    compose: Callable[..., Any] | None = None
+    compose: Function | None = None
     # turns a call's arguments into those of ``output_sizes`` and the backend, such as scales into
     # vectors
-    complete: Callable[..., tuple[Any, ...]] | None = None
+    complete: Callable[..., Arguments] | None = None
     # the data type of each result; None for one result with the first tensor's data type
     dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
     # the number of the tensor whose memory format results have, unless the schema ends in
     # channels_last
     layout_of: int = 0
     # the vmap rule
-    vmap: Callable[["Operator", Any, Any, tuple[Any, ...]], Any] | None = None
+    vmap: Callable[["Operator", Any, Any, Arguments], Any] | None = None
     # raises an error where a derivative is wanted and the operator has none
     reject: Callable[..., None] | None = None
 
@@ -127,7 +127,7 @@ class Operator:
             arguments = (*arguments[:at], *arguments[at].arguments, *arguments[at + 1 :])
         return self.dispatch(arguments)
 
-    def _tensors(self, arguments: tuple[Any, ...]) -> list[Tensor]:
+    def _tensors(self, arguments: Arguments) -> list[Tensor]:
         return [each for each in arguments[: self.count] if each is not None]
 
     def backend_function(self, tensor: Tensor) -> Function:
@@ -136,7 +136,7 @@ class Operator:
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
         return self.computes(backend)  # type: ignore[misc]
 
-    def dispatch(self, arguments: tuple[Any, ...]) -> Any:
+    def dispatch(self, arguments: Arguments) -> Any:
         """Call the registered operator; a window is given as its six schema arguments."""
         if type(arguments[0]) is not Tensor and not is_dynamo_compiling():
             results = integrations.taken_apart_for_onnx(self, arguments)
@@ -144,17 +144,17 @@ class Operator:
                 return results
         return call(self.overload, arguments)
 
-    def composed(self, arguments: tuple[Any, ...]) -> Any:
+    def composed(self, arguments: Arguments) -> Any:
         """The results by other operators."""
         results = self.compose(*arguments)  # type: ignore[misc]
         # What PyTorch's operators return may follow the layout of a mask.
         return tensors.laid_out_like(results, arguments[0]) if self.is_composite else results
 
-    def decomposed(self, arguments: tuple[Any, ...]) -> Any:
+    def decomposed(self, arguments: Arguments) -> Any:
         """``composed`` for arguments as the schema has them: a decomposition."""
         return self.composed(self._checked(arguments)[0])
 
-    def _checked(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    def _checked(self, arguments: Arguments) -> tuple[Arguments, Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.names, arguments, self.types, strict=False):
             tensors.check_pooled(name, tensor, types)
@@ -184,9 +184,8 @@ class Operator:
         else:
             like = checked[self.layout_of]
             channels_last = bool(self.types) and tensors.is_channels_last(like)
-        memory_format = tensors.named_memory_format(channels_last, len(sizes) - 2)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
-        results = tuple(tensors.empty(sizes, input, memory_format, dtype) for dtype in dtypes)
+        results = tuple(tensors.empty(sizes, input, channels_last, dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
     def _autograd(self, *arguments: Any, **_: str) -> Any:
@@ -217,7 +216,7 @@ class Operator:
         with below_autograd():
             return self.dispatch(arguments)
 
-    def _applied(self, arguments: tuple[Any, ...]) -> Any:
+    def _applied(self, arguments: Arguments) -> Any:
         """The results of the autograd function. Its call gets the arguments after the tensors."""
         input, tensors, rest = arguments[0], arguments[1 : self.count], arguments[self.count :]
         with enable_single_level_autograd_function():
@@ -238,7 +237,7 @@ def of_rows(operator: Operator, *operands: Any) -> Any:
 
 
 def over_batches(
-    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
+    operator: Operator, info: Any, dimensions: Any, arguments: Arguments
 ) -> tuple[Any, Any]:
     """The vmap rule that merges the mapped dimension into the samples: the results, and each one's
     mapped dimension.
@@ -258,7 +257,7 @@ def over_batches(
 
 
 def one_by_one(
-    operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]
+    operator: Operator, info: Any, dimensions: Any, arguments: Arguments
 ) -> tuple[Any, Any]:
     """The vmap rule of an operator whose samples are not alike: it is called for each example."""
     pairs = list(zip(arguments, dimensions, strict=True))
@@ -292,7 +291,7 @@ class Below:
 
     is_planned = False
 
-    def __init__(self, operator: Operator, input: Tensor, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, operator: Operator, input: Tensor, arguments: Arguments) -> None:
         self.operator, self.arguments, self.shape = operator, arguments, input.shape
         self.channels_last = tensors.is_channels_last(input)
         self.shards = shards_of(input)
@@ -318,7 +317,7 @@ class Below:
         return arriving.redistribute(placements=wanted)  # type: ignore[attr-defined]
 
 
-def call(overload: OpOverload, arguments: tuple[Any, ...]) -> Any:
+def call(overload: OpOverload, arguments: Arguments) -> Any:
     """Call a registered operator. Where a graph for torch.compile is traced, the call gets the
     revision as well: a digest of this package's sources.
     """

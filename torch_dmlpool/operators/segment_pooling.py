@@ -16,7 +16,7 @@ from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
-from torch_dmlpool.window import ArgumentError
+from torch_dmlpool.window import ArgumentError, Arguments
 
 Reduction = Literal["mean", "sum", "max", "min"]
 
@@ -137,7 +137,7 @@ def _shares(
     return shape
 
 
-def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: tuple[Any, ...]) -> Any:
+def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: Arguments) -> Any:
     """The vmap rule: batches without offsets are merged."""
     rule = over_batches if arguments[1] is None else one_by_one
     return rule(operator, info, dimensions, arguments)

@@ -5,7 +5,6 @@ Two operators are linear given the taps and each other's adjoint: the gradient f
 the winners) and the gather at taps (collect from the winners).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.registration import Below, Operator, one_by_one
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Sizes, Window
 
 
 class MaxPoolingGradFromTaps(torch.autograd.Function):
@@ -59,7 +58,7 @@ class MaxPoolingGather(torch.autograd.Function):
         return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
-def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> list[int]:
+def _check_taps(taps: Tensor, spatial_sizes: Sizes, window: Window) -> list[int]:
     """Reject taps that do not fit the window; return the sizes of the input that they number."""
     tensors.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
     tensors.check_type("taps", taps, tensors.tap_dtype(window.taps), "window's")
@@ -67,7 +66,7 @@ def _check_taps(taps: Tensor, spatial_sizes: Sequence[int], window: Window) -> l
 
 
 def _check_indices(
-    taps: Tensor, sizes: Sequence[int], window: Window, dtype: torch.dtype, per_plane: bool
+    taps: Tensor, sizes: Sizes, window: Window, dtype: torch.dtype, per_plane: bool
 ) -> Any:
     tensors.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
     return taps.shape
@@ -80,7 +79,7 @@ def _check_grad_from_taps(
     return _check_taps(taps, sizes, window)
 
 
-def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sequence[int]:
+def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sizes:
     _check_taps(taps, input.shape[2:], window)
     tensors.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]], input)
     return taps.shape
