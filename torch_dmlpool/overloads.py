@@ -74,7 +74,7 @@ class AdaptivePooling(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class Pool(Protocol):
+class PytorchPool(Protocol):
     """Maxima or minima over windows, with torch.nn's names."""
 
     @overload
@@ -105,7 +105,7 @@ class Pool(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class AdaptivePool(Protocol):
+class PytorchAdaptivePool(Protocol):
     """Maxima or minima over ``output_size`` windows, with torch.nn's names."""
 
     @overload
@@ -131,6 +131,6 @@ class AdaptivePool(Protocol):
 _Function = Callable[..., Any]
 pooling: Callable[[_Function], Pooling] = cast(Any, keywords.operator)
 adaptive_pooling: Callable[[_Function], AdaptivePooling] = cast(Any, keywords.operator)
-pool: Callable[[_Function], Pool] = cast(Any, keywords.pytorchs)
-adaptive_pool: Callable[[_Function], AdaptivePool] = cast(Any, keywords.pytorchs)
+pool: Callable[[_Function], PytorchPool] = cast(Any, keywords.pytorchs)
+adaptive_pool: Callable[[_Function], PytorchAdaptivePool] = cast(Any, keywords.pytorchs)
 """Decorators that give a function such a type, and do what those of keywords.py do."""

@@ -72,7 +72,7 @@ class Backend(NamedTuple):
     segment_maxima: Function
     statistics: Function
     statistics_grad: Function
-    max_unpooling: Function | None = None
+    unpool: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``operators`` compose it of the others."""
     averages: Callable[..., Plan] | None = None
@@ -165,6 +165,12 @@ class Backend(NamedTuple):
         _, taps = self.max_pooling_with_taps(input, window)
         sizes, is_last = input.shape[2:], tensors.is_channels_last(input)
         return self.max_pooling_grad_from_taps(input_gradient, taps, sizes, window, is_last)
+
+    def quantized_linear_average_pooling(self, input: Tensor, *given: Any) -> Any:
+        """Quantized averages. Scales and zero points are arguments of their own."""
+        return self.quantized_averages(input, given[:4], *given[4:])
+
+    quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling  # type: ignore[misc]
 
     def adaptive_max_pooling(self, input: Tensor, output_sizes: Sizes, **under: Tensor) -> Any:
         """Maxima of bins and their positions, ``under`` a mask if there is one."""

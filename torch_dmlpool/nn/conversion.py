@@ -249,7 +249,7 @@ def reverted(model: Module) -> Iterator[Conversion]:
     report = Conversion(model, {}, {}, {})
     try:
         for layer, names in _named(model).items():
-            if not isinstance(layer, families.Pool):
+            if not isinstance(layer, families.PoolLayer):
                 continue
             original = _original_of(layer)
             if isinstance(original, str):

@@ -18,7 +18,7 @@ from torch.overrides import has_torch_function_unary
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
-from torch_dmlpool.operators.calls import Pool, prepared
+from torch_dmlpool.operators.calls import PublicPool, prepared
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
 
 
@@ -36,7 +36,7 @@ class Family:
     family: str
     types: tuple[torch.dtype, ...]
     request_of: Callable[..., Arguments]
-    pool: Pool
+    pool: PublicPool
     of_quantized: Function | None = None
     suffix: str = ""
 

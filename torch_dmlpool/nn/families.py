@@ -23,7 +23,7 @@ Flag = TypeVar("Flag", Literal[False], Literal[True], bool, default=Literal[Fals
 """Whether a layer of maxima returns indices too: type checkers know what it returns."""
 
 
-class Pool(torch.nn.Module):
+class PoolLayer(torch.nn.Module):
     """What all layers share. Among a layer's bases it comes before torch's class, which declares
     the attributes.
     """
@@ -53,7 +53,7 @@ class Pool(torch.nn.Module):
         )
 
 
-class Masked(Pool, Generic[Flag]):
+class Masked(PoolLayer, Generic[Flag]):
     """Layers that take a mask with the input, and pool by their attributes."""
 
     def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Any:
@@ -181,7 +181,7 @@ class AdaptiveMinPool(AdaptiveMaxPool[Flag]):
     _family = pools.adaptive_min_pool
 
 
-class MaxUnpool(Pool):
+class MaxUnpool(PoolLayer):
     _family = pools.max_unpool
 
     @layer

@@ -16,17 +16,17 @@ from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
 from torch_dmlpool.window import ArgumentError, OutputSize, Window, shown
 
-Pool = Callable[[Tensor], Any]
+BatchPool = Callable[[Tensor], Any]
 
 
-def extremes(pool: Pool, input: Tensor, _: Any) -> Any:
+def extremes(pool: BatchPool, input: Tensor, _: Any) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
     return quantized.of_integers(input, pool)
 
 
-def averages(_: Pool, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
+def averages(_: BatchPool, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
     """Averages over windows, by the operator of integers."""
     window, include_padding, divisor_override = request
     if divisor_override is not None:
@@ -37,7 +37,7 @@ def averages(_: Pool, input: Tensor, request: tuple[Window, bool, int | None]) -
     return quantized.average(input, types, window, include_padding, None, None, None)
 
 
-def adaptive_averages(pool: Pool, input: Tensor, request: tuple[OutputSize, int]) -> Tensor:
+def adaptive_averages(pool: BatchPool, input: Tensor, request: tuple[OutputSize, int]) -> Tensor:
     """Averages over windows that cover the input, by the same operator where they have one size."""
     _, window = bins(request[0], tuple(input.shape[2:]), request[1])
     if window is not None:

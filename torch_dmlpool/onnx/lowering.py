@@ -94,7 +94,7 @@ def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
     return list(entries)
 
 
-class Pool:
+class InputWindow:
     """A window over an input, in a form that every runtime reads in the same way: without
     ``ceil_mode``. Lists have an entry for each dimension.
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Asked, Emitter, Pool, reducible, spatial_sizes
+from torch_dmlpool.onnx.lowering import Asked, Emitter, InputWindow, reducible, spatial_sizes
 from torch_dmlpool.window import Arguments
 
 _CHANNELS = 1
@@ -47,7 +47,7 @@ def _averages(
         sums = (
             emit.reduced("Sum", wide, axes, keepdims=1)
             if _is_dynamic_plane(input, window)
-            else Pool(emit, input, window).sums(wide, dtype)
+            else InputWindow(emit, input, window).sums(wide, dtype)
         )
         return sums / emit.constant(float(divisor), dtype)
     if all(reduced) and not apart:
@@ -56,7 +56,7 @@ def _averages(
         wide = emit.reduced("Mean", wide, axes, keepdims=1)
         if all(reduced):
             return wide
-    pool = Pool(emit, input, window, reduced, wide)
+    pool = InputWindow(emit, input, window, reduced, wide)
     counts_padding = pool.counts_padding(include_padding)
     if not apart:
         if counts_padding and not any(pool.overhang):
@@ -72,11 +72,11 @@ def lp_pooling(emit: Emitter, input: Any, window: Asked, p: float) -> Any:
     if p == math.inf and is_dynamic_plane:
         norms = op.GlobalMaxPool(op.Abs(wide))
     elif p == math.inf:
-        greatest, _ = Pool(emit, input, window).run("MaxPool", op.Abs(wide), 0.0, dtype)
+        greatest, _ = InputWindow(emit, input, window).run("MaxPool", op.Abs(wide), 0.0, dtype)
         # A runtime may give its lowest number for an empty window.
         norms = op.Max(greatest, emit.constant(0.0, dtype))
     elif float(p).is_integer() and not is_dynamic_plane:
-        norms = Pool(emit, input, window).run("LpPool", wide, 0.0, dtype, p=int(p))
+        norms = InputWindow(emit, input, window).run("LpPool", wide, 0.0, dtype, p=int(p))
     else:
         powers = op.Pow(op.Abs(wide), emit.constant(p, dtype))
         sums = _averages(emit, input, powers, dtype, window, False, 1)
@@ -166,7 +166,7 @@ def _exactly(
         sums = emit.reduced("Sum", op.Cast(real, to=types.DOUBLE), axes, keepdims=1)
         counts = op.Cast(emit.reduced("Prod", op.Shape(input, start=2)), to=types.DOUBLE)
     else:
-        pool = Pool(emit, input, window)
+        pool = InputWindow(emit, input, window)
         taps = pool.window.taps
         if taps > _MOST_EXACT_TAPS:
             raise ValueError(
@@ -260,7 +260,7 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tup
     """Values of the input's type and indices into the whole tensor; both right in empty windows."""
     if _is_dynamic_plane(input, window):
         return _whole_maxima(emit, input)
-    pool = Pool(emit, input, window)
+    pool = InputWindow(emit, input, window)
     op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices or pool.may_be_empty)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
     lowest = -math.inf if is_float else int(input.dtype.min)
@@ -285,7 +285,7 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tup
     return values, indices
 
 
-def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: Pool) -> tuple[Any, Any]:
+def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: InputWindow) -> tuple[Any, Any]:
     """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever
     the runtime does.
     """
@@ -314,7 +314,7 @@ def _plane_sizes(emit: Emitter, input: Any) -> list[Any]:
     ]
 
 
-def _unpadded(emit: Emitter, indices: Any, pool: Pool) -> Any:
+def _unpadded(emit: Emitter, indices: Any, pool: InputWindow) -> Any:
     """Indices into the padded tensor as indices into the input."""
     sizes = _plane_sizes(emit, pool.input)
     places = []

@@ -18,7 +18,7 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
-from torch_dmlpool.operators.calls import Call, Pool
+from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
@@ -251,18 +251,18 @@ def maxima_of_bins(
     return tensors.laid_out_like((values, indices), input)
 
 
-AVERAGES = Pool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
-MAXIMA = Pool(
-    check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, through=of_bools
+AVERAGES = PublicPool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
+MAXIMA = PublicPool(
+    check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, wrap=of_bools
 )
-MINIMA = Pool(check=_numbered_bins, compute=maxima_of_bins, through=minima)
+MINIMA = PublicPool(check=_numbered_bins, compute=maxima_of_bins, wrap=minima)
 
 
 def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)
-    found = by_kernel(lambda backend: backend.adaptive_max_pooling, input, sizes, mask=mask)
+    found = by_kernel(adaptive_max_pooling_op.computes, input, sizes, mask=mask)
     if found is None:
         winners = winners_of(input, mask, lambda each: adaptive_max_pooling_op(each, sizes))
     else:
@@ -402,27 +402,24 @@ class AdaptiveMaxPooling(torch.autograd.Function):
 
 adaptive_average_pooling_op: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
-    [tensors.FLOAT_TYPES],
-    _output_sizes,
-    lambda backend: backend.adaptive_average_pooling,
+    types=[tensors.FLOAT_TYPES],
+    output_sizes=_output_sizes,
     function=AdaptiveAveragePooling,
 )
 
 
 adaptive_average_pooling_grad_op: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
-    [tensors.FLOAT_TYPES],
-    _output_sizes,
-    lambda backend: backend.adaptive_average_pooling_grad,
+    types=[tensors.FLOAT_TYPES],
+    output_sizes=_output_sizes,
     function=AdaptiveAveragePoolingGrad,
 )
 
 
 adaptive_max_pooling_op = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
-    [tensors.MAX_TYPES],
-    _output_sizes,
-    lambda backend: backend.adaptive_max_pooling,
+    types=[tensors.MAX_TYPES],
+    output_sizes=_output_sizes,
     function=AdaptiveMaxPooling,
     dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(math.prod(input.shape[2:]))),
 )

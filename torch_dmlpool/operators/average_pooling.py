@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Pool
+from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.derivatives import Gradients
 from torch_dmlpool.operators.dispatching import is_unobserved
@@ -174,7 +174,7 @@ def averages(
     return masked_average_pooling_op(input, mask, window, include_padding, divisor)
 
 
-POOL = Pool(check=_counted_windows, compute=averages, prepare=prepared_average_pooling)
+POOL = PublicPool(check=_counted_windows, compute=averages, prepare=prepared_average_pooling)
 
 
 def _sums(input: Tensor, window: Any, divisor: int) -> Tensor:
@@ -241,9 +241,8 @@ def _input_sizes(
 average_pooling_op: Operator = Operator(
     "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> "
     "Tensor",
-    [tensors.FLOAT_TYPES],
-    _output_sizes,
-    lambda backend: backend.average_pooling,
+    types=[tensors.FLOAT_TYPES],
+    output_sizes=_output_sizes,
     function=AveragePooling,
 )
 
@@ -252,9 +251,8 @@ average_pooling_grad_op: Operator = Operator(
     "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool "
     "include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    [tensors.FLOAT_TYPES],
-    _input_sizes,
-    lambda backend: backend.average_pooling_grad,
+    types=[tensors.FLOAT_TYPES],
+    output_sizes=_input_sizes,
     function=AveragePoolingGrad,
 )
 
@@ -262,8 +260,8 @@ average_pooling_grad_op: Operator = Operator(
 masked_average_pooling_op = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    [tensors.FLOAT_TYPES],
-    lambda input, mask, window, include_padding, divisor: tensors.checked_divisor(divisor),
+    types=[tensors.FLOAT_TYPES],
+    output_sizes=lambda *checked: tensors.checked_divisor(checked[-1]),
     complete=with_checked_mask,
     compose=functools.partial(averages_under, _sums),
 )

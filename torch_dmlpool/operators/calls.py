@@ -103,12 +103,12 @@ def prepared(
         return None
 
 
-class Pool:
+class PublicPool:
     """What public functions of a pool have in common, and those of torch.nn.
 
     ``check`` takes the input, data types and other arguments, and returns the operator's arguments.
     ``compute`` takes the input, a mask or None, and these arguments; ``prepare`` makes the call of
-    plain tensors. ``through`` makes the results for other data types by a pool of those that the
+    plain tensors. ``wrap`` makes the results for other data types by a pool of those that the
     operator takes.
     """
 
@@ -117,9 +117,9 @@ class Pool:
         check: Callable[..., Arguments],
         compute: Function,
         prepare: Prepare = lambda *_: None,
-        through: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
+        wrap: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
     ) -> None:
-        self.check, self.compute, self.prepare, self.through = check, compute, prepare, through
+        self.check, self.compute, self.prepare, self.wrap = check, compute, prepare, wrap
         self.make = self._make  # one object, which keys compare by identity
 
     def __call__(
@@ -137,7 +137,7 @@ class Pool:
 
     def of(self, input: Tensor, mask: Tensor | None, request: Arguments) -> Any:
         """The results for the operator's arguments, whatever their data type."""
-        return self.through(lambda each: self.compute(each, mask, *request), input)
+        return self.wrap(lambda each: self.compute(each, mask, *request), input)
 
     def _make(
         self, like: Tensor, backend: Backend, dtypes: Any, mask_sizes: Any, *given: Any

@@ -42,12 +42,11 @@ def with_ordinary_tangent(tensor: Tensor) -> Tensor:
 
 
 def may_be_differentiated(tensor: Tensor) -> bool:
-    """Whether autograd records ``tensor``, or any level of forward mode or transform is active,
-    whatever tensor that is for.
+    """Whether ``tensor`` holds floats, and autograd records it or any level of forward mode or
+    transform is active, whatever tensor that is for.
     """
-    if records_gradient(tensor):
-        return True
-    return forward_ad._current_level >= 0 or _are_functorch_transforms_active()
+    is_active = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
+    return tensor.is_floating_point() and (is_active or records_gradient(tensor))
 
 
 def save(ctx: Any, call: Any, *tensors: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
-from torch_dmlpool.operators.calls import Pool
+from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import (
     records_gradient,
 )
@@ -116,7 +116,7 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
     return lp_pooling_op(input, window, p)
 
 
-POOL = Pool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
+POOL = PublicPool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
 
 
 def _norms(input: Tensor, window: Window, p: float) -> Tensor:
@@ -149,7 +149,7 @@ def _output_sizes(input: Tensor, window: Window, p: float) -> list[int]:
 
 lp_pooling_op = Operator(
     "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
-    [tensors.FLOAT_TYPES],
-    _output_sizes,
+    types=[tensors.FLOAT_TYPES],
+    output_sizes=_output_sizes,
     compose=_norms,
 )

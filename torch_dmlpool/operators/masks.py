@@ -230,7 +230,7 @@ def winners_of(input: Tensor, mask: Tensor, pool: Any) -> Winners:
     """
     # The input is detached only where the values are gathered again: a traced graph may be
     # differentiated later even if nobody asks for derivatives now.
-    again = is_gathered_again(input)
+    again = may_be_differentiated(input)
     values, places = pool(kept(input.detach() if again else input, mask, True))
     any_there, first_there = pool(as_pooled(over_planes(mask, input)))
     is_lowest = tensors.signed(values) == tensors.lowest(values.dtype)
@@ -238,14 +238,9 @@ def winners_of(input: Tensor, mask: Tensor, pool: Any) -> Winners:
     return Winners(values, places, as_bools(any_there))
 
 
-def is_gathered_again(input: Tensor) -> bool:
-    """Whether values must be gathered again from ``input``, because a derivative may be wanted."""
-    return input.is_floating_point() and may_be_differentiated(input)
-
-
 def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
     """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
-    if not is_gathered_again(input):
+    if not may_be_differentiated(input):
         return winners.values
     return tensors.where(
         winners.are_there, gather(input, winners.places), tensors.lowest(input.dtype)

@@ -13,8 +13,14 @@ from torch_dmlpool import backends, overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, Pool
-from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
+from torch_dmlpool.operators.calls import Call, PublicPool
+from torch_dmlpool.operators.derivatives import (
+    Gradients,
+    may_be_differentiated,
+    records_gradient,
+    save,
+    saved,
+)
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -22,7 +28,6 @@ from torch_dmlpool.operators.masks import (
     as_pooled,
     by_kernel,
     gathered,
-    is_gathered_again,
     kept,
     over_planes,
     winners_of,
@@ -233,8 +238,8 @@ def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
     return change(values), indices
 
 
-POOL = Pool(
-    check=numbered_windows, compute=maxima_of, prepare=prepared_max_pooling, through=of_bools
+POOL = PublicPool(
+    check=numbered_windows, compute=maxima_of, prepare=prepared_max_pooling, wrap=of_bools
 )
 
 
@@ -312,9 +317,8 @@ def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Ten
 
 max_pooling_with_taps_op = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
-    [tensors.MAX_TYPES],
-    _output_sizes,
-    lambda backend: backend.max_pooling_with_taps,
+    types=[tensors.MAX_TYPES],
+    output_sizes=_output_sizes,
     function=MaxPooling,
     dtypes=lambda input, window: (input.dtype, tensors.tap_dtype(window.taps)),
 )
@@ -322,9 +326,8 @@ max_pooling_with_taps_op = Operator(
 
 max_pooling_op = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
-    [tensors.MAX_TYPES],
-    _output_sizes,
-    lambda backend: backend.max_pooling,
+    types=[tensors.MAX_TYPES],
+    output_sizes=_output_sizes,
     compose=lambda input, window: max_pooling_with_taps_op(input, window)[0],
 )
 
@@ -332,9 +335,8 @@ max_pooling_op = Operator(
 max_pooling_with_indices_op = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
     "(Tensor, Tensor)",
-    [tensors.MAX_TYPES],
-    _check_with_indices,
-    lambda backend: backend.max_pooling_with_indices,
+    types=[tensors.MAX_TYPES],
+    output_sizes=_check_with_indices,
     compose=_composed_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=one_by_one,
@@ -343,9 +345,8 @@ max_pooling_with_indices_op = Operator(
 
 max_pooling_grad_op = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
-    [tensors.FLOAT_TYPES, tensors.FLOAT_TYPES],
-    _check_grad,
-    lambda backend: backend.max_pooling_grad,
+    types=[tensors.FLOAT_TYPES, tensors.FLOAT_TYPES],
+    output_sizes=_check_grad,
     compose=_composed_grad,
 )
 
@@ -357,7 +358,7 @@ class MaskedMaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        found = by_kernel(lambda backend: backend.max_pooling_with_taps, input, window, mask=mask)
+        found = by_kernel(max_pooling_with_taps_op.computes, input, window, mask=mask)
         values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.set_materialize_grads(False)
@@ -391,7 +392,7 @@ def _masked(
     """Maxima under a mask; with an ``index_dtype`` their indices too."""
     sizes = input.shape[2:]
     window.output_sizes(sizes)  # rejected before any work
-    if is_gathered_again(input):
+    if may_be_differentiated(input):
         if may_skip_dispatcher(input, mask) and records_gradient(input):
             values, taps = _apply_masked(input, mask, window)
             are_there = None
@@ -406,11 +407,10 @@ def _masked(
         indices = max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
         return values, tensors.where(are_there, indices, -1)
     if index_dtype is None:
-        values = by_kernel(lambda backend: backend.max_pooling, input, window, mask=mask)
+        values = by_kernel(max_pooling_op.computes, input, window, mask=mask)
         return max_pooling_op(kept(input, mask, True), window) if values is None else values
     numbers = index_dtype, per_plane
-    pool = lambda backend: backend.max_pooling_with_indices  # noqa: E731
-    found = by_kernel(pool, input, window, *numbers, mask=mask)
+    found = by_kernel(max_pooling_with_indices_op.computes, input, window, *numbers, mask=mask)
     if found is not None:
         return found
     # Positions can be exported where numbers of taps cannot.
@@ -425,8 +425,8 @@ _apply_masked = applied_at_a_single_level(MaskedMaxPooling)
 
 masked_max_pooling_op = Operator(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
-    [tensors.MAX_TYPES],
-    lambda *_: None,
+    types=[tensors.MAX_TYPES],
+    output_sizes=lambda *_: None,
     complete=with_checked_mask,
     compose=_masked,
 )
@@ -435,8 +435,8 @@ masked_max_pooling_op = Operator(
 masked_max_pooling_with_indices_op = Operator(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
-    [tensors.MAX_TYPES],
-    lambda input, mask, window, dtype, per_plane: tensors.check_index_type(
+    types=[tensors.MAX_TYPES],
+    output_sizes=lambda input, mask, window, dtype, per_plane: tensors.check_index_type(
         dtype, input.shape, per_plane
     ),
     complete=with_checked_mask,

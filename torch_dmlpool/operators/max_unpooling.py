@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Pool
+from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Below, Operator
@@ -80,7 +80,7 @@ def _elements_at(
     """
     if not may_skip_dispatcher(input, indices):
         return max_unpooling_op(input, indices, spatial_sizes, per_plane)
-    unpool = backends.serving(input.device.type).max_unpooling
+    unpool = backends.serving(input.device.type).unpool
     if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
@@ -208,7 +208,7 @@ def check(input: Tensor, indices: Tensor) -> None:
     tensors.check_sizes("indices", indices, input.shape, input, "input's")
 
 
-POOL = Pool(check=lambda *request: request, compute=_elements_at)
+POOL = PublicPool(check=lambda *request: request, compute=_elements_at)
 
 
 def _check_operator(input: Tensor, indices: Tensor, spatial_sizes: Sizes, per_plane: bool) -> None:
@@ -221,8 +221,8 @@ _apply = applied_at_a_single_level(MaxUnpooling)
 
 max_unpooling_op = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
-    [tensors.MAX_TYPES, tensors.INDEX_TYPES],
-    _check_operator,
+    types=[tensors.MAX_TYPES, tensors.INDEX_TYPES],
+    output_sizes=_check_operator,
     compose=_unpooled,
 )
 
@@ -261,9 +261,8 @@ def _check_scatter(
 
 unique_positions_op = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
-    [POSITION_TYPES],
-    _check_unique,
-    lambda backend: backend.unique_positions,
+    types=[POSITION_TYPES],
+    output_sizes=_check_unique,
     dtypes=lambda positions, sizes: (tensors.position_dtype(math.prod(sizes)),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
@@ -272,9 +271,8 @@ ones."""
 
 gather_positions_op = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
-    [tensors.MAX_TYPES, POSITION_TYPES],
-    _check_gather,
-    lambda backend: backend.gather_positions,
+    types=[tensors.MAX_TYPES, POSITION_TYPES],
+    output_sizes=_check_gather,
     function=GatherPositions,
     layout_of=1,
 )
@@ -285,9 +283,8 @@ scatter_positions_op = Operator(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
     "channels_last) "
     "-> Tensor",
-    [tensors.MAX_TYPES, POSITION_TYPES],
-    _check_scatter,
-    lambda backend: backend.scatter_positions,
+    types=[tensors.MAX_TYPES, POSITION_TYPES],
+    output_sizes=_check_scatter,
     function=ScatterPositions,
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

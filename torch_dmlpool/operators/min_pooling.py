@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.operators.calls import Pool
+from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import records_gradient
 from torch_dmlpool.operators.max_pooling import (
     Pooled,
@@ -140,4 +140,6 @@ def prepared_min_pooling(
     return minima
 
 
-POOL = Pool(check=numbered_windows, compute=maxima_of, prepare=prepared_min_pooling, through=minima)
+POOL = PublicPool(
+    check=numbered_windows, compute=maxima_of, prepare=prepared_min_pooling, wrap=minima
+)

@@ -169,11 +169,6 @@ def pooled_integers(
     return pool(input, *parameters, window, include_padding, output_dtype)
 
 
-def _averages_of(backend: Backend) -> Callable[..., Tensor]:
-    """The backend's function, for scales and zero points as the schema has them."""
-    return lambda input, *given: backend.quantized_averages(input, given[:4], *given[4:])
-
-
 def _output_sizes(input: Tensor, *given: Any) -> list[int]:
     *_parameters, window, include_padding, _output_dtype = given
     check_counted(window, include_padding)
@@ -211,9 +206,8 @@ quantized_linear_average_pooling_op = Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
-    [tensors.QUANTIZED_TYPES],
-    _output_sizes,
-    _averages_of,
+    types=[tensors.QUANTIZED_TYPES],
+    output_sizes=_output_sizes,
     complete=_complete,
     dtypes=lambda *checked: checked[-1:],
     vmap=one_by_one,
@@ -225,9 +219,8 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",
-    [tensors.QUANTIZED_TYPES],
-    _output_sizes,
-    _averages_of,
+    types=[tensors.QUANTIZED_TYPES],
+    output_sizes=_output_sizes,
     complete=_complete,
     dtypes=lambda *checked: checked[-1:],
 )

@@ -145,9 +145,7 @@ def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: Arguments
 
 segment_sums = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
-    [],
-    functools.partial(_sets, tensors.FLOAT_TYPES),
-    lambda backend: backend.segment_sums,
+    output_sizes=functools.partial(_sets, tensors.FLOAT_TYPES),
     function=SegmentSums,
     vmap=_mapped,
 )
@@ -155,9 +153,7 @@ segment_sums = Operator(
 segment_shares = Operator(
     "segment_shares(Tensor input_gradient, Tensor? offsets, Tensor? mask, SymInt rows, "
     "bool is_mean) -> Tensor",
-    [],
-    _shares,
-    lambda backend: backend.segment_shares,
+    output_sizes=_shares,
     function=SegmentShares,
     vmap=_mapped,
 )
@@ -165,9 +161,7 @@ segment_shares = Operator(
 segment_maxima = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
-    [],
-    functools.partial(_sets, tensors.ORDERED_TYPES),
-    lambda backend: backend.segment_maxima,
+    output_sizes=functools.partial(_sets, tensors.ORDERED_TYPES),
     function=SegmentMaxima,
     dtypes=lambda input, *_: (input.dtype, torch.int64),
     vmap=_mapped,

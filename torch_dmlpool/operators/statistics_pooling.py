@@ -53,9 +53,7 @@ def _sizes(input: Tensor, mask: Tensor | None, correction: int) -> Any:
 
 statistics = Operator(
     "statistics(Tensor input, Tensor? mask, SymInt correction) -> (Tensor, Tensor)",
-    [],
-    _sizes,
-    lambda backend: backend.statistics,
+    output_sizes=_sizes,
     function=Statistics,
     dtypes=lambda input, *_: (input.dtype, input.dtype),
 )

@@ -89,9 +89,8 @@ max_pooling_indices_op = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
     "bool per_plane) "
     "-> Tensor",
-    [tensors.INTEGER_TYPES],
-    _check_indices,
-    lambda backend: backend.max_pooling_indices,
+    types=[tensors.INTEGER_TYPES],
+    output_sizes=_check_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=one_by_one,
 )
@@ -101,18 +100,16 @@ max_pooling_grad_from_taps_op = Operator(
     "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
     "WINDOW, "
     "bool channels_last) -> Tensor",
-    [tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
-    _check_grad_from_taps,
-    lambda backend: backend.max_pooling_grad_from_taps,
+    types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
+    output_sizes=_check_grad_from_taps,
     function=MaxPoolingGradFromTaps,
 )
 
 
 max_pooling_gather_op = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
-    [tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
-    _check_gather,
-    lambda backend: backend.max_pooling_gather,
+    types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
+    output_sizes=_check_gather,
     function=MaxPoolingGather,
     layout_of=1,
 )
