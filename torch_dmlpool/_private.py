@@ -138,7 +138,9 @@ def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
     # PyTorch's own transforms make such a class of a Function. From 2.15 on the C function rejects
     # a Function itself while a transform is active.
     base: Any = torch.autograd.function._SingleLevelFunction
-    single: Any = type(function.__name__, (base,), dict(vars(function)))
+    own = function.__mro__[: function.__mro__.index(torch.autograd.Function)]
+    members = {name: vars(each)[name] for each in reversed(own) for name in vars(each)}
+    single: Any = type(function.__name__, (base,), members)
     node = single._backward_cls
     # Compiled autograd asks the node for what the Function has; PyTorch's own ``apply`` would look
     # for ``backward`` with another method.

@@ -4,7 +4,7 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.window import (
     ArgumentError,
+    Ints,
     Sizes,
     check_spatial_sizes,
     entries,
@@ -32,6 +33,9 @@ from torch_dmlpool.window import check_flag as check_flag
 
 # A new data type also goes into _TYPES of inductor/lowerings.py, _pooled_type of onnx/operators.py
 # and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
+# Maxima and what numbers their winners, or means and deviations.
+Pair: TypeAlias = tuple[Tensor, Tensor]
+
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -172,7 +176,7 @@ def checked_divisor(divisor_override: Any) -> int | None:
     return divisor
 
 
-def checked_full_size(name: str, full_size: Sizes, tensor: Tensor) -> tuple[int, ...]:
+def checked_full_size(name: str, full_size: Sizes, tensor: Tensor) -> Ints:
     """``full_size`` as ints, rejected unless it has one int for each dimension of ``tensor``."""
     several = listed(full_size)
     if several is None:
@@ -186,14 +190,12 @@ def checked_full_size(name: str, full_size: Sizes, tensor: Tensor) -> tuple[int,
     return sizes
 
 
-def ints(sizes: Sizes) -> tuple[int, ...]:
+def ints(sizes: Sizes) -> Ints:
     """Sizes as ints. In a trace of torch.jit they are tensors, which become constants."""
     return tuple(int(size) if isinstance(size, Tensor) else size for size in sizes)
 
 
-def checked_output_size(
-    output_size: int | Sequence[int | None] | None, sizes: tuple[int, ...]
-) -> tuple[int, ...]:
+def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: Ints) -> Ints:
     """``output_size`` as one int for each of the input's spatial ``sizes``, at least 0; None keeps
     the input's size.
     """
@@ -308,7 +310,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     return suggest_memory_format(tensor) is not torch.contiguous_format
 
 
-def suggests_channels_last(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def suggests_channels_last(shape: Ints, strides: Ints) -> bool:
     """Whether results computed from a tensor that lies so are laid out with channels innermost.
 
     This is PyTorch's ``suggest_memory_format`` for ints, which is slow to import, and the same for

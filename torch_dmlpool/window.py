@@ -21,6 +21,7 @@ from torch_dmlpool._private import is_exporting
 
 LARGEST_ARGUMENT = 2**31 - 1  # of a window, so that 32-bit kernels can hold every one
 Sizes: TypeAlias = Sequence[int]
+Ints: TypeAlias = tuple[int, ...]
 # What a function is called with, after the tensor that it pools.
 Arguments: TypeAlias = tuple[Any, ...]
 Function: TypeAlias = Callable[..., Any]
@@ -188,7 +189,7 @@ class Window:
             0
         ].ceil_mode
 
-    def output_sizes(self, sizes: Sizes) -> tuple[int, ...]:
+    def output_sizes(self, sizes: Sizes) -> Ints:
         """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
         does not fit into them (rule G5).
         """
@@ -214,7 +215,7 @@ def _window(ceil_mode: bool, *fields: Sequence[int]) -> Window:
     return Window(tuple(Axis(*axis, ceil_mode) for axis in zip(*fields, strict=True)))  # type: ignore[call-arg]
 
 
-def entries(name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
+def entries(name: str, value: Any, rank: int, least: int) -> Ints:
     """``value`` as one int per spatial dimension; the error for anything else names the argument,
     the dimension and the number (G5, G6).
     """
@@ -390,9 +391,7 @@ def _meant_pairs(padding: Any, rank: int) -> str:
     return f"padding must be one int, {rank} ints ({names}) or {_pairs(rank)}, got {shown(padding)}"
 
 
-def _padding_in_a_word(
-    word: str, axes: Sequence[tuple[int, int, int, int]]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _padding_in_a_word(word: str, axes: Sequence[tuple[int, int, int, int]]) -> tuple[Ints, Ints]:
     """The start and end padding that ``word`` gives each axis.
 
     Each of ``axes`` is a window, a stride, a dilation and a size.

@@ -35,7 +35,7 @@ from torch_dmlpool.backends.problems import (
     quantization,
     remembered_problem,
 )
-from torch_dmlpool.tensors import in_format, lowest
+from torch_dmlpool.tensors import Pair, in_format, lowest
 from torch_dmlpool.window import Sizes, Window
 
 
@@ -264,9 +264,7 @@ def _maximal(
     return values
 
 
-def _with_winners(
-    input: Tensor, problem: CpuProblem, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _with_winners(input: Tensor, problem: CpuProblem, mask: Tensor | None = None) -> Pair:
     """The maxima of a problem and the numbers of their winners."""
     source = input if problem.wider is None else input.to(problem.wider)
     sizes, strides = problem.output_sizes, problem.output_strides

@@ -13,7 +13,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu, empty_strided_cuda
 from torch_dmlpool.backends.compiling import kernel_named
 from torch_dmlpool.backends.fallbacks import NoKernelError
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Ints, Window
 
 
 @dataclass(slots=True)
@@ -24,8 +24,8 @@ class GpuPlan:
     # whether the source lies in this format and starts at 16 bytes, as kernels but those of tiles
     # need it
     is_dense: bool
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: Ints
+    strides: Ints
     launches: tuple[Any, ...]  # empty if results are
     kernel: str  # of the first launch; tile kernels read a source of any strides
 
@@ -35,8 +35,8 @@ def planned(
     function: str,
     own: tuple[Any, ...],
     windows: Any,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    shape: Ints,
+    strides: Ints,
     kinds: tuple[Any, ...],
     aligned: bool,
     target_sizes: Any,
@@ -45,7 +45,7 @@ def planned(
     asm: bool = False,
     include_padding: bool = False,
     divisor: int | None = None,
-    mask: tuple[int, ...] = (),
+    mask: Ints = (),
 ) -> GpuPlan:
     """The plan of a call: ``function`` in kernels/launches.py makes its launches.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.window import Function, Sizes, Window
+from torch_dmlpool.window import Function, Ints, Sizes, Window
 
 AnyWindow = Window | Sizes
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
@@ -23,8 +23,8 @@ class Kind(NamedTuple):
     PyTorch suggests.
     """
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None  # None if that does not matter
+    shape: Ints
+    strides: Ints | None  # None if that does not matter
     dtype: torch.dtype
     channels_last: bool | None = None
 

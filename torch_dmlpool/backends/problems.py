@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameter
 from torch_dmlpool.backends.library import TAPS, Masking, Quantization
-from torch_dmlpool.window import Sizes, Window
+from torch_dmlpool.window import Ints, Sizes, Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 DATA_TYPES = {
@@ -40,10 +40,10 @@ class CpuProblem:
     number_dtype: torch.dtype  # of taps, positions or indices
     # the type to which the input must be converted first, None if it need not be (``_wider``)
     wider: torch.dtype | None
-    sizes: tuple[int, ...]  # of the tensor that windows read, and its strides in the memory format
-    strides: tuple[int, ...]
-    output_sizes: tuple[int, ...]  # the same of a tensor with an element for each window
-    output_strides: tuple[int, ...]
+    sizes: Ints  # of the tensor that windows read, and its strides in the memory format
+    strides: Ints
+    output_sizes: Ints  # the same of a tensor with an element for each window
+    output_strides: Ints
     struct: Any  # keeps the memory at ``address``
 
 
@@ -51,7 +51,7 @@ def problem_of(
     kind: Kind,
     window: AnyWindow,
     counted: tuple[bool, int | None] | None = None,
-    spatial_sizes: tuple[int, ...] | None = None,
+    spatial_sizes: Ints | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
 ) -> CpuProblem:
     """The problem of a call for a tensor.
@@ -167,7 +167,7 @@ def _wider(axes: list[_Axis], numbering: int, dtype: torch.dtype) -> torch.dtype
     return wider if highest > 2**15 and dtype.itemsize < wider.itemsize else None
 
 
-def strides_of(sizes: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+def strides_of(sizes: Ints, channels_last: bool) -> Ints:
     """The strides of a new tensor. Plans keep them, because to allocate by strides is
     faster than by a memory format.
     """
@@ -181,9 +181,7 @@ def strides_of(sizes: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def masking(
-    shape: tuple[int, ...], batch: tuple[int, ...], is_last: bool, dtype: torch.dtype, fill: float
-) -> Any:
+def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: float) -> Any:
     """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``."""
     if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
         raise RuntimeError(f"a mask of {batch} samples and channels does not fit shape {shape}")

@@ -16,7 +16,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, reference_rows
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
 from torch_dmlpool.backends.reductions import are_ints, numbers
-from torch_dmlpool.tensors import SIGNED, lowest, numbered, signed, where, widened
+from torch_dmlpool.tensors import SIGNED, Pair, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 
@@ -205,7 +205,7 @@ def _positions(taps: Tensor, sizes: Sizes, window: Window) -> Tensor:
     return positions.where(inside, -1)
 
 
-def _divided(left: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+def _divided(left: Tensor, divisor: int) -> Pair:
     """The quotients and the remainders of numbers that are not negative."""
     if divisor == 1:
         return left, torch.zeros_like(left)
@@ -222,7 +222,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     return tensors.laid_out_like(values, input)
 
 
-def _found(input: Tensor, windows: AnyWindow) -> tuple[Tensor, Tensor]:
+def _found(input: Tensor, windows: AnyWindow) -> Pair:
     """Maxima and their positions."""
     _reject_sizes(input, windows)
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
@@ -233,7 +233,7 @@ def _found(input: Tensor, windows: AnyWindow) -> tuple[Tensor, Tensor]:
     return found
 
 
-def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+def max_pooling_with_taps(input: Tensor, window: Window) -> Pair:
     """Maxima and the numbers of their taps."""
     values, positions = _found(input, window)
     taps = taps_of(positions, input.shape[2:], window)
@@ -242,7 +242,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> tuple[Tensor, Tensor
 
 def max_pooling_with_indices(
     input: Tensor, windows: AnyWindow, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Maxima and their indices, which count in each plane or else in the whole tensor."""
     values, positions = _found(input, windows)
     indices = numbered(positions, input.shape, index_dtype, per_plane)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED, lowest, widened
+from torch_dmlpool.tensors import SIGNED, Pair, lowest, widened
 from torch_dmlpool.window import ArgumentError
 
 
@@ -106,7 +106,7 @@ def segment_shares(
 
 def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     source = _turned(ordered(input), are_minima)
     if offsets is None:
@@ -116,7 +116,7 @@ def segment_maxima(
     return _unordered(values, input.dtype, are_minima), indices
 
 
-def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Tensor | None) -> Pair:
     (rows, channels), sets = ordered.shape, offsets.shape[0] - 1
     places = _set_numbers(offsets, mask, rows)[:, None].expand(ordered.shape)
     most = ordered.new_full((sets + 1, channels), lowest(ordered.dtype))
@@ -130,7 +130,7 @@ def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Tensor | None) -> tuple[
     return most[:sets].clone(), torch.where(first == rows, -1, first)[:sets]
 
 
-def _token_maxima(ordered: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _token_maxima(ordered: Tensor, mask: Tensor | None) -> Pair:
     """Maxima of each sample. PyTorch's are the first of equal elements, and the first NaN."""
     least = lowest(ordered.dtype)
     if ordered.shape[-2] == 0:
@@ -200,7 +200,7 @@ def _sloped(values: Tensor, deviation: Tensor, count: Tensor, correction: int) -
     return torch.where(is_spread, values, 0) / divisor
 
 
-def statistics(input: Tensor, mask: Tensor | None, correction: int) -> tuple[Tensor, Tensor]:
+def statistics(input: Tensor, mask: Tensor | None, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
     wide, count = widened(input), _count(input, input.shape[-1], mask)
     mean = _kept(wide, mask, 1).sum(-1) / count.clamp(min=1)
@@ -236,7 +236,7 @@ def statistics_tangent(
     mean: Tensor,
     deviation: Tensor,
     correction: int,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The tangents of means and deviations."""
     wide, count = widened(input), _count(input, input.shape[-1], mask)
     moved = _kept(widened(direction), mask, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
-from torch_dmlpool.tensors import FLOAT_TYPES
+from torch_dmlpool.tensors import FLOAT_TYPES, Pair
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -79,7 +79,7 @@ def segment_sums(
 
 def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
         return reference_rows.segment_maxima(input, offsets, mask, are_minima)
@@ -109,7 +109,7 @@ def segment_shares(
     return gradient
 
 
-def _as_kernels_read(input: Tensor) -> tuple[Tensor, Tensor]:
+def _as_kernels_read(input: Tensor) -> Pair:
     """``(N, C, W)`` as contiguous planes, or where it lies so in memory as rows of channels; and a
     view of it whose last two dimensions are positions and channels.
     """
@@ -120,7 +120,7 @@ def _as_kernels_read(input: Tensor) -> tuple[Tensor, Tensor]:
     return input, input.as_strided((n, w, c), (c * w, 1, w))
 
 
-def statistics(input: Tensor, mask: Tensor | None, correction: int) -> tuple[Tensor, Tensor]:
+def statistics(input: Tensor, mask: Tensor | None, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
     input, rows = _as_kernels_read(input)
     results = input.new_empty(input.shape[:2]), input.new_empty(input.shape[:2])

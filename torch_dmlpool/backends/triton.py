@@ -20,7 +20,8 @@ from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.window import Arguments, Sizes, Window
+from torch_dmlpool.tensors import Pair
+from torch_dmlpool.window import Arguments, Ints, Sizes, Window
 
 
 def runs_ptx(tensor: Tensor) -> bool:
@@ -151,9 +152,7 @@ def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Te
 
 
 @or_reference(reference.max_pooling_with_taps)
-def max_pooling_with_taps(
-    input: Tensor, window: Window, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def max_pooling_with_taps(input: Tensor, window: Window, mask: Tensor | None = None) -> Pair:
     """Values, and the number of each winning tap inside its window (rule M6). The winner of a
     window without an element is in the padding or masked.
     """
@@ -167,7 +166,7 @@ def max_pooling_with_indices(
     index_dtype: torch.dtype,
     per_plane: bool,
     mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
     if not isinstance(windows, Window):  # the kernels make positions of bins, and taps of windows
         return _maxima(input, windows, index_dtype, mask)
@@ -184,7 +183,7 @@ def _maxima(
     windows: AnyWindow,
     code_dtype: torch.dtype | None,
     mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``. Without
     one no numbers are computed: the values stand in for them, as kernels take a pointer in any
     case.
@@ -211,7 +210,7 @@ def _maxima(
     return values, codes
 
 
-def _bytes_of(mask: Tensor | None, input: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def _bytes_of(mask: Tensor | None, input: Tensor) -> tuple[Tensor, Ints]:
     """A mask as the kernels read it, which they do not touch without one: bytes of all samples and
     positions, as dense as the input's results. Its strides are 0 along a dimension of size 1.
     """
@@ -321,7 +320,7 @@ def quantized_averages(
 
 def _averages(
     source: Tensor,
-    input_sizes: tuple[int, ...] | None,
+    input_sizes: Ints | None,
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
@@ -370,16 +369,14 @@ def segment_sums(
 @or_reference(reference_rows.segment_maxima)
 def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in tensors.FLOAT_TYPES:
         raise NoKernelError
     return _combined(input, offsets, mask, 2 + are_minima)
 
 
-def _combined(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, operation: int
-) -> tuple[Tensor, Tensor]:
+def _combined(input: Tensor, offsets: Tensor | None, mask: Tensor | None, operation: int) -> Pair:
     """The results of sets, and their rows if ``operation`` has them; else the results again."""
     is_ragged = offsets is not None
     if offsets is None:  # samples are sets of equally many rows, one after the other

@@ -15,7 +15,7 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _is_tracing,
 )
-from torch_dmlpool.window import Arguments, Window, shared
+from torch_dmlpool.window import Arguments, Ints, Window, shared
 
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
@@ -125,9 +125,7 @@ def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[st
             return None
 
 
-def _same(
-    family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]
-) -> dict[str, Any] | None:
+def _same(family: str, rank: int, sizes: Ints, named: dict[str, Any]) -> dict[str, Any] | None:
     """What :func:`agreed` returns for an input that PyTorch takes, of ``sizes`` if they are known.
     A wrong argument is an error.
     """
@@ -150,7 +148,7 @@ def _same(
 
 
 def _same_window(
-    family: str, rank: int, sizes: tuple[int, ...], named: dict[str, Any]
+    family: str, rank: int, sizes: Ints, named: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The same of a pool of windows."""
     size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))

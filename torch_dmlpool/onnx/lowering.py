@@ -4,12 +4,14 @@ way.
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
 from torch_dmlpool import counterparts
 from torch_dmlpool.window import AXIS_NAMES, Axis, Window
+
+Pair: TypeAlias = tuple[Any, Any]
 
 
 class Asked(NamedTuple):
@@ -54,7 +56,7 @@ class Emitter:
         result.producer().attributes.pop("noop_with_empty_axes", None)
         return result
 
-    def widened(self, input: Any) -> tuple[Any, Any]:
+    def widened(self, input: Any) -> Pair:
         """``input`` in float32 instead of half precision, and its type then (rule A4)."""
         types = self.ir.DataType
         dtype = types.FLOAT if input.dtype in (types.FLOAT16, types.BFLOAT16) else input.dtype

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Asked, Emitter, InputWindow, reducible, spatial_sizes
+from torch_dmlpool.onnx.lowering import Asked, Emitter, InputWindow, Pair, reducible, spatial_sizes
 from torch_dmlpool.window import Arguments
 
 _CHANNELS = 1
@@ -199,7 +199,7 @@ def _is_dynamic_plane(input: Any, window: Asked) -> bool:
     return None in spatial_sizes(input) and all(reducible(input, window))
 
 
-def _whole_maxima(emit: Emitter, input: Any) -> tuple[Any, Any]:
+def _whole_maxima(emit: Emitter, input: Any) -> Pair:
     """Maxima of whole planes, and their indices into the whole tensor."""
     op, ones = emit.op, list(range(2, len(input.shape)))
     values, positions = _greatest(emit, input, lambda planes: op.Reshape(planes, [0, 0, -1]))
@@ -214,7 +214,7 @@ def _first_indices(emit: Emitter, input: Any, plane: Any) -> Any:
     return emit.op.Reshape(first, planes, allowzero=1)
 
 
-def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> Pair:
     """The greatest of what ``arrange`` puts along the last axis, and where the first of them is."""
     op, last, dtype = emit.op, [-1], _pooled_type(emit, input.dtype, True)
     elements, is_float = (
@@ -256,7 +256,7 @@ def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
     )
 
 
-def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tuple[Any, Any]:
+def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> Pair:
     """Values of the input's type and indices into the whole tensor; both right in empty windows."""
     if _is_dynamic_plane(input, window):
         return _whole_maxima(emit, input)
@@ -285,14 +285,14 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> tup
     return values, indices
 
 
-def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: InputWindow) -> tuple[Any, Any]:
+def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: InputWindow) -> Pair:
     """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever
     the runtime does.
     """
     op, float32 = emit.op, emit.ir.DataType.FLOAT
     lowest = emit.constant(-math.inf, dtype)
 
-    def mask(condition: Any) -> tuple[Any, Any]:
+    def mask(condition: Any) -> Pair:
         pooled, indices = pool.run("MaxPool", op.Cast(condition, to=float32), 0.0, float32)
         return pooled > 0.0, indices
 
@@ -329,7 +329,7 @@ def _unpadded(emit: Emitter, indices: Any, pool: InputWindow) -> Any:
 
 def max_pooling_with_indices(
     emit: Emitter, input: Any, window: Asked, index_dtype: Any, per_plane: bool
-) -> tuple[Any, Any]:
+) -> Pair:
     op, (values, indices) = emit.op, _maxima(emit, input, window, True)
     if per_plane:
         plane = math.prod(_plane_sizes(emit, input))
@@ -381,7 +381,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
     return emit.cast(emit.op.Reshape(averages, [0, 0, *output_sizes]), dtype, input.dtype)
 
 
-def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> tuple[Any, Any]:
+def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Pair:
     """Maxima, and the positions of the first of them in their planes."""
     op, types, bins = emit.op, emit.ir.DataType, _bins(input, output_sizes)
     values, first = _greatest(emit, input, lambda tensor: _gathered(emit, tensor, bins))

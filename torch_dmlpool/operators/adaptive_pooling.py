@@ -19,7 +19,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, PublicPool
-from torch_dmlpool.operators.derivatives import Gradients, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -32,11 +32,13 @@ from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, pre
 from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
 from torch_dmlpool.operators.min_pooling import minima
 from torch_dmlpool.operators.registration import Below, Operator
+from torch_dmlpool.tensors import Pair
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
     Arguments,
     Axis,
+    Ints,
     OutputSize,
     Sizes,
     Window,
@@ -258,7 +260,7 @@ MAXIMA = PublicPool(
 MINIMA = PublicPool(check=_numbered_bins, compute=maxima_of_bins, wrap=minima)
 
 
-def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sizes) -> tuple[Tensor, Tensor]:
+def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sizes) -> Pair:
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)
@@ -287,9 +289,7 @@ def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> A
     return tensors.changed(results, lambda each: each[asked])
 
 
-def bins(
-    output_size: Any, sizes: tuple[int, ...], rank: int
-) -> tuple[tuple[int, ...], Window | None]:
+def bins(output_size: Any, sizes: Ints, rank: int) -> tuple[Ints, Window | None]:
     """The output's spatial sizes, and the window that gives the same bins, or None.
 
     ``output_size`` applies to the last ``rank`` of the input's spatial ``sizes``. The output has
@@ -312,7 +312,7 @@ def _check_products(sizes: Sizes, output_sizes: Sizes) -> None:
             )
 
 
-def _window_of_bins(sizes: tuple[int, ...], output_sizes: tuple[int, ...]) -> Window | None:
+def _window_of_bins(sizes: Ints, output_sizes: Ints) -> Window | None:
     """The window whose positions are the bins, or None. Symbolic sizes must be known to divide: a
     guess would become a guard of the compiled graph. In a trace of torch.jit, where sizes are
     tensors, it is None: the window would become a constant of the trace.
@@ -338,11 +338,11 @@ def _output_sizes(input: Tensor, sizes: Sizes) -> list[int]:
     return [*input.shape[:2], *sizes]
 
 
-class AdaptiveAveragePooling(torch.autograd.Function):
+class AdaptiveAveragePooling(LinearFunction):
     """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
+    def forward(ctx: Any, input: Tensor, call: Call | Below, *_: None) -> Any:
         ctx.call = call
         return call.run(input)
 
@@ -353,34 +353,21 @@ class AdaptiveAveragePooling(torch.autograd.Function):
             return call.plan.gradient(arriving), None
         return adaptive_average_pooling_grad_op(call.sharded(arriving), call.shape[2:]), None
 
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
-        return adaptive_average_pooling_op(direction, *ctx.call.arguments)
 
-
-class AdaptiveAveragePoolingGrad(torch.autograd.Function):
+class AdaptiveAveragePoolingGrad(LinearFunction):
     """The gradient of averages of bins. It is linear: its own gradient is the average."""
-
-    @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
-        ctx.call = call
-        return call.run(input_gradient)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return adaptive_average_pooling_op(call.sharded(arriving), call.shape[2:]), None
 
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, _: None) -> Any:
-        return adaptive_average_pooling_grad_op(direction, *ctx.call.arguments)
-
 
 class AdaptiveMaxPooling(torch.autograd.Function):
     """Maxima of bins and their positions. Their gradient is ``scatter_positions``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Below) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Below) -> Pair:
         values, positions = call.run(input)
         save(ctx, call, positions)
         ctx.set_materialize_grads(False)

@@ -39,6 +39,7 @@ from torch_dmlpool.operators.winners import (
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
 )
+from torch_dmlpool.tensors import Pair
 from torch_dmlpool.window import (
     Arguments,
     Integers,
@@ -301,7 +302,7 @@ def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sizes:
 
 def _composed_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     values, taps = max_pooling_with_taps_op(input, window)
     sizes = input.shape[2:]
     return values, max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
@@ -357,7 +358,7 @@ class MaskedMaxPooling(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> Pair:
         found = by_kernel(max_pooling_with_taps_op.computes, input, window, mask=mask)
         values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)

@@ -18,9 +18,15 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import PublicPool
-from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
+from torch_dmlpool.operators.derivatives import (
+    Gradients,
+    LinearFunction,
+    records_gradient,
+    save,
+    saved,
+)
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
-from torch_dmlpool.operators.registration import Below, Operator
+from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.tensors import first_indices
 from torch_dmlpool.window import (
     ArgumentError,
@@ -111,13 +117,8 @@ class MaxUnpooling(torch.autograd.Function):
         return gather_positions_op(arriving, *saved(ctx), False), None, None, None, None
 
 
-class GatherPositions(torch.autograd.Function):
+class GatherPositions(LinearFunction):
     """The element at each position. It is linear, and its gradient is ``scatter_positions``."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Below) -> Any:
-        save(ctx, call, positions)
-        return call.run(input, positions)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -125,28 +126,15 @@ class GatherPositions(torch.autograd.Function):
         request = positions, call.shape[2:], *call.arguments, call.channels_last
         return scatter_positions_op(call.sharded(arriving), *request), None, None
 
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return gather_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
-
-class ScatterPositions(torch.autograd.Function):
+class ScatterPositions(LinearFunction):
     """Each element at its position. It is linear, and its gradient is ``gather_positions``."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, positions: Tensor, call: Below) -> Any:
-        save(ctx, call, positions)
-        return call.run(input, positions)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (positions,) = ctx.call, saved(ctx)
         bins = call.arguments[1]
         return gather_positions_op(call.sharded(arriving), positions, bins), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return scatter_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:

@@ -63,7 +63,8 @@ class Operator:
     # the data types that the first tensors may have; none for an operator on rows, which has only
     # ``output_sizes`` to check them
     types: Sequence[tuple[torch.dtype, ...]] = ()
-    # the autograd function: it takes the tensors and a Below, or the Call of a prepared pool
+    # the autograd function: it takes the first tensor, a Below or the Call of a prepared pool,
+    # and the other tensors
     function: type[torch.autograd.Function] | None = None
     # computes the results by other operators where a derivative is wanted
     compose: Function | None = None
@@ -221,7 +222,7 @@ class Operator:
         """The results of the autograd function. Its call gets the arguments after the tensors."""
         input, tensors, rest = arguments[0], arguments[1 : self.count], arguments[self.count :]
         with enable_single_level_autograd_function():
-            return self.apply(with_ordinary_tangent(input), *tensors, Below(self, input, rest))  # type: ignore[misc]
+            return self.apply(with_ordinary_tangent(input), Below(self, input, rest), *tensors)  # type: ignore[misc]
 
     def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> tuple[Any, Any]:
         """The vmap rule that is registered."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
-from torch_dmlpool.operators.derivatives import Gradients, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
 from torch_dmlpool.window import ArgumentError, Arguments
@@ -21,42 +21,24 @@ from torch_dmlpool.window import ArgumentError, Arguments
 Reduction = Literal["mean", "sum", "max", "min"]
 
 
-class SegmentSums(torch.autograd.Function):
+class SegmentSums(LinearFunction):
     """Sums or means of sets. Their gradient is ``segment_shares``."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Below) -> Any:
-        save(ctx, call, offsets, mask)
-        return call.run(input, offsets, mask)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         (offsets, mask), rows, (is_mean,) = saved(ctx), ctx.call.shape[-2], ctx.call.arguments
         return segment_shares(arriving, offsets, mask, rows, is_mean), None, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return segment_sums(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
-
-class SegmentShares(torch.autograd.Function):
+class SegmentShares(LinearFunction):
     """Each row's share of what arrives at its set. It is linear, and its gradient is
     ``segment_sums``.
     """
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, offsets: Any, mask: Any, call: Below) -> Any:
-        save(ctx, call, offsets, mask)
-        return call.run(input_gradient, offsets, mask)
-
-    @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         (offsets, mask), (_rows, is_mean) = saved(ctx), ctx.call.arguments
         return segment_sums(arriving, offsets, mask, is_mean), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return segment_shares(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 class SegmentMaxima(torch.autograd.Function):
@@ -64,7 +46,7 @@ class SegmentMaxima(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, offsets: Any, mask: Any, call: Below
+        ctx: Any, input: Tensor, call: Below, offsets: Any, mask: Any
     ) -> tuple[Tensor, Tensor]:
         values, indices = call.run(input, offsets, mask)
         save(ctx, call, indices, offsets)

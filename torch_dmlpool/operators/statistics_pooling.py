@@ -19,7 +19,7 @@ class Statistics(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Any, call: Below) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Below, mask: Any) -> tuple[Tensor, Tensor]:
         mean, deviation = call.run(input, mask)
         save(ctx, call, input, mask, mean, deviation)
         return mean, deviation

@@ -11,20 +11,15 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.operators.derivatives import Gradients, save, saved
-from torch_dmlpool.operators.registration import Below, Operator, one_by_one
+from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, saved
+from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.window import Sizes, Window
 
 
-class MaxPoolingGradFromTaps(torch.autograd.Function):
+class MaxPoolingGradFromTaps(LinearFunction):
     """What arrives at each window, at its winner. It is linear, and its gradient is
     ``max_pooling_gather``.
     """
-
-    @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, taps: Tensor, call: Below) -> Any:
-        save(ctx, call, taps)
-        return call.run(input_gradient, taps)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -32,30 +27,17 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
         window = call.arguments[1]
         return max_pooling_gather_op(call.sharded(arriving), taps, window), None, None
 
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return max_pooling_grad_from_taps_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
-
-class MaxPoolingGather(torch.autograd.Function):
+class MaxPoolingGather(LinearFunction):
     """The element at each window's winner. It is linear, and its gradient is
     ``max_pooling_grad_from_taps``.
     """
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, taps: Tensor, call: Below) -> Any:
-        save(ctx, call, taps)
-        return call.run(input, taps)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (taps,) = ctx.call, saved(ctx)
         request = call.shape[2:], *call.arguments, call.channels_last
         return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sizes, window: Window) -> list[int]:
