@@ -437,8 +437,13 @@ def signed(tensor: Tensor) -> Tensor:
 
 def widened(tensor: Tensor) -> Tensor:
     """``tensor`` in the type that sums are computed in: float32 for half precision (rule A4)."""
-    is_half = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2
-    return tensor.float() if is_half else tensor
+    wide = sum_type(tensor.dtype)
+    return tensor if wide is tensor.dtype else tensor.to(wide)
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """The data type in which sums of elements of ``dtype`` are computed (rule A4)."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def lowest(dtype: torch.dtype) -> float:

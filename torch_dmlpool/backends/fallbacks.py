@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch_dmlpool.backends import reference
+
 SWITCH = "TORCH_DMLPOOL_TRITON"
 """An environment variable. If it is ``0``, plain PyTorch pools GPU tensors."""
 
@@ -51,27 +53,25 @@ def is_turned_off() -> bool:
     return os.environ.get(SWITCH) == "0"
 
 
-def or_reference(alternative: Callable[..., Any]) -> Callable[[_Function], _Function]:
+def or_reference(function: _Function) -> _Function:
     """Decorate a function of the Triton backend: if there is no kernel, or it cannot be compiled,
-    the reference's ``alternative`` is called. It knows no masks: under one NoKernelError is raised.
+    the reference's function of that name is called. It knows no masks: under one NoKernelError is
+    raised.
     """
 
-    def wrapped(function: _Function) -> _Function:
-        @functools.wraps(function)
-        def guarded(*args: Any, **under: Any) -> Any:
-            try:
-                return function(*args, **under)
-            except NoKernelError:
-                pass
-            except KernelError as error:
-                warn(str(error))
-            if under:
-                raise NoKernelError
-            return alternative(*args)
+    @functools.wraps(function)
+    def guarded(*args: Any, **under: Any) -> Any:
+        try:
+            return function(*args, **under)
+        except NoKernelError:
+            pass
+        except KernelError as error:
+            warn(str(error))
+        if under:
+            raise NoKernelError
+        return getattr(reference.BACKEND, function.__name__)(*args)
 
-        return guarded  # type: ignore[return-value]
-
-    return wrapped
+    return guarded  # type: ignore[return-value]
 
 
 def warn(why: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu
-from torch_dmlpool.backends import reference, reference_rows
+from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
@@ -145,13 +145,13 @@ def _in_turn(
     launch(launches[-1], *sources, *results, *numbers)
 
 
-@or_reference(reference.max_pooling)
+@or_reference
 def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Tensor:
     """Values alone (rules M1 to M3)."""
     return _maxima(input, window, None, mask)[0]
 
 
-@or_reference(reference.max_pooling_with_taps)
+@or_reference
 def max_pooling_with_taps(input: Tensor, window: Window, mask: Tensor | None = None) -> Pair:
     """Values, and the number of each winning tap inside its window (rule M6). The winner of a
     window without an element is in the padding or masked.
@@ -159,7 +159,7 @@ def max_pooling_with_taps(input: Tensor, window: Window, mask: Tensor | None = N
     return _maxima(input, window, tensors.tap_dtype(window.taps), mask)
 
 
-@or_reference(reference.max_pooling_with_indices)
+@or_reference
 def max_pooling_with_indices(
     input: Tensor,
     windows: AnyWindow,
@@ -192,8 +192,7 @@ def _maxima(
     has_codes, uses_asm = code_dtype is not None, dtype in _WITH_ASM and runs_ptx(input)
     kept, strides = _bytes_of(mask, input)
     kind = input.shape, input.stride(), (dtype, code_dtype, kind_of(kept)), is_aligned(input)
-    options = None, None, False, uses_asm, False, None, strides
-    plan = planned("max_launches", (has_codes,), windows, *kind, *options)
+    plan = planned("max_launches", (has_codes,), windows, *kind, asm=uses_asm, mask=strides)
     values = new(input, plan, dtype)
     codes = values if code_dtype is None else new(input, plan, code_dtype)
     if plan.kernel == "max_pooling.max_tile":
@@ -225,7 +224,7 @@ def _bytes_of(mask: Tensor | None, input: Tensor) -> tuple[Tensor, Ints]:
 _WITH_ASM = {torch.float16, torch.bfloat16, torch.float32}
 
 
-@or_reference(reference.max_pooling_indices)
+@or_reference
 def max_pooling_indices(
     taps: Tensor,
     spatial_sizes: Sizes,
@@ -247,7 +246,7 @@ def max_pooling_indices(
     return result
 
 
-@or_reference(reference.max_pooling_grad_from_taps)
+@or_reference
 def max_pooling_grad_from_taps(
     input_gradient: Tensor,
     taps: Tensor,
@@ -274,12 +273,12 @@ def max_pooling_grad_from_taps(
         launch(plan.launches[0], source, taps, gradient)
     elif plan.launches:
         left = taps.new_empty(0)  # the last pass leaves no taps
-        between = _sum_type(source.dtype), taps.dtype
+        between = tensors.sum_type(source.dtype), taps.dtype
         _in_turn(plan.launches, (source, taps), (gradient, left), between)
     return gradient
 
 
-@or_reference(reference.average_pooling)
+@or_reference
 def average_pooling(
     input: Tensor,
     windows: AnyWindow,
@@ -291,7 +290,7 @@ def average_pooling(
     return _averages(input, None, windows, include_padding, divisor, mask=mask)
 
 
-@or_reference(reference.average_pooling_grad)
+@or_reference
 def average_pooling_grad(
     input_gradient: Tensor,
     spatial_sizes: Sizes,
@@ -303,7 +302,7 @@ def average_pooling_grad(
     return _averages(input_gradient, tuple(spatial_sizes), windows, include_padding, divisor)
 
 
-@or_reference(reference.quantized_averages)
+@or_reference
 def quantized_averages(
     input: Tensor,
     parameters: tuple[Parameter, ...],
@@ -351,14 +350,14 @@ def _averages(
             launch(plan.launches[0], source, source, target)
         else:
             is_quantized = not source.is_floating_point()
-            summed = torch.int32 if is_quantized else _sum_type(source.dtype)
+            summed = torch.int32 if is_quantized else tensors.sum_type(source.dtype)
             # Under a mask the next launch reads how many elements each sum has.
             between = (summed,) if mask is None else (summed, torch.int32)
             _in_turn(plan.launches, (source, kept), (target, target), between, parameters)
     return target
 
 
-@or_reference(reference_rows.segment_sums)
+@or_reference
 def segment_sums(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
 ) -> Tensor:
@@ -366,7 +365,7 @@ def segment_sums(
     return _combined(input, offsets, mask, int(is_mean))[0]
 
 
-@or_reference(reference_rows.segment_maxima)
+@or_reference
 def segment_maxima(
     input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
 ) -> Pair:
@@ -396,11 +395,6 @@ def _combined(input: Tensor, offsets: Tensor | None, mask: Tensor | None, operat
         options = operation, is_ragged, mask is not None
         launch(planned_sets(sizes, tuple(map(kind_of, tensors)), options), *tensors)
     return values, winners
-
-
-def _sum_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which sums of floats are computed (rule A4)."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 BACKEND = Backend.of("triton", reference.BACKEND._asdict() | globals() | {"reads_masks": True})

@@ -42,10 +42,6 @@ CHEAPEST_CALL = 2**14
 """The taps, of all windows together, that an expression on a CPU reads in less time than a call
 takes, in whatever layout."""
 
-_SUM_TYPES = {
-    dtype: torch.float32 if dtype.itemsize == 2 else dtype for dtype in tensors.FLOAT_TYPES
-}
-
 
 def _results() -> list[tuple[list[Any], torch.dtype]]:
     """Sizes and data types of what the operator being lowered returns, from its fake
@@ -259,7 +255,7 @@ def _average_pooling(
     input: TensorBox, include_padding: bool, divisor_override: Any, **window: Any
 ) -> TensorBox | None:
     sizes, (outputs, dtype) = input.get_size()[2:], _results()[0]
-    wide, is_on_cpu = _SUM_TYPES[dtype], input.get_device_or_error().type == "cpu"
+    wide, is_on_cpu = tensors.sum_type(dtype), input.get_device_or_error().type == "cpu"
     covered = _covered(input, sizes, window)
     if covered and divisor_override is None and not (is_on_cpu and wide is torch.float64):
         # On a CPU Inductor adds elements one after another, which float64 alone does exactly enough
@@ -287,7 +283,7 @@ def _average_pooling_grad(
     divisor_override: Any,
     **window: Any,
 ) -> TensorBox | None:
-    load, wide = input_gradient.make_loader(), _SUM_TYPES[input_gradient.get_dtype()]
+    load, wide = input_gradient.make_loader(), tensors.sum_type(input_gradient.get_dtype())
     count = divisor_override or math.prod(window["window_size"])
 
     def share(place: Sequence[Any], _number_of_tap: Any) -> Any:

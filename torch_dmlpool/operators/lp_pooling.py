@@ -98,7 +98,7 @@ def prepared_lp_pooling(
     """The call of norms for plain tensors that lie as ``like``."""
     if not tensors.is_dense(like):
         return None
-    dtype = like.dtype if p == math.inf or like.dtype.itemsize > 2 else torch.float32
+    dtype = like.dtype if p == math.inf else tensors.sum_type(like.dtype)
     powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
     pool = (
         prepared_max_pooling(powers, backend, window)
