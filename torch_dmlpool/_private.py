@@ -10,83 +10,72 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-
-# unpacks a tensor of forward mode, whatever transforms have wrapped it
-from torch import _VF as _VF
-from torch import Tensor
-
-# a condition that a compiled graph checks where it runs, without waiting for a GPU
-from torch import _assert_async as _assert_async
-
-# whether a tensor is a wrapper of functionalization, which has no memory
-from torch import _is_functional_tensor as _is_functional_tensor
-
-# inside, neither modes nor subclasses of functions see anything
-from torch._C import DisableTorchFunction as DisableTorchFunction
-
-# whether torch.func or vmap is at work, and has to see an operator
-from torch._C import _are_functorch_transforms_active as _are_functorch_transforms_active
-
-# calls an operator again below its implementation for autograd
-from torch._C import _AutoDispatchBelowAutograd as _AutoDispatchBelowAutograd
-
-# the ``__torch_function__`` of subclasses that override no function
-from torch._C import _disabled_torch_function_impl as _disabled_torch_function_impl
-
-# the keys that a thread includes in every call, by which graphs that are traced above autograd show
-from torch._C import _dispatch_tls_local_include_set as _dispatch_tls_local_include_set
-
-# whether a tensor has memory of its own: a wrapper that has outlived its transform does not
-from torch._C import _has_storage as _has_storage
-
-# whether subclasses may override functions here
-from torch._C import _is_torch_function_enabled as _is_torch_function_enabled
-
-# whether torch.jit's tracer records
-from torch._C import _is_tracing as _is_tracing
-
-# whether a mode, such as that of fake tensors, has to see an operator
-from torch._C import _len_torch_dispatch_stack as _len_torch_dispatch_stack
-
-# whether a mode of functions is entered, as where graphs are traced
-from torch._C import _len_torch_function_stack as _len_torch_function_stack
+from torch import (
+    # unpacks a tensor of forward mode, whatever transforms have wrapped it
+    _VF,
+    Tensor,
+    # a condition that a compiled graph checks where it runs, without waiting for a GPU
+    _assert_async,
+    # whether a tensor is a wrapper of functionalization, which has no memory
+    _is_functional_tensor,
+)
+from torch._C import (
+    # inside, neither modes nor subclasses of functions see anything
+    DisableTorchFunction,
+    # whether torch.func or vmap is at work, and has to see an operator
+    _are_functorch_transforms_active,
+    # calls an operator again below its implementation for autograd
+    _AutoDispatchBelowAutograd,
+    # the ``__torch_function__`` of subclasses that override no function
+    _disabled_torch_function_impl,
+    # the keys that a thread includes in every call, by which graphs that are traced above autograd
+    # show
+    _dispatch_tls_local_include_set,
+    # whether a tensor has memory of its own: a wrapper that has outlived its transform does not
+    _has_storage,
+    # whether subclasses may override functions here
+    _is_torch_function_enabled,
+    # whether torch.jit's tracer records
+    _is_tracing,
+    # whether a mode, such as that of fake tensors, has to see an operator
+    _len_torch_dispatch_stack,
+    # whether a mode of functions is entered, as where graphs are traced
+    _len_torch_function_stack,
+)
 
 # lets an autograd function be applied at a single level while torch.func is at work
-from torch._functorch.autograd_function import (
-    enable_single_level_autograd_function as enable_single_level_autograd_function,
-)
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 
 # what torch.compile and torch.export trace a graph in
-from torch._guards import TracingContext as TracingContext
+from torch._guards import TracingContext
 
 # the type of torch.ops.dmlpool.max_pooling.default
-from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverload
 
 # the memory format of results, by a tensor's strides
-from torch._prims_common import suggest_memory_format as suggest_memory_format
-
-# how many levels of forward mode are entered: a global of this module, which changes
-from torch.autograd import forward_ad as forward_ad
-
-# whether a profiler runs: a global of this module, which changes
-from torch.autograd import profiler as profiler
+from torch._prims_common import suggest_memory_format
+from torch.autograd import (
+    # how many levels of forward mode are entered: a global of this module, which changes
+    forward_ad,
+    # whether a profiler runs: a global of this module, which changes
+    profiler,
+)
 
 # switches forward mode on again below an operator's implementation for autograd
-from torch.autograd.forward_ad import _set_fwd_grad_enabled as _set_fwd_grad_enabled
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 # lets the code of a graph import a function
-from torch.fx.graph import _register_custom_builtin as _register_custom_builtin
-
-# PyTorch's layers for one, two and three dimensions: adaptive maxima, and minima that are like them
-from torch.nn.modules.pooling import _AdaptiveMaxPoolNd as _AdaptiveMaxPoolNd
-
-# maxima, and minima that are like them
-from torch.nn.modules.pooling import _MaxPoolNd as _MaxPoolNd
+from torch.fx.graph import _register_custom_builtin
+from torch.nn.modules.pooling import (
+    # PyTorch's layers for one, two and three dimensions: adaptive maxima, and minima that are like
+    # them
+    _AdaptiveMaxPoolNd,
+    # maxima, and minima that are like them
+    _MaxPoolNd,
+)
 
 # the modes of functions that are entered
-from torch.overrides import (
-    _get_current_function_mode_stack as _get_current_function_mode_stack,
-)
+from torch.overrides import _get_current_function_mode_stack
 
 # whether a tensor is made of zeros that PyTorch has not written
 _is_zerotensor = Tensor._is_zerotensor

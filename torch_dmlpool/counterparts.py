@@ -45,7 +45,7 @@ def arguments_of(family: str, window: Window, sizes: Sequence[Any] = ()) -> Any:
     not. No window may step over the whole input: such windows mean something else.
     """
     refuses_small = window.rank == 3 and family != "max_pool"
-    for axis, size in zip(window.axes, sizes or (None,) * window.rank, strict=True):
+    for axis, size in window.along(sizes or (None,) * window.rank):
         pad = axis.start_padding
         numbers = axis.window, axis.stride, pad, axis.end_padding, axis.dilation
         if any(type(number) is not int for number in numbers):
@@ -84,9 +84,9 @@ def for_onnx(window: Window, sizes: Sequence[Any], include_padding: bool = False
         return None
     counts_padding = include_padding and any(pads)
     if window.axes[0].ceil_mode:
-        along = list(zip(window.axes, sizes, strict=True))
+        along = list(window.along(sizes))
         plain = Window.directml(window.rank, *window.arguments[:-1])
-        pairs = zip(plain.axes, along, strict=True)
+        pairs = plain.along(along)
         if all(
             type(size) is int and one.output_size(size) == axis.output_size(size)
             for one, (axis, size) in pairs

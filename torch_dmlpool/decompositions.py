@@ -1,5 +1,6 @@
 """Decompositions of the operators into ATen's, for programs that run without this package."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -141,8 +142,7 @@ def _averages(
     input: Tensor, window: Window, include_padding: bool, divisor: int | None
 ) -> Tensor | None:
     rank = window.rank
-    pairs = zip(window.axes, input.shape[2:], strict=True)
-    if divisor is None and all(covers(axis, size) for axis, size in pairs):
+    if divisor is None and all(itertools.starmap(covers, window.along(input.shape[2:]))):
         mean = _ATEN.mean.dim(input, [*range(-1, -rank - 1, -1)], True)
         return tensors.laid_out_like(mean, input)
     arguments = aten.arguments_of("avg_pool", window, input.shape[2:])

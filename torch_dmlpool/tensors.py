@@ -33,6 +33,8 @@ from torch_dmlpool.window import check_flag as check_flag
 
 # A new data type also goes into _TYPES of inductor/lowerings.py, _pooled_type of onnx/operators.py
 # and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
+# A bool tensor that leaves out the elements where it is False.
+Mask: TypeAlias = Tensor | None
 # Maxima and what numbers their winners, or means and deviations.
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
@@ -136,7 +138,7 @@ def check_sizes(
         )
 
 
-def checked_mask(mask: Tensor | None, input: Tensor, leading: int = 2) -> Tensor | None:
+def checked_mask(mask: Mask, input: Tensor, leading: int = 2) -> Mask:
     """``mask`` with as many dimensions as ``input``, if there is one (rule K1). ``leading`` is how
     many of the input's dimensions come before the spatial ones.
     """

@@ -189,6 +189,10 @@ class Window:
             0
         ].ceil_mode
 
+    def along(self, entries: Iterable[Any]) -> Iterable[tuple[Axis, Any]]:
+        """Each axis with its entry, such as the input's size."""
+        return zip(self.axes, entries, strict=True)
+
     def output_sizes(self, sizes: Sizes) -> Ints:
         """Spatial sizes of the output for an input of spatial ``sizes``; an error if the window
         does not fit into them (rule G5).

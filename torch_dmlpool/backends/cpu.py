@@ -35,7 +35,7 @@ from torch_dmlpool.backends.problems import (
     quantization,
     remembered_problem,
 )
-from torch_dmlpool.tensors import Pair, in_format, lowest
+from torch_dmlpool.tensors import Mask, Pair, in_format, lowest
 from torch_dmlpool.window import Sizes, Window
 
 
@@ -49,7 +49,7 @@ def _filled(
     function: Any,
     problem: CpuProblem,
     *operands: Tensor,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     fill: float = 0,
     more: tuple[int | None, ...] = (),
 ) -> Tensor:
@@ -114,7 +114,7 @@ class Averages:
         self.request = windows, include_padding, divisor
         self.problem = problem_of(kind, windows, (include_padding, divisor))
 
-    def run(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+    def run(self, input: Tensor, mask: Mask = None) -> Tensor:
         problem, pool = self.problem, library.dmlpool_average_pooling
         output = _new(problem.output_sizes, problem.output_strides, problem.dtype)
         if mask is not None or not problem.is_ready:
@@ -126,7 +126,7 @@ class Averages:
 
     record = run
 
-    def gradient(self, arriving: Tensor, mask: Tensor | None = None) -> Tensor:
+    def gradient(self, arriving: Tensor, mask: Mask = None) -> Tensor:
         problem, spread = self.problem, library.dmlpool_average_pooling_grad
         dtype = problem.dtype
         output = _new(problem.sizes, problem.strides, dtype)
@@ -165,7 +165,7 @@ class Maxima:
         self.with_taps: CpuProblem | None = None
         self.back: CpuProblem | None = None
 
-    def run(self, input: Tensor, mask: Tensor | None = None) -> Any:
+    def run(self, input: Tensor, mask: Mask = None) -> Any:
         windows, index_dtype, per_plane = self.request
         problem = self.problem
         if problem is None:
@@ -176,7 +176,7 @@ class Maxima:
         values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
         return _maximal(values, problem, input, mask, None)
 
-    def record(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
+    def record(self, input: Tensor, mask: Mask = None) -> tuple[Tensor, ...]:
         windows, index_dtype, per_plane = self.request
         if self.with_taps is None:
             self.with_taps = problem_of(self.kind, windows, None, None, (None, TAPS))
@@ -187,7 +187,7 @@ class Maxima:
         indices = max_pooling_indices(taps, sizes, windows, index_dtype, per_plane)
         return values, indices, taps
 
-    def gradient(self, arriving: Tensor, taps: Tensor, mask: Tensor | None = None) -> Tensor:
+    def gradient(self, arriving: Tensor, taps: Tensor, mask: Mask = None) -> Tensor:
         back, dtype = self.back, self.kind.dtype
         if back is None:
             back = self.with_taps  # the same, unless it is of a wider type
@@ -224,11 +224,11 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     return _filled(output, library.dmlpool_masked, problem, input, mask=mask, fill=fill)
 
 
-def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Any:
+def max_pooling(input: Tensor, window: Window, mask: Mask = None) -> Any:
     return _maxima(kind_of(input), window).run(input, mask)
 
 
-def max_pooling_with_taps(input: Tensor, window: Window, mask: Tensor | None = None) -> Any:
+def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> Any:
     """Maxima and the taps of their winners. The winner of a window without an element is in the
     padding or masked.
     """
@@ -240,7 +240,7 @@ def max_pooling_with_indices(
     windows: AnyWindow,
     index_dtype: torch.dtype,
     per_plane: bool,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Any:
     return _maxima(kind_of(input), windows, index_dtype, per_plane).run(input, mask)
 
@@ -251,7 +251,7 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
 
 
 def _maximal(
-    values: Tensor, problem: CpuProblem, input: Tensor, mask: Tensor | None, winners: int | None
+    values: Tensor, problem: CpuProblem, input: Tensor, mask: Mask, winners: int | None
 ) -> Tensor:
     """``values`` filled with the maxima of a problem; ``winners`` is where their numbers go."""
     pool = library.dmlpool_max_pooling
@@ -264,7 +264,7 @@ def _maximal(
     return values
 
 
-def _with_winners(input: Tensor, problem: CpuProblem, mask: Tensor | None = None) -> Pair:
+def _with_winners(input: Tensor, problem: CpuProblem, mask: Mask = None) -> Pair:
     """The maxima of a problem and the numbers of their winners."""
     source = input if problem.wider is None else input.to(problem.wider)
     sizes, strides = problem.output_sizes, problem.output_strides
@@ -298,7 +298,7 @@ def max_pooling_grad_from_taps(
     spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
     pool = _maxima(_input_of(input_gradient, spatial_sizes, channels_last), window)
@@ -370,7 +370,7 @@ def average_pooling(
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Any:
     """Averages of windows or bins."""
     return _averages(kind_of(input), windows, include_padding, divisor).run(input, mask)
@@ -382,7 +382,7 @@ def average_pooling_grad(
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Any:
     """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
     is_last = tensors.is_channels_last(input_gradient)

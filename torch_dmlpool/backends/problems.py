@@ -139,7 +139,7 @@ def _axes_of(window: AnyWindow, sizes: Sizes) -> tuple[Sizes, list[_Axis], list[
         axes = [(size, count, 0, max(1, size // max(1, count)), 0, 1) for size, count in pairs]
         return window, axes, [0] * len(axes)
     outputs, axes, ends = [], [], []
-    for axis, size in zip(window.axes, sizes, strict=True):
+    for axis, size in window.along(sizes):
         count = axis.output_size(size)
         taps, stride, start, end, dilation, _ = axis
         outputs.append(count)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED, Pair, lowest, widened
+from torch_dmlpool.tensors import SIGNED, Mask, Pair, lowest, widened
 from torch_dmlpool.window import ArgumentError
 
 
@@ -31,7 +31,7 @@ def check_offsets(offsets: Tensor, rows: int) -> None:
         )
 
 
-def _set_numbers(offsets: Tensor, mask: Tensor | None, rows: int) -> Tensor:
+def _set_numbers(offsets: Tensor, mask: Mask, rows: int) -> Tensor:
     """The number of each row's set; one more than there are sets for rows in none of them."""
     check_offsets(offsets, rows)
     sets = offsets.shape[0] - 1
@@ -49,7 +49,7 @@ def _counts(numbers: Tensor, sets: int) -> Tensor:
     return count[:sets, None]
 
 
-def _count(like: Tensor, length: int, mask: Tensor | None) -> Tensor:
+def _count(like: Tensor, length: int, mask: Mask) -> Tensor:
     """How many of the rows of each sample, or of the elements of each plane, are kept: ``(N, 1)``,
     or ``(1, 1)`` without a mask.
     """
@@ -58,14 +58,12 @@ def _count(like: Tensor, length: int, mask: Tensor | None) -> Tensor:
     return mask.sum(-1, keepdim=True)
 
 
-def _kept(tensor: Tensor, mask: Tensor | None, dim: int, fill: float = 0) -> Tensor:
+def _kept(tensor: Tensor, mask: Mask, dim: int, fill: float = 0) -> Tensor:
     """``tensor`` where the mask, which lacks the dimension ``dim``, is True, else ``fill``."""
     return tensor if mask is None else torch.where(mask.unsqueeze(dim), tensor, fill)
 
 
-def segment_sums(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
-) -> Tensor:
+def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     wide = widened(input)
     if offsets is None:
@@ -83,7 +81,7 @@ def segment_sums(
 def segment_shares(
     arriving: Tensor,
     offsets: Tensor | None,
-    mask: Tensor | None,
+    mask: Mask,
     rows: int,
     is_mean: bool,
     indices: Tensor | None = None,
@@ -104,9 +102,7 @@ def segment_shares(
     return _kept(spread, mask, -1).contiguous()
 
 
-def segment_maxima(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
-) -> Pair:
+def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     source = _turned(ordered(input), are_minima)
     if offsets is None:
@@ -116,7 +112,7 @@ def segment_maxima(
     return _unordered(values, input.dtype, are_minima), indices
 
 
-def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Tensor | None) -> Pair:
+def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Mask) -> Pair:
     (rows, channels), sets = ordered.shape, offsets.shape[0] - 1
     places = _set_numbers(offsets, mask, rows)[:, None].expand(ordered.shape)
     most = ordered.new_full((sets + 1, channels), lowest(ordered.dtype))
@@ -130,7 +126,7 @@ def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Tensor | None) -> Pair:
     return most[:sets].clone(), torch.where(first == rows, -1, first)[:sets]
 
 
-def _token_maxima(ordered: Tensor, mask: Tensor | None) -> Pair:
+def _token_maxima(ordered: Tensor, mask: Mask) -> Pair:
     """Maxima of each sample. PyTorch's are the first of equal elements, and the first NaN."""
     least = lowest(ordered.dtype)
     if ordered.shape[-2] == 0:
@@ -189,7 +185,7 @@ def _unordered(ordered: Tensor, dtype: torch.dtype, is_turned: bool) -> Tensor:
     return ordered
 
 
-def _distances(input: Tensor, mask: Tensor | None, mean: Tensor) -> Tensor:
+def _distances(input: Tensor, mask: Mask, mean: Tensor) -> Tensor:
     return _kept(_kept(input, mask, 1) - mean.unsqueeze(-1), mask, 1)
 
 
@@ -200,7 +196,7 @@ def _sloped(values: Tensor, deviation: Tensor, count: Tensor, correction: int) -
     return torch.where(is_spread, values, 0) / divisor
 
 
-def statistics(input: Tensor, mask: Tensor | None, correction: int) -> Pair:
+def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
     wide, count = widened(input), _count(input, input.shape[-1], mask)
     mean = _kept(wide, mask, 1).sum(-1) / count.clamp(min=1)
@@ -214,7 +210,7 @@ def statistics_grad(
     of_mean: Tensor,
     of_deviation: Tensor,
     input: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     mean: Tensor,
     deviation: Tensor,
     correction: int,
@@ -232,7 +228,7 @@ def statistics_grad(
 def statistics_tangent(
     direction: Tensor,
     input: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     mean: Tensor,
     deviation: Tensor,
     correction: int,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
-from torch_dmlpool.tensors import FLOAT_TYPES, Pair
+from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Pair
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -66,9 +66,7 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def segment_sums(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
-) -> Tensor:
+def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     rows = _in_rows(input)
     output, divisor = rows.new_empty(_sets(rows, offsets)), int(not is_mean)
@@ -77,9 +75,7 @@ def segment_sums(
     return output
 
 
-def segment_maxima(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
-) -> Pair:
+def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
         return reference_rows.segment_maxima(input, offsets, mask, are_minima)
@@ -95,7 +91,7 @@ def segment_maxima(
 def segment_shares(
     arriving: Tensor,
     offsets: Tensor | None,
-    mask: Tensor | None,
+    mask: Mask,
     rows: int,
     is_mean: bool,
     indices: Tensor | None = None,
@@ -120,7 +116,7 @@ def _as_kernels_read(input: Tensor) -> Pair:
     return input, input.as_strided((n, w, c), (c * w, 1, w))
 
 
-def statistics(input: Tensor, mask: Tensor | None, correction: int) -> Pair:
+def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
     input, rows = _as_kernels_read(input)
     results = input.new_empty(input.shape[:2]), input.new_empty(input.shape[:2])
@@ -133,7 +129,7 @@ def statistics_grad(
     of_mean: Tensor,
     of_deviation: Tensor,
     input: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     mean: Tensor,
     deviation: Tensor,
     correction: int,

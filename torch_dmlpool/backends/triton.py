@@ -20,7 +20,7 @@ from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.tensors import Pair
+from torch_dmlpool.tensors import Mask, Pair
 from torch_dmlpool.window import Arguments, Ints, Sizes, Window
 
 
@@ -146,13 +146,13 @@ def _in_turn(
 
 
 @or_reference
-def max_pooling(input: Tensor, window: Window, mask: Tensor | None = None) -> Tensor:
+def max_pooling(input: Tensor, window: Window, mask: Mask = None) -> Tensor:
     """Values alone (rules M1 to M3)."""
     return _maxima(input, window, None, mask)[0]
 
 
 @or_reference
-def max_pooling_with_taps(input: Tensor, window: Window, mask: Tensor | None = None) -> Pair:
+def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> Pair:
     """Values, and the number of each winning tap inside its window (rule M6). The winner of a
     window without an element is in the padding or masked.
     """
@@ -165,7 +165,7 @@ def max_pooling_with_indices(
     windows: AnyWindow,
     index_dtype: torch.dtype,
     per_plane: bool,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pair:
     """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
     if not isinstance(windows, Window):  # the kernels make positions of bins, and taps of windows
@@ -182,7 +182,7 @@ def _maxima(
     input: Tensor,
     windows: AnyWindow,
     code_dtype: torch.dtype | None,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pair:
     """Values, and the winning taps of a window or the positions of bins, of ``code_dtype``. Without
     one no numbers are computed: the values stand in for them, as kernels take a pointer in any
@@ -209,7 +209,7 @@ def _maxima(
     return values, codes
 
 
-def _bytes_of(mask: Tensor | None, input: Tensor) -> tuple[Tensor, Ints]:
+def _bytes_of(mask: Mask, input: Tensor) -> tuple[Tensor, Ints]:
     """A mask as the kernels read it, which they do not touch without one: bytes of all samples and
     positions, as dense as the input's results. Its strides are 0 along a dimension of size 1.
     """
@@ -284,7 +284,7 @@ def average_pooling(
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Averages (rules A1 to A5)."""
     return _averages(input, None, windows, include_padding, divisor, mask=mask)
@@ -325,7 +325,7 @@ def _averages(
     divisor: int | None,
     dtype: torch.dtype | None = None,
     parameters: Arguments = (0, 0, 0, 0),
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Run one averaging plan, of a window or bins: forward if ``input_sizes`` is None, else the
     gradient of an input of these sizes; quantized by ``parameters`` if a ``dtype`` is given.
@@ -358,24 +358,20 @@ def _averages(
 
 
 @or_reference
-def segment_sums(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, is_mean: bool
-) -> Tensor:
+def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     return _combined(input, offsets, mask, int(is_mean))[0]
 
 
 @or_reference
-def segment_maxima(
-    input: Tensor, offsets: Tensor | None, mask: Tensor | None, are_minima: bool
-) -> Pair:
+def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in tensors.FLOAT_TYPES:
         raise NoKernelError
     return _combined(input, offsets, mask, 2 + are_minima)
 
 
-def _combined(input: Tensor, offsets: Tensor | None, mask: Tensor | None, operation: int) -> Pair:
+def _combined(input: Tensor, offsets: Tensor | None, mask: Mask, operation: int) -> Pair:
     """The results of sets, and their rows if ``operation`` has them; else the results again."""
     is_ragged = offsets is not None
     if offsets is None:  # samples are sets of equally many rows, one after the other

@@ -28,7 +28,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.inductor.setting import is_lowering
-from torch_dmlpool.window import Function, Sizes, Window
+from torch_dmlpool.window import Axis, Function, Sizes, Window
 
 MOST_TAPS, MOST_FUSED_TAPS = 4, 9
 """The most taps of a window that is an expression on a GPU and in training, and of one whose input
@@ -77,36 +77,33 @@ def _tree(terms: Sequence[Any]) -> Any:
     return ops.add(_tree(terms[:half]), _tree(terms[half:]))
 
 
-def _fused(x: TensorBox, outputs: Sequence[Any], window: dict[str, Any]) -> Window | None:
-    """The window if an expression, with what fusing saves, takes less time than the operator; its
-    numbers are known, and none of its windows may lie in padding alone.
+def _is_faster(x: TensorBox, outputs: Sequence[Any], window: Window) -> bool:
+    """Whether an expression, with what fusing saves, takes less time than the operator; the
+    window's numbers are known then, and none of the windows may lie in padding alone.
 
     On a CPU Inductor makes vectors of channels that lie innermost, as they do after a convolution.
     """
-    *lists, _ceil_mode = window.values()
-    numbers = itertools.chain(*lists)
+    numbers = itertools.chain(*(axis[:-1] for axis in window.axes))
     if x.get_dtype() not in tensors.FLOAT_TYPES or not all(
         type(each) is int and each >= 0 for each in numbers
     ):
-        return None
-    small = Window.directml(len(lists[0]), *window.values())
-    if small.taps > MOST_FUSED_TAPS or any(axis.may_be_empty(None) for axis in small.axes):
-        return None
+        return False
+    if window.taps > MOST_FUSED_TAPS or any(axis.may_be_empty(None) for axis in window.axes):
+        return False
     if x.get_device_or_error().type == "cpu":
-        read = math.prod(outputs) * small.taps
+        read = math.prod(outputs) * window.taps
         node: Any = V.graph.current_node.args[0]
-        is_faster = (
+        return (
             V.graph.sizevars.statically_known_leq(read, CHEAPEST_CALL)
             or (len(outputs) == 4 and node in V.graph.nodes_prefer_channels_last)
             or tensors.is_channels_last(node.meta["val"])
         )
-        return small if is_faster else None
-    if small.taps > MOST_TAPS:
-        if any(axis.window > axis.stride == 1 for axis in small.axes):
-            return None
+    if window.taps > MOST_TAPS:
+        if any(axis.window > axis.stride == 1 for axis in window.axes):
+            return False
         x.realize_hint()  # stores what reads several tensors
-        return small if isinstance(getattr(x.data, "data", None), Pointwise) else None
-    return small
+        return isinstance(getattr(x.data, "data", None), Pointwise)
+    return True
 
 
 def _tiles(window: Window, sizes: Sequence[Any]) -> bool:
@@ -116,22 +113,19 @@ def _tiles(window: Window, sizes: Sequence[Any]) -> bool:
         and axis.dilation == 1
         and axis.start_padding == axis.end_padding == 0
         and V.graph.sizevars.statically_known_multiple_of(size, axis.window)
-        for axis, size in zip(window.axes, sizes, strict=True)
+        for axis, size in window.along(sizes)
     )
 
 
-def _covered(x: TensorBox, sizes: Sequence[Any], window: dict[str, Any]) -> list[int]:
+def _covered(x: TensorBox, sizes: Sequence[Any], window: Window) -> list[int]:
     """The dimensions that the window covers where it leaves all others as they are; else none."""
-    paddings = *window["start_padding"], *window["end_padding"]
-    entries = zip(window["window_size"], window["strides"], window["dilations"], strict=True)
-    found, is_alone = [], x.get_dtype() in tensors.FLOAT_TYPES and not any(paddings)
-    for dimension, (size, (entry, stride, dilation)) in enumerate(
-        zip(sizes, entries, strict=True), 2
-    ):
-        if dilation == 1 and V.graph.sizevars.statically_known_equals(entry, size):
+    found, is_alone = [], x.get_dtype() in tensors.FLOAT_TYPES
+    for dimension, (axis, size) in enumerate(window.along(sizes), 2):
+        if axis.dilation == 1 and V.graph.sizevars.statically_known_equals(axis.window, size):
             found.append(dimension)
         else:
-            is_alone = is_alone and entry == stride == 1
+            is_alone = is_alone and axis.window == axis.stride == 1
+        is_alone = is_alone and axis.start_padding == axis.end_padding == 0
     return found if is_alone else []
 
 
@@ -148,7 +142,7 @@ def _taps_of(
 
     def tap_of(index: Sequence[Any], taps: Sizes) -> Any:
         place, conditions = list(index[:2]), []
-        for dimension, (axis, tap) in enumerate(zip(window.axes, taps, strict=True), 2):
+        for dimension, (axis, tap) in enumerate(window.along(taps), 2):
             offset, size = tap * axis.dilation - axis.start_padding, sizes[dimension]
             place.append(index[dimension] * axis.stride + offset)
             at = ops.index_expr(place[-1], torch.int64)
@@ -175,7 +169,7 @@ def _winner(taps: Sequence[Any]) -> Any:
     return winner
 
 
-def _max_pooling(input: TensorBox, **window: Any) -> Any:
+def _max_pooling(input: TensorBox, window: Window) -> Any:
     """Maxima and, where the operator returns them, the numbers of their taps."""
     sizes, (outputs, dtype), *numbers = input.get_size()[2:], *_results()
     covered = _covered(input, sizes, window)
@@ -183,10 +177,10 @@ def _max_pooling(input: TensorBox, **window: Any) -> Any:
         values = reduce_amax(input, covered, True)
         taps = [reduce_argmax(input, covered, True) for _ in numbers]
     else:
-        fused = _fused(input, outputs, window)
-        if fused is None or (numbers and not _tiles(fused, sizes)):
+        is_faster = _is_faster(input, outputs, window)
+        if not is_faster or (numbers and not _tiles(window, sizes)):
             return None
-        taps_of = _taps_of(input, outputs, fused, -math.inf)
+        taps_of = _taps_of(input, outputs, window, -math.inf)
         greatest = lambda index: functools.reduce(ops.maximum, taps_of(index))  # noqa: E731
         values = _pointwise(input, outputs, dtype, greatest)
         winner = lambda index: _winner(taps_of(index))  # noqa: E731
@@ -195,25 +189,24 @@ def _max_pooling(input: TensorBox, **window: Any) -> Any:
 
 
 def _gradient(
-    arriving: TensorBox, sizes: Sequence[Any], window: dict[str, Any], value: Function
+    arriving: TensorBox, sizes: Sequence[Any], window: Window, value: Function
 ) -> TensorBox | None:
     """The gradient where one window reads an element: ``value`` of the window's index and of the
     number of the tap that reads it (rule M6).
     """
     covered = _covered(arriving, sizes, window)
-    if not covered:
-        fused = _fused(arriving, arriving.get_size(), window)
-        if fused is None or not _tiles(fused, sizes):
-            return None
+    is_faster = covered or _is_faster(arriving, arriving.get_size(), window)
+    if not is_faster or not (covered or _tiles(window, sizes)):
+        return None
     arriving.realize_hint()
 
     def of_one_window(index: Sequence[Any]) -> Any:
         place, number = list(index[:2]), sympy.S.Zero
-        steps = zip(window["strides"], window["window_size"], strict=True)
-        for dimension, (stride, taps) in enumerate(steps, 2):
+        for dimension, axis in enumerate(window.axes, 2):
             at, is_covered = index[dimension], dimension in covered
-            place.append(sympy.S.Zero if is_covered else FloorDiv(at, stride))
-            number = number * taps + (at if is_covered else ModularIndexing(at, 1, stride))
+            place.append(sympy.S.Zero if is_covered else FloorDiv(at, axis.stride))
+            tap = at if is_covered else ModularIndexing(at, 1, axis.stride)
+            number = number * axis.window + tap
         return value(place, number)
 
     sizes, dtype = _results()[0]
@@ -224,8 +217,8 @@ def _max_pooling_grad_from_taps(
     input_gradient: TensorBox,
     taps: TensorBox,
     spatial_sizes: Sequence[Any],
+    window: Window,
     channels_last: bool,  # noqa: ARG001
-    **window: Any,
 ) -> TensorBox | None:
     load, winner_of = input_gradient.make_loader(), taps.make_loader()
 
@@ -252,7 +245,7 @@ def _counted(
 
 
 def _average_pooling(
-    input: TensorBox, include_padding: bool, divisor_override: Any, **window: Any
+    input: TensorBox, window: Window, include_padding: bool, divisor_override: Any
 ) -> TensorBox | None:
     sizes, (outputs, dtype) = input.get_size()[2:], _results()[0]
     wide, is_on_cpu = tensors.sum_type(dtype), input.get_device_or_error().type == "cpu"
@@ -262,15 +255,15 @@ def _average_pooling(
         # (rule E6). A GPU adds as a tree.
         exact = torch.float64 if is_on_cpu else None
         return to_dtype(mean(input, covered, True, dtype=exact), dtype)
-    fused = _fused(input, outputs, window)
-    if fused is None or any(axis.dilation > 1 for axis in fused.axes):
+    is_faster = _is_faster(input, outputs, window)
+    if not is_faster or any(axis.dilation > 1 for axis in window.axes):
         return None
-    taps_of, tiles = _taps_of(input, outputs, fused, 0.0), _tiles(fused, sizes)
-    counts_all = tiles or (include_padding and not window["ceil_mode"])
+    taps_of, tiles = _taps_of(input, outputs, window, 0.0), _tiles(window, sizes)
+    counts_all = tiles or (include_padding and not window.axes[0].ceil_mode)
 
     def average(index: Sequence[Any]) -> Any:
         total = _tree([ops.to_dtype(tap, wide) for tap in taps_of(index)])
-        count = fused.taps if counts_all else _counted(index, sizes, fused, include_padding)
+        count = window.taps if counts_all else _counted(index, sizes, window, include_padding)
         return ops.truediv(total, _number(divisor_override or count, wide))
 
     return _pointwise(input, outputs, dtype, average)
@@ -279,24 +272,28 @@ def _average_pooling(
 def _average_pooling_grad(
     input_gradient: TensorBox,
     spatial_sizes: Sequence[Any],
+    window: Window,
     include_padding: bool,
     divisor_override: Any,
-    **window: Any,
 ) -> TensorBox | None:
     load, wide = input_gradient.make_loader(), tensors.sum_type(input_gradient.get_dtype())
-    count = divisor_override or math.prod(window["window_size"])
+    count = divisor_override or window.taps
 
     def share(place: Sequence[Any], _number_of_tap: Any) -> Any:
         return ops.truediv(ops.to_dtype(load(place), wide), _number(count, wide))
 
     expression = _gradient(input_gradient, spatial_sizes, window, share)
-    are_ones = {*window["strides"], *window["dilations"]} == {1}
+    are_ones = all(axis.stride == axis.dilation == 1 for axis in window.axes)
     if expression is None and are_ones and (include_padding or divisor_override):
         # An element gets an average of the gradients around it.
-        for side in ("start_padding", "end_padding"):
-            both = zip(window["window_size"], window[side], strict=True)
-            window[side] = [taps - 1 - padding for taps, padding in both]
-        return _average_pooling(input_gradient, True, count, **window)
+        around = [
+            axis._replace(
+                start_padding=axis.window - 1 - axis.start_padding,
+                end_padding=axis.window - 1 - axis.end_padding,
+            )
+            for axis in window.axes
+        ]
+        return _average_pooling(input_gradient, Window(tuple(around)), True, count)
     return expression
 
 
@@ -306,16 +303,21 @@ def _register(operation: OpOverload, lowering: Function) -> None:
     """
     call = fallback_handler(operation, add_to_fallback_set=False)
     names = [argument.name for argument in operation._schema.arguments]
+    at = names.index("window_size")
 
     def lowered(*arguments: Any, **revision: Any) -> Any:
         # The revision tells graphs apart and computes nothing.
-        given = dict(zip(names, arguments, strict=False))
-        expression = lowering(**given) if is_lowering() else None
-        if expression is None and "channels_last" in given:
+        *lists, ceil_mode = arguments[at : at + 6]
+        window = Window(tuple(map(Axis, *lists, itertools.repeat(ceil_mode))))
+        given = *arguments[:at], window, *arguments[at + 6 :]
+        expression = lowering(*given) if is_lowering() else None
+        if expression is not None:
+            return expression
+        if "channels_last" in names:
             # Inductor may have chosen another layout than the traced program had.
-            strides = given["taps"].maybe_get_stride()
-            given["channels_last"] = strides is not None and strides[1] == 1
-        return call(*given.values(), **revision) if expression is None else expression
+            strides = arguments[1].maybe_get_stride()
+            arguments = (*arguments[:-1], strides is not None and strides[1] == 1)
+        return call(*arguments, **revision)
 
     register_lowering(operation, type_promotion_kind=None)(lowered)
 

@@ -19,6 +19,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import PublicPool, prepared
+from torch_dmlpool.tensors import Mask
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
 
 
@@ -52,7 +53,7 @@ class Family:
         # One object for each rank, as keys of calls compare it by identity.
         self.makers = [functools.partial(self.make, rank) for rank in range(4)]
 
-    def call(self, who: Any, input: Tensor, mask: Tensor | None, arguments: Any = None) -> Any:
+    def call(self, who: Any, input: Tensor, mask: Mask, arguments: Any = None) -> Any:
         """The results for torch.nn's arguments. ``who`` is the number of dimensions, or a layer
         that has it, and the arguments too unless they are given.
         """
@@ -82,7 +83,7 @@ class Family:
         """The attributes of a layer that are arguments."""
         return tuple([getattr(layer, name) for name in self.parameters])
 
-    def computed(self, rank: int, input: Tensor, mask: Tensor | None, arguments: Arguments) -> Any:
+    def computed(self, rank: int, input: Tensor, mask: Mask, arguments: Arguments) -> Any:
         """The results of a call that nobody observes and that is not prepared."""
         is_usual = type(input) is Tensor and input.layout is strided and not input.is_nested
         is_quantized = False

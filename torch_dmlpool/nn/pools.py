@@ -175,7 +175,7 @@ def _unpooled_sizes(
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
         (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
-        for size, axis in zip(tensors.ints(input.shape[-rank:]), window.axes, strict=True)
+        for axis, size in window.along(tensors.ints(input.shape[-rank:]))
     ]
     if output_size is not None:
         full = listed(output_size) or ()

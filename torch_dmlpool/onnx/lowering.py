@@ -36,7 +36,7 @@ class Emitter:
     def __init__(self, exact: bool) -> None:
         from onnxscript import evaluator, ir
 
-        self.exact, self.ir = exact, ir
+        self.exact, self.ir, self.types = exact, ir, ir.DataType
         self.op = cast(Any, evaluator.default()).opset
         """ONNX's operators in the version that is exported."""
 
@@ -58,7 +58,7 @@ class Emitter:
 
     def widened(self, input: Any) -> Pair:
         """``input`` in float32 instead of half precision, and its type then (rule A4)."""
-        types = self.ir.DataType
+        types = self.types
         dtype = types.FLOAT if input.dtype in (types.FLOAT16, types.BFLOAT16) else input.dtype
         return self.cast(input, input.dtype, dtype), dtype
 
@@ -131,46 +131,37 @@ class InputWindow:
         names = ("window_size", "strides", "dilations")
         windows, steps, gaps = map(_numbers, names, (window_size, strides, dilations))
         # Only padding may be computed in the graph, as that of "same" is: then a Pad node pads.
-        self.start, self.after = list(starts), list(ends)
+        self.start, self.after = starts, ends
+        self.is_computed = not all(isinstance(pad, int) for pad in (*starts, *ends))
         before, after = (
             [pad if isinstance(pad, int) else 0 for pad in side] for side in (starts, ends)
         )
         self.window = Window.directml(len(windows), windows, steps, before, after, gaps, ceil_mode)
-        axes = list(zip(self.window.axes, self.sizes, strict=True))
+        axes = list(self.window.along(self.sizes))
         self.overhang = [_overhang(axis, size) for axis, size in axes]
-        self.end = list(map(operator.add, self.after, self.overhang))
+        self.end = list(map(operator.add, ends, self.overhang))
         self.cut = [
             size is None
             and ceil_mode
             and (not isinstance(end, int) or counterparts.starts_past(axis, size))
-            for (axis, size), end in zip(axes, self.after, strict=True)
+            for (axis, size), end in zip(axes, ends, strict=True)
         ]
-        pads = zip(windows * 2, [*self.start, *self.end], strict=True)
-        self.is_padded = any(
-            not isinstance(padding, int) or padding >= window for window, padding in pads
-        )
+        pads = zip(windows * 2, [*starts, *self.end], strict=True)
+        self.is_padded = self.is_computed or any(padding >= window for window, padding in pads)
         """Whether a Pad node is needed: runtimes reject padding that reaches the window's size."""
-        computed = any(not isinstance(padding, int) for padding in (*starts, *ends))
-        self.may_be_empty = computed or any(axis.may_be_empty(size) for axis, size in axes)
+        self.may_be_empty = self.is_computed or any(axis.may_be_empty(size) for axis, size in axes)
         self.is_dilated = any(axis.dilation != 1 for axis in self.window.axes)
 
     @property
     def attributes(self) -> dict[str, list[int]]:
         """The window as nodes have it, without padding."""
-        axes = self.window.axes
-        shape = {
-            "kernel_shape": [axis.window for axis in axes],
-            "strides": [axis.stride for axis in axes],
-        }
-        return (
-            {**shape, "dilations": [axis.dilation for axis in axes]} if self.is_dilated else shape
-        )
+        window_size, strides, _, _, dilations, _ = self.window.arguments
+        shape = {"kernel_shape": window_size, "strides": strides}
+        return shape | ({"dilations": dilations} if self.is_dilated else {})
 
     def counts_padding(self, include_padding: bool) -> bool:
         """Whether ``include_padding`` is True and there is padding to count."""
-        return include_padding and any(
-            not isinstance(pad, int) or pad > 0 for pad in (*self.start, *self.after)
-        )
+        return include_padding and (self.is_computed or any((*self.start, *self.after)))
 
     def run(self, operator: str, tensor: Any, fill: Any, dtype: Any, **attributes: Any) -> Any:
         """A pooling node over ``tensor``, which has the input's spatial sizes; ``fill`` is what
@@ -220,23 +211,22 @@ class InputWindow:
 
     def ones(self) -> Any:
         """A plane of ones in float32, of the input's spatial sizes."""
-        op, ir = self.emit.op, self.emit.ir
-        shape = op.Concat(
-            self.emit.constant([1, 1], ir.DataType.INT64), op.Shape(self.input, start=2), axis=0
-        )
-        return op.ConstantOfShape(shape, value=ir.tensor([1.0], dtype=ir.DataType.FLOAT))
+        op, types = self.emit.op, self.emit.types
+        batch = self.emit.constant([1, 1], types.INT64)
+        shape = op.Concat(batch, op.Shape(self.input, start=2), axis=0)
+        return op.ConstantOfShape(shape, value=self.emit.ir.tensor([1.0], dtype=types.FLOAT))
 
     def empty_windows(self) -> Any:
         """A mask of the windows that read no element; None where there are none."""
         if not self.may_be_empty:
             return None
-        inside = self.run("MaxPool", self.ones(), 0.0, self.emit.ir.DataType.FLOAT)[0]
+        inside = self.run("MaxPool", self.ones(), 0.0, self.emit.types.FLOAT)[0]
         # A runtime may give its lowest number for an empty window.
         return self.emit.op.Not(inside > 0.0)
 
     def counts(self, include_padding: bool, dtype: Any) -> Any:
         """The number of taps that each window counts, at least 1 (rules A1 to A3)."""
-        op, float32 = self.emit.op, self.emit.ir.DataType.FLOAT
+        op, float32 = self.emit.op, self.emit.types.FLOAT
         mask, start, end = self.ones(), self.start, self.end
         if include_padding:
             mask = self.pad(mask, start, self.after, 1.0, float32)

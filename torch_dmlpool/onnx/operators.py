@@ -107,9 +107,7 @@ def quantized_linear_average_pooling(
         or input.dtype != output_dtype
         or any(dilation != 1 for dilation in window.dilations)
     )
-    pooled = _averages(
-        emit, input, real, emit.ir.DataType.FLOAT, window, include_padding, apart=apart
-    )
+    pooled = _averages(emit, input, real, emit.types.FLOAT, window, include_padding, apart=apart)
     scale, zero_point = _parameters(emit, input, *after)
     return op.QuantizeLinear(pooled, scale, zero_point, axis=_CHANNELS)
 
@@ -120,7 +118,7 @@ quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
 def _side(emit: Emitter, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any, Any]:
     """How the input or the output is quantized, to ``dtype``; numbers become constants."""
     if isinstance(scale, float):
-        scale = emit.constant([scale], emit.ir.DataType.FLOAT)
+        scale = emit.constant([scale], emit.types.FLOAT)
         zero_point = emit.constant([zero_point], dtype)
     return scale, zero_point, dtype
 
@@ -148,7 +146,7 @@ def _exactly(
     """Rules Q1 and Q6: integer sums, one division in float64, halves to even before the zero point
     is added.
     """
-    op, types = emit.op, emit.ir.DataType
+    op, types = emit.op, emit.types
     (input_scale, input_zero_point, _), (output_scale, output_zero_point, output_dtype) = (
         before,
         after,
@@ -224,7 +222,7 @@ def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> Pair:
     if emit.exact and is_float:
         nan = op.IsNaN(elements)
         elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
-        is_nan = op.Cast(nan, to=emit.ir.DataType.FLOAT)
+        is_nan = op.Cast(nan, to=emit.types.FLOAT)
         has_nan = emit.reduced("Max", is_nan, last) > 0.0
     values, first = emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
     if emit.exact and is_float:
@@ -240,7 +238,7 @@ def _pooled_type(emit: Emitter, dtype: Any, more_nodes: bool) -> Any:
     ``more_nodes`` says whether other nodes follow one MaxPool node, for indices or for empty
     windows.
     """
-    types = emit.ir.DataType
+    types = emit.types
     # Some runtimes give no index to an 8-bit integer that is its type's lowest, have no Where of
     # int8, and no reduction of float16.
     narrow = types.FLOAT16, types.INT8, types.UINT8
@@ -289,7 +287,7 @@ def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: InputWindow) -> 
     """Maxima where the first NaN wins and -inf is a number like others (rules M2 and M3), whatever
     the runtime does.
     """
-    op, float32 = emit.op, emit.ir.DataType.FLOAT
+    op, float32 = emit.op, emit.types.FLOAT
     lowest = emit.constant(-math.inf, dtype)
 
     def mask(condition: Any) -> Pair:
@@ -334,7 +332,7 @@ def max_pooling_with_indices(
     if per_plane:
         plane = math.prod(_plane_sizes(emit, input))
         indices = op.Where(indices < 0, indices, indices % plane)
-    is_cast = index_dtype != emit.ir.DataType.INT64
+    is_cast = index_dtype != emit.types.INT64
     return values, op.Cast(indices, to=index_dtype) if is_cast else op.Identity(indices)
 
 
@@ -368,14 +366,14 @@ def _gathered(emit: Emitter, tensor: Any, bins: list[list[int]]) -> Any:
     most = max(map(len, bins))
     places = [[*bin, *bin[:1] * (most - len(bin))] for bin in bins]
     planes = emit.op.Reshape(tensor, [0, 0, -1])
-    return emit.op.Gather(planes, emit.constant(places, emit.ir.DataType.INT64), axis=2)
+    return emit.op.Gather(planes, emit.constant(places, emit.types.INT64), axis=2)
 
 
 def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
     (wide, dtype), bins = emit.widened(input), _bins(input, output_sizes)
     elements, counts = _gathered(emit, wide, bins), [len(bin) for bin in bins]
     inside = [[place < count for place in range(max(counts))] for count in counts]
-    mask, zero = emit.constant(inside, emit.ir.DataType.BOOL), emit.constant(0.0, dtype)
+    mask, zero = emit.constant(inside, emit.types.BOOL), emit.constant(0.0, dtype)
     sums = emit.reduced("Sum", emit.op.Where(mask, elements, zero), [-1])
     averages = sums / emit.constant([float(count) for count in counts], dtype)
     return emit.cast(emit.op.Reshape(averages, [0, 0, *output_sizes]), dtype, input.dtype)
@@ -383,7 +381,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
 
 def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Pair:
     """Maxima, and the positions of the first of them in their planes."""
-    op, types, bins = emit.op, emit.ir.DataType, _bins(input, output_sizes)
+    op, types, bins = emit.op, emit.types, _bins(input, output_sizes)
     values, first = _greatest(emit, input, lambda tensor: _gathered(emit, tensor, bins))
     starts = list(itertools.accumulate(map(len, bins[:-1]), initial=0))
     chosen = op.Gather(emit.constant(list(itertools.chain(*bins)), types.INT64), first + starts)
@@ -403,7 +401,7 @@ def max_unpooling(
     """
     op: Any = emit.op
     plane: Any = math.prod(output_sizes)
-    places = op.Reshape(emit.cast(indices, indices.dtype, emit.ir.DataType.INT64), [0, 0, -1])
+    places = op.Reshape(emit.cast(indices, indices.dtype, emit.types.INT64), [0, 0, -1])
     if not per_plane:
         places = places - op.Unsqueeze(_first_indices(emit, input, plane), [2])
     places = op.Clip(places, -1, plane)
@@ -422,7 +420,7 @@ def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
     op = emit.op
     number = op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1)
     numbers = op.Expand(number, op.Shape(places))
-    none = op.ConstantOfShape(sizes, value=emit.ir.tensor([-1], dtype=emit.ir.DataType.INT64))
+    none = op.ConstantOfShape(sizes, value=emit.ir.tensor([-1], dtype=emit.types.INT64))
     last = op.ScatterElements(none, places, numbers, axis=2, reduction="max")
     chosen = op.GatherElements(last, places, axis=2)
     return op.Where(op.Equal(chosen, numbers), places, -1)
@@ -432,7 +430,7 @@ def where(emit: Emitter, condition: Any, input: Any, other: Any) -> Any:
     """``torch.where``, by which masks are applied, of types for which ONNX Runtime has no Where
     too: in a type that holds their numbers.
     """
-    types = emit.ir.DataType
+    types = emit.types
     narrow = types.INT8, types.INT16, types.UINT16, types.BFLOAT16
     dtype = types.FLOAT if input.dtype in narrow else input.dtype
     dtype = types.INT64 if dtype == types.UINT32 else dtype

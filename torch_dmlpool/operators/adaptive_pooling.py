@@ -32,7 +32,7 @@ from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, pre
 from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
 from torch_dmlpool.operators.min_pooling import minima
 from torch_dmlpool.operators.registration import Below, Operator
-from torch_dmlpool.tensors import Pair
+from torch_dmlpool.tensors import Mask, Pair
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
@@ -217,7 +217,7 @@ def prepared_maxima(
     return prepared_max_pooling(like, backend, window, index_dtype, per_plane)
 
 
-def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank: int) -> Tensor:
+def averages_of_bins(input: Tensor, mask: Mask, output_size: Any, rank: int) -> Tensor:
     """Average of every bin, under a mask if there is one."""
     sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
     if window is not None:
@@ -234,7 +234,7 @@ def averages_of_bins(input: Tensor, mask: Tensor | None, output_size: Any, rank:
 
 def maxima_of_bins(
     input: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     output_size: Any,
     rank: int,
     index_dtype: torch.dtype | None = None,
@@ -260,7 +260,7 @@ MAXIMA = PublicPool(
 MINIMA = PublicPool(check=_numbered_bins, compute=maxima_of_bins, wrap=minima)
 
 
-def _bin_winners(input: Tensor, mask: Tensor | None, sizes: Sizes) -> Pair:
+def _bin_winners(input: Tensor, mask: Mask, sizes: Sizes) -> Pair:
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)

@@ -20,6 +20,7 @@ from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
+from torch_dmlpool.tensors import Mask
 from torch_dmlpool.window import Arguments, Function, Window, is_plain
 
 Make = Callable[..., Function | None]
@@ -64,7 +65,7 @@ class Call:
 def prepared(
     make: Make,
     input: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     given: Arguments,
     dtypes: tuple[torch.dtype | None, ...] = (),
 ) -> Function | None:
@@ -125,7 +126,7 @@ class PublicPool:
     def __call__(
         self,
         input: Tensor,
-        mask: Tensor | None,
+        mask: Mask,
         *given: Any,
         dtypes: tuple[torch.dtype | None, ...] = (),
     ) -> Any:
@@ -135,7 +136,7 @@ class PublicPool:
         request = self.check(input, *dtypes, *given)
         return self.of(input, tensors.checked_mask(mask, input), request)
 
-    def of(self, input: Tensor, mask: Tensor | None, request: Arguments) -> Any:
+    def of(self, input: Tensor, mask: Mask, request: Arguments) -> Any:
         """The results for the operator's arguments, whatever their data type."""
         return self.wrap(lambda each: self.compute(each, mask, *request), input)
 

@@ -39,7 +39,7 @@ from torch_dmlpool.operators.winners import (
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
 )
-from torch_dmlpool.tensors import Pair
+from torch_dmlpool.tensors import Mask, Pair
 from torch_dmlpool.window import (
     Arguments,
     Integers,
@@ -205,7 +205,7 @@ def prepared_max_pooling(
 
 def maxima_of(
     input: Tensor,
-    mask: Tensor | None,
+    mask: Mask,
     window: Window,
     index_dtype: torch.dtype | None = None,
     per_plane: bool = False,

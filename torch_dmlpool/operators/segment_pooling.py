@@ -16,6 +16,7 @@ from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
+from torch_dmlpool.tensors import Mask
 from torch_dmlpool.window import ArgumentError, Arguments
 
 Reduction = Literal["mean", "sum", "max", "min"]
@@ -81,7 +82,7 @@ def _gathered(input: Tensor, indices: Tensor, is_batch: bool) -> Tensor:
     return padded.gather(-2, places)
 
 
-def _check(input: Tensor, offsets: Tensor | None, mask: Tensor | None, types: Any) -> None:
+def _check(input: Tensor, offsets: Tensor | None, mask: Mask, types: Any) -> None:
     """Reject what is no rows of ``types``, and offsets and masks that do not belong to them."""
     tensors.check_dense("input", input, types)
     rank = 3 if offsets is None else 2
@@ -101,15 +102,13 @@ def _check(input: Tensor, offsets: Tensor | None, mask: Tensor | None, types: An
         tensors.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
 
 
-def _sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Tensor | None, _: bool) -> Any:
+def _sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Mask, _: bool) -> Any:
     """The sizes of results: a row for each set."""
     _check(input, offsets, mask, types)
     return (input.shape[0] if offsets is None else offsets.shape[0] - 1), input.shape[-1]
 
 
-def _shares(
-    arriving: Tensor, offsets: Tensor | None, mask: Tensor | None, rows: int, is_mean: bool
-) -> Any:
+def _shares(arriving: Tensor, offsets: Tensor | None, mask: Mask, rows: int, is_mean: bool) -> Any:
     samples = () if offsets is not None else (arriving.shape[0],)
     shape = *samples, rows, arriving.shape[-1]
     _check(arriving.new_empty(()).expand(shape), offsets, mask, tensors.FLOAT_TYPES)
@@ -151,7 +150,7 @@ segment_maxima = Operator(
 """The greatest or least element of each channel of a set, and its row."""
 
 
-def _kept(name: str, mask: Tensor | None) -> Tensor | None:
+def _kept(name: str, mask: Mask) -> Tensor | None:
     """A mask as bools: what is not 0 is kept."""
     if mask is None:
         return None
