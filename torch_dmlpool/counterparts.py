@@ -2,14 +2,13 @@
 observe, in decomposed programs and in ONNX models (rules W2 and W5).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.window import Axis, Window, is_known
+from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 
 def takes(family: str, rank: int, input: Tensor, has_indices: bool = False) -> bool:
@@ -34,7 +33,7 @@ def takes(family: str, rank: int, input: Tensor, has_indices: bool = False) -> b
     return is_whole and family == "max_pool" and (rank > 1 or has_indices)
 
 
-def arguments_of(family: str, window: Window, sizes: Sequence[Any] = ()) -> Any:
+def arguments_of(family: str, window: Window, sizes: Sizes = ()) -> Any:
     """The kernel size, stride, padding, dilation and ``ceil_mode`` that describe a window to
     PyTorch's pools of a ``family``; None if they have no such window, or do not take an input of
     these spatial ``sizes``, which may be symbolic. Those that are not given are taken to be large
@@ -66,7 +65,7 @@ def arguments_of(family: str, window: Window, sizes: Sequence[Any] = ()) -> Any:
     return window_size, strides, padding, dilations, ceil_mode
 
 
-def for_onnx(window: Window, sizes: Sequence[Any], include_padding: bool = False) -> Any:
+def for_onnx(window: Window, sizes: Sizes, include_padding: bool = False) -> Any:
     """The window as ONNX's MaxPool and AveragePool nodes have it, and whether averages count
     padding; None if a version of ONNX Runtime from 1.20 on reads them otherwise, or if padding is
     computed in the graph. ``sizes`` may be symbolic.
@@ -106,7 +105,7 @@ def starts_past(axis: Axis, size: Any) -> bool:
     return steps * axis.stride >= padded
 
 
-def is_miscounted(pads: Sequence[Any], ends: Sequence[Any]) -> bool:
+def is_miscounted(pads: Sizes, ends: Sizes) -> bool:
     """Whether a runtime counts less of the padding at a dimension's end than ``ends`` says.
 
     ONNX Runtime 1.21 to 1.24 bound the windows along dimension i by entry 2i + 1 of ``pads``, from

@@ -103,7 +103,7 @@ def _decomposed(
     return NotImplemented
 
 
-def _check_dynamic(window: Window, sizes: Sequence[Any]) -> None:
+def _check_dynamic(window: Window, sizes: Sizes) -> None:
     """Raise an error for windows of dynamic sizes that cover no whole dimension."""
     for axis, size, dimension in zip(window.axes, sizes, AXIS_NAMES[window.rank], strict=True):
         if type(axis.window) is not int and not covers(axis, size):

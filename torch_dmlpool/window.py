@@ -24,6 +24,8 @@ Sizes: TypeAlias = Sequence[int]
 Ints: TypeAlias = tuple[int, ...]
 # What a function is called with, after the tensor that it pools.
 Arguments: TypeAlias = tuple[Any, ...]
+# Arguments or attributes by name.
+Named: TypeAlias = dict[str, Any]
 Function: TypeAlias = Callable[..., Any]
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
 Integers: TypeAlias = int | Sequence[int]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool import counterparts, tensors
 from torch_dmlpool._private import OpOverload, _len_torch_dispatch_stack
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Sizes, Window
 
 _ATEN = torch.ops.aten
 
@@ -51,7 +51,7 @@ def winners(input: Tensor, window: Window) -> Any:
     return None if is_lost else found
 
 
-def max_pooled(input: Tensor, window: Window, sizes: Sequence[Any] = ()) -> Any:
+def max_pooled(input: Tensor, window: Window, sizes: Sizes = ()) -> Any:
     """ATen's maxima and their positions, or None where it has no such window."""
     arguments = arguments_of("max_pool", window, sizes)
     if arguments is None:
@@ -60,7 +60,7 @@ def max_pooled(input: Tensor, window: Window, sizes: Sequence[Any] = ()) -> Any:
     return called(pools, input, *arguments)
 
 
-def arguments_of(family: str, window: Window, sizes: Sequence[Any] = ()) -> Any:
+def arguments_of(family: str, window: Window, sizes: Sizes = ()) -> Any:
     """The window as the arguments of ATen's pools of a ``family``, or None where it has none like
     it. Rows are pooled as images of height 1.
     """

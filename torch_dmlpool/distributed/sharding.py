@@ -20,6 +20,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.operators import registration
 from torch_dmlpool.operators.quantized_linear_average_pooling import PARAMETERS
+from torch_dmlpool.window import Named
 
 RULES: dict[str, str | None] = {
     "average_pooling": "input",
@@ -59,7 +60,7 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
     """
     names = [argument.name for argument in operator._schema.arguments]
     named = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-    shards: dict[str, Any] = {
+    shards: Named = {
         each: value
         for each, value in named.items()
         if isinstance(value, Tensor) and each not in PARAMETERS
@@ -82,7 +83,7 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
     return results if len(results) > 1 else results[0]
 
 
-def _common_mesh(operator: OpOverload, shards: dict[str, Any]) -> DeviceMesh:
+def _common_mesh(operator: OpOverload, shards: Named) -> DeviceMesh:
     """The mesh of all tensors; rejects a tensor that is no DTensor or is on another mesh."""
     for name, tensor in shards.items():
         if not isinstance(tensor, DTensor):
@@ -131,7 +132,7 @@ def _meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _called(operator: OpOverload, named: dict[str, Any]) -> list[Tensor]:
+def _called(operator: OpOverload, named: Named) -> list[Tensor]:
     """The results of the operator as a list."""
     accepted = [each.name for each in operator._schema.arguments if not each.kwarg_only]
     results = registration.call(operator, tuple(map(named.__getitem__, accepted)))
@@ -140,7 +141,7 @@ def _called(operator: OpOverload, named: dict[str, Any]) -> list[Tensor]:
 
 def _own_parts(
     operator: OpOverload,
-    named: dict[str, Any],
+    named: Named,
     shards: dict[str, DTensor],
     mesh: DeviceMesh,
     placements: list[Placement],

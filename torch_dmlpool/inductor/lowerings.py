@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -29,6 +29,8 @@ from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.inductor.setting import is_lowering
 from torch_dmlpool.window import Axis, Function, Sizes, Window
+
+Index: TypeAlias = Sequence[Any]
 
 MOST_TAPS, MOST_FUSED_TAPS = 4, 9
 """The most taps of a window that is an expression on a GPU and in training, and of one whose input
@@ -52,9 +54,7 @@ def _results() -> list[tuple[list[Any], torch.dtype]]:
     return [([*convert_shape_to_inductor(fake.shape)], fake.dtype) for fake in fakes]
 
 
-def _pointwise(
-    x: TensorBox, sizes: Sequence[Any], dtype: torch.dtype, value: Function
-) -> TensorBox:
+def _pointwise(x: TensorBox, sizes: Sizes, dtype: torch.dtype, value: Function) -> TensorBox:
     """An expression on the device of ``x`` whose element at each index is ``value(index)``."""
     return Pointwise.create(
         device=x.get_device_or_error(),
@@ -77,7 +77,7 @@ def _tree(terms: Sequence[Any]) -> Any:
     return ops.add(_tree(terms[:half]), _tree(terms[half:]))
 
 
-def _is_faster(x: TensorBox, outputs: Sequence[Any], window: Window) -> bool:
+def _is_faster(x: TensorBox, outputs: Sizes, window: Window) -> bool:
     """Whether an expression, with what fusing saves, takes less time than the operator; the
     window's numbers are known then, and none of the windows may lie in padding alone.
 
@@ -106,7 +106,7 @@ def _is_faster(x: TensorBox, outputs: Sequence[Any], window: Window) -> bool:
     return True
 
 
-def _tiles(window: Window, sizes: Sequence[Any]) -> bool:
+def _tiles(window: Window, sizes: Sizes) -> bool:
     """Whether windows of few taps lie side by side and fill an input of spatial ``sizes``."""
     return window.taps <= MOST_TAPS and all(
         axis.window == axis.stride
@@ -117,7 +117,7 @@ def _tiles(window: Window, sizes: Sequence[Any]) -> bool:
     )
 
 
-def _covered(x: TensorBox, sizes: Sequence[Any], window: Window) -> list[int]:
+def _covered(x: TensorBox, sizes: Sizes, window: Window) -> list[int]:
     """The dimensions that the window covers where it leaves all others as they are; else none."""
     found, is_alone = [], x.get_dtype() in tensors.FLOAT_TYPES
     for dimension, (axis, size) in enumerate(window.along(sizes), 2):
@@ -129,9 +129,7 @@ def _covered(x: TensorBox, sizes: Sequence[Any], window: Window) -> list[int]:
     return found if is_alone else []
 
 
-def _taps_of(
-    x: TensorBox, outputs: Sequence[Any], window: Window, fill: float
-) -> Callable[..., list[Any]]:
+def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Callable[..., list[Any]]:
     """A function that reads the taps of a window of ``x``, and ``fill`` for those outside the
     input.
     """
@@ -140,7 +138,7 @@ def _taps_of(
         x.mark_reuse(window.taps)  # expensive input is not computed again for each window
     load, sizes, every = x.make_loader(), x.get_size(), [range(axis.window) for axis in window.axes]
 
-    def tap_of(index: Sequence[Any], taps: Sizes) -> Any:
+    def tap_of(index: Index, taps: Sizes) -> Any:
         place, conditions = list(index[:2]), []
         for dimension, (axis, tap) in enumerate(window.along(taps), 2):
             offset, size = tap * axis.dilation - axis.start_padding, sizes[dimension]
@@ -189,7 +187,7 @@ def _max_pooling(input: TensorBox, window: Window) -> Any:
 
 
 def _gradient(
-    arriving: TensorBox, sizes: Sequence[Any], window: Window, value: Function
+    arriving: TensorBox, sizes: Sizes, window: Window, value: Function
 ) -> TensorBox | None:
     """The gradient where one window reads an element: ``value`` of the window's index and of the
     number of the tap that reads it (rule M6).
@@ -200,7 +198,7 @@ def _gradient(
         return None
     arriving.realize_hint()
 
-    def of_one_window(index: Sequence[Any]) -> Any:
+    def of_one_window(index: Index) -> Any:
         place, number = list(index[:2]), sympy.S.Zero
         for dimension, axis in enumerate(window.axes, 2):
             at, is_covered = index[dimension], dimension in covered
@@ -216,13 +214,13 @@ def _gradient(
 def _max_pooling_grad_from_taps(
     input_gradient: TensorBox,
     taps: TensorBox,
-    spatial_sizes: Sequence[Any],
+    spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,  # noqa: ARG001
 ) -> TensorBox | None:
     load, winner_of = input_gradient.make_loader(), taps.make_loader()
 
-    def won(place: Sequence[Any], number: Any) -> Any:
+    def won(place: Index, number: Any) -> Any:
         wins = ops.eq(
             ops.to_dtype(winner_of(place), torch.int32), ops.index_expr(number, torch.int32)
         )
@@ -231,9 +229,7 @@ def _max_pooling_grad_from_taps(
     return _gradient(input_gradient, spatial_sizes, window, won)
 
 
-def _counted(
-    index: Sequence[Any], sizes: Sequence[Any], window: Window, include_padding: bool
-) -> Any:
+def _counted(index: Index, sizes: Sizes, window: Window, include_padding: bool) -> Any:
     """The number of taps that a window counts (rules A1 and A2)."""
     count = sympy.S.One
     for axis, output, size in zip(window.axes, index[2:], sizes, strict=True):
@@ -261,7 +257,7 @@ def _average_pooling(
     taps_of, tiles = _taps_of(input, outputs, window, 0.0), _tiles(window, sizes)
     counts_all = tiles or (include_padding and not window.axes[0].ceil_mode)
 
-    def average(index: Sequence[Any]) -> Any:
+    def average(index: Index) -> Any:
         total = _tree([ops.to_dtype(tap, wide) for tap in taps_of(index)])
         count = window.taps if counts_all else _counted(index, sizes, window, include_padding)
         return ops.truediv(total, _number(divisor_override or count, wide))
@@ -271,7 +267,7 @@ def _average_pooling(
 
 def _average_pooling_grad(
     input_gradient: TensorBox,
-    spatial_sizes: Sequence[Any],
+    spatial_sizes: Sizes,
     window: Window,
     include_padding: bool,
     divisor_override: Any,
@@ -279,7 +275,7 @@ def _average_pooling_grad(
     load, wide = input_gradient.make_loader(), tensors.sum_type(input_gradient.get_dtype())
     count = divisor_override or window.taps
 
-    def share(place: Sequence[Any], _number_of_tap: Any) -> Any:
+    def share(place: Index, _number_of_tap: Any) -> Any:
         return ops.truediv(ops.to_dtype(load(place), wide), _number(count, wide))
 
     expression = _gradient(input_gradient, spatial_sizes, window, share)

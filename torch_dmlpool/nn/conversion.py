@@ -19,11 +19,11 @@ from torch_dmlpool.nn import families, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.operators import missing_kernels
-from torch_dmlpool.window import ArgumentError, Window, plain
+from torch_dmlpool.window import ArgumentError, Named, Window, plain
 
 __all__ = ["Conversion", "convert", "reverted"]
 
-_COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], dict[str, Any]]] = {
+_COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], Named]] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever
     # its attribute says.
@@ -72,13 +72,13 @@ class Conversion:
     measured."""
     unmeasured: str | None = None
     """Why calls could not be measured although ``example_inputs`` were given."""
-    _before: list[tuple[Module, type[Module], type[Module], dict[str, Any]]] = field(
+    _before: list[tuple[Module, type[Module], type[Module], Named]] = field(
         default_factory=list, repr=False
     )
     """Layers with the class that each got, and the class and the attributes that it had."""
 
     def _replace(
-        self, layer: Module, names: list[str], kind: type[Module], attributes: dict[str, Any]
+        self, layer: Module, names: list[str], kind: type[Module], attributes: Named
     ) -> None:
         """Give a layer another class and these attributes, until :meth:`revert`."""
         self.replaced.update(dict.fromkeys(names, type(layer).__name__))
@@ -262,7 +262,7 @@ def reverted(model: Module) -> Iterator[Conversion]:
         report.revert()
 
 
-def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
+def _original_of(layer: Any) -> tuple[type[Module], Named] | str:
     """The class of torch.nn's, or of the library's that a layer is from, which means the same, and
     the attributes that it needs; else why there is none.
     """
@@ -282,7 +282,7 @@ def _original_of(layer: Any) -> tuple[type[Module], dict[str, Any]] | str:
     return theirs, {name: same[name] for name in forms}
 
 
-def _agreed(layer: Any) -> dict[str, Any] | None:
+def _agreed(layer: Any) -> Named | None:
     """The arguments by which torch.nn's layer gives what this package's gives; else None."""
     pool = layer._family
     named = {name: getattr(layer, name, None) for name in pool.parameters}
@@ -346,7 +346,7 @@ class _Counterpart:
     """What becomes of a layer: its class, the attributes that change, and what that gains."""
 
     kind: type[Module]
-    attributes: dict[str, Any]
+    attributes: Named
     effect: str
 
     def of(self, layer: Module) -> Module:
@@ -357,11 +357,11 @@ class _Counterpart:
 
 
 _ABSENT = object()
-_BEFORE: MutableMapping[Module, tuple[type[Module], dict[str, Any]]] = WeakKeyDictionary()
+_BEFORE: MutableMapping[Module, tuple[type[Module], Named]] = WeakKeyDictionary()
 """The class and the attributes that converted layers had which were not torch.nn's."""
 
 
-def _become(layer: Module, kind: type[Module], attributes: dict[str, Any]) -> None:
+def _become(layer: Module, kind: type[Module], attributes: Named) -> None:
     """Give a layer another class and these attributes."""
     layer.__class__ = kind
     # PyTorch 2.11 looks at a compiled layer's class again only if the layer's attributes have been

@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch_dmlpool import tensors
 from torch_dmlpool._private import OpOverload
 from torch_dmlpool.operators.adaptive_pooling import bins
-from torch_dmlpool.window import Arguments, Axis, Window
+from torch_dmlpool.window import Arguments, Axis, Named, Window
 
 _QUANTIZE = "quantized_decomposed::quantize_per_tensor"
 _DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
@@ -303,11 +303,11 @@ def _name(node: fx.Node) -> str:
     return node.target._schema.name if isinstance(node.target, OpOverload) else ""
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
+def _arguments(node: fx.Node) -> Named:
     """The arguments of an operator's call by name, defaults included."""
     normalized: Any = node.normalized_arguments(
         None,  # type: ignore[arg-type]
         normalize_to_only_use_kwargs=True,
     )
-    named: dict[str, Any] = normalized.kwargs
+    named: Named = normalized.kwargs
     return named

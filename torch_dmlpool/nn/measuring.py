@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from torch_dmlpool import timing
-from torch_dmlpool.window import Arguments
+from torch_dmlpool.window import Arguments, Named
 
 SECONDS = 0.3
 """Seconds for which a call of a layer and its counterpart are measured."""
@@ -51,7 +51,7 @@ def measured(
     known: dict[str, LayerTimes] = {}
     reasons: list[str] = []
 
-    def measure(layer: Module, args: Arguments, kwargs: dict[str, Any], output: Any) -> None:
+    def measure(layer: Module, args: Arguments, kwargs: Named, output: Any) -> None:
         passed = inspect.signature(layer.forward).bind(*args, **kwargs).args
         result = output[0] if isinstance(output, tuple) else output
         if result.is_meta or type(result).__module__ == "torch._subclasses.fake_tensor":

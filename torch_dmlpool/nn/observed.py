@@ -15,12 +15,12 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _is_tracing,
 )
-from torch_dmlpool.window import Arguments, Ints, Window, shared
+from torch_dmlpool.window import Arguments, Ints, Named, Window, shared
 
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
 """PyTorch's own functions, without what had wrapped them before this package was imported."""
-PUBLIC: dict[str, Any] = {}
+PUBLIC: Named = {}
 """This package's functions of the same names, which ``nn.functional`` enters here."""
 
 
@@ -100,14 +100,14 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: Argument
     raise TypeError(f"{name}: PyTorch alone pools {kind}, and {wrong}: pool {mended}")
 
 
-def _theirs(name: str, input: Any, named: dict[str, Any]) -> Any:
+def _theirs(name: str, input: Any, named: Named) -> Any:
     """The results of PyTorch's function, called as torch.nn's layers call it."""
     keywords = {"ceil_mode", "return_indices"} if name.startswith("max_pool") else set()
     arguments = [value for each, value in named.items() if each not in keywords]
     return FUNCTIONS[name](input, *arguments, **{each: named[each] for each in keywords})
 
 
-def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+def agreed(family: str, rank: int, input: Any, named: Named) -> Named | None:
     """The arguments by which PyTorch's function gives what ours gives for ``named``, by name and in
     the order in which it takes them; None if it gives something else.
     """
@@ -125,7 +125,7 @@ def agreed(family: str, rank: int, input: Any, named: dict[str, Any]) -> dict[st
             return None
 
 
-def _same(family: str, rank: int, sizes: Ints, named: dict[str, Any]) -> dict[str, Any] | None:
+def _same(family: str, rank: int, sizes: Ints, named: Named) -> Named | None:
     """What :func:`agreed` returns for an input that PyTorch takes, of ``sizes`` if they are known.
     A wrong argument is an error.
     """
@@ -147,9 +147,7 @@ def _same(family: str, rank: int, sizes: Ints, named: dict[str, Any]) -> dict[st
     return _same_window(family, rank, sizes, named)
 
 
-def _same_window(
-    family: str, rank: int, sizes: Ints, named: dict[str, Any]
-) -> dict[str, Any] | None:
+def _same_window(family: str, rank: int, sizes: Ints, named: Named) -> Named | None:
     """The same of a pool of windows."""
     size, stride, padding = (named[name] for name in ("kernel_size", "stride", "padding"))
     if isinstance(padding, str) and stride != 1 and not sizes:

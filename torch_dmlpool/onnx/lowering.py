@@ -12,16 +12,18 @@ from torch_dmlpool import counterparts
 from torch_dmlpool.window import AXIS_NAMES, Axis, Window
 
 Pair: TypeAlias = tuple[Any, Any]
+# Numbers, and values that the graph computes.
+Entries: TypeAlias = Sequence[Any]
 
 
 class Asked(NamedTuple):
     """A window as an operator's schema has it: numbers, and values that the graph computes."""
 
-    window_size: Sequence[Any]
-    strides: Sequence[Any]
-    start_padding: Sequence[Any]
-    end_padding: Sequence[Any]
-    dilations: Sequence[Any]
+    window_size: Entries
+    strides: Entries
+    start_padding: Entries
+    end_padding: Entries
+    dilations: Entries
     ceil_mode: bool
 
 
@@ -82,7 +84,7 @@ def _is_whole(entry: Any, size: Any) -> bool:
     return isinstance(value, torch.SymInt) and str(value.node) == size.value
 
 
-def _numbers(name: str, entries: Sequence[Any]) -> list[int]:
+def _numbers(name: str, entries: Entries) -> list[int]:
     """``entries`` of the argument ``name``; rejects those that are known only when the
     model runs.
     """
@@ -179,9 +181,7 @@ class InputWindow:
             attributes["pads"] = pads
         return self.sliced(getattr(op, operator)(tensor, **attributes))
 
-    def pad(
-        self, tensor: Any, start: Sequence[Any], end: Sequence[Any], fill: Any, dtype: Any
-    ) -> Any:
+    def pad(self, tensor: Any, start: Entries, end: Entries, fill: Any, dtype: Any) -> Any:
         """``tensor`` with ``fill`` around it."""
         op, pads = self.emit.op, [0, 0, 0, *start, 0, 0, 0, *end]
         # ONNX Runtime merges a Pad node of zeros into the pooling node after it, whatever it pads

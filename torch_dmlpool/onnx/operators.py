@@ -2,10 +2,18 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from torch_dmlpool.onnx.lowering import Asked, Emitter, InputWindow, Pair, reducible, spatial_sizes
+from torch_dmlpool.onnx.lowering import (
+    Asked,
+    Emitter,
+    Entries,
+    InputWindow,
+    Pair,
+    reducible,
+    spatial_sizes,
+)
 from torch_dmlpool.window import Arguments
 
 _CHANNELS = 1
@@ -336,7 +344,7 @@ def max_pooling_with_indices(
     return values, op.Cast(indices, to=index_dtype) if is_cast else op.Identity(indices)
 
 
-def _bins(input: Any, output_sizes: Sequence[Any]) -> list[list[int]]:
+def _bins(input: Any, output_sizes: Entries) -> list[list[int]]:
     """The positions of the elements in each bin."""
     sizes = spatial_sizes(input)
     if None in sizes or not all(isinstance(size, int) for size in output_sizes):
@@ -369,7 +377,7 @@ def _gathered(emit: Emitter, tensor: Any, bins: list[list[int]]) -> Any:
     return emit.op.Gather(planes, emit.constant(places, emit.types.INT64), axis=2)
 
 
-def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Any:
+def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Entries) -> Any:
     (wide, dtype), bins = emit.widened(input), _bins(input, output_sizes)
     elements, counts = _gathered(emit, wide, bins), [len(bin) for bin in bins]
     inside = [[place < count for place in range(max(counts))] for count in counts]
@@ -379,7 +387,7 @@ def adaptive_average_pooling(emit: Emitter, input: Any, output_sizes: Sequence[A
     return emit.cast(emit.op.Reshape(averages, [0, 0, *output_sizes]), dtype, input.dtype)
 
 
-def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any]) -> Pair:
+def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Entries) -> Pair:
     """Maxima, and the positions of the first of them in their planes."""
     op, types, bins = emit.op, emit.types, _bins(input, output_sizes)
     values, first = _greatest(emit, input, lambda tensor: _gathered(emit, tensor, bins))
@@ -391,7 +399,7 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Sequence[Any])
 
 
 def max_unpooling(
-    emit: Emitter, input: Any, indices: Any, output_sizes: Sequence[Any], per_plane: bool
+    emit: Emitter, input: Any, indices: Any, output_sizes: Entries, per_plane: bool
 ) -> Any:
     """Unpooling as a scatter into one row for each plane, which has one place more: elements
     without an index of the plane are written there.

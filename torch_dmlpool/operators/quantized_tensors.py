@@ -26,6 +26,7 @@ from torch_dmlpool.operators.quantized_linear_average_pooling import (
 from torch_dmlpool.window import (
     ArgumentError,
     Integers,
+    Named,
     Window,
 )
 
@@ -194,7 +195,7 @@ def quantized_max_pooling(
         tensor([[[[4.]]]])
     """
     window = window_size, strides, start_padding, end_padding, dilations
-    how: dict[str, Any] = {"ceil_mode": ceil_mode, "return_indices": return_indices}
+    how: Named = {"ceil_mode": ceil_mode, "return_indices": return_indices}
     how |= {"index_dtype": index_dtype, "mask": mask}
     return of_integers(input, lambda plain: max_pooling(plain, *window, **how))
 
@@ -280,7 +281,7 @@ def _packed(
     zero point are expanded to one for each channel.
     """
     _hide_the_warning()
-    how: dict[str, Any] = {"dtype": dtype, "device": integers.device}
+    how: Named = {"dtype": dtype, "device": integers.device}
     if per_channel:
         channels = integers.shape[1]
         how["scales"], how["zero_points"] = (
