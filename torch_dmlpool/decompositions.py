@@ -82,7 +82,7 @@ def _decomposed(
     arguments = [each.resolve_neg() if isinstance(each, Tensor) else each for each in given]
     if operator.is_composite:
         return operator.decomposed(tuple(arguments))
-    input, before, computes = arguments[0], operator.window_at, []
+    input, before = arguments[0], operator.window_at
     lists: list[Any] = [each.shape[2:] if isinstance(each, Tensor) else each for each in arguments]
     is_known = all(are_ints(*each) for each in lists if isinstance(each, (list, tuple)))
     rank = input.dim() - 2
@@ -91,15 +91,13 @@ def _decomposed(
         arguments[before : before + 6] = [window]
     # ATen rejects integers in most of its pools.
     if pool and input.is_floating_point() and counterparts.takes("max_pool", rank, input):
-        computes.append(pool)
+        results = pool(*arguments)
+        if results is not None:
+            return results
     if operator.name in dynamic or is_known:
         if before is not None:
             _check_dynamic(window, input.shape[2:])
-        computes.append(operator.computes(reference.BACKEND))
-    for compute in computes:
-        results = compute(*arguments)
-        if results is not None:
-            return results
+        return operator.computes(reference.BACKEND)(*arguments)
     return NotImplemented
 
 

@@ -33,6 +33,7 @@ from torch_dmlpool.window import check_flag as check_flag
 
 # A new data type also goes into _TYPES of inductor/lowerings.py, _pooled_type of onnx/operators.py
 # and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
+Types: TypeAlias = tuple[torch.dtype, ...]
 # A bool tensor that leaves out the elements where it is False.
 Mask: TypeAlias = Tensor | None
 # Maxima and what numbers their winners, or means and deviations.
@@ -52,7 +53,7 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 """Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 
 
-def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> None:
+def check_pooled(name: str, tensor: Tensor, types: Types) -> None:
     """Reject what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and
     G6).
     """
@@ -64,9 +65,7 @@ def check_pooled(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> N
         )
 
 
-def check_dense(
-    name: str, tensor: Tensor, types: tuple[torch.dtype, ...], wanted: str = "a dense tensor"
-) -> None:
+def check_dense(name: str, tensor: Tensor, types: Types, wanted: str = "a dense tensor") -> None:
     """Reject what is not a dense tensor of one of ``types`` (rule G6)."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -270,7 +269,7 @@ def check_index_type(index_dtype: torch.dtype, sizes: Sizes, per_plane: bool = F
         )
 
 
-def is_one_of(dtype: object, types: tuple[torch.dtype, ...]) -> bool:
+def is_one_of(dtype: object, types: Types) -> bool:
     """Whether ``dtype`` is one of ``types``; an array would compare its elements with them."""
     return isinstance(dtype, torch.dtype) and dtype in types
 
@@ -427,7 +426,7 @@ def name_of(value: object) -> str:
 _NAMED = (torch.dtype, torch.layout, torch.qscheme, torch.device, torch.memory_format)
 
 
-def names_of(types: tuple[torch.dtype, ...]) -> str:
+def names_of(types: Types) -> str:
     """The names of data types, joined by commas."""
     return ", ".join(map(name_of, types))
 

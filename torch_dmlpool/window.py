@@ -186,10 +186,8 @@ class Window:
     @property
     def arguments(self) -> Arguments:
         """The window as the registered operators take it: five lists and ``ceil_mode``."""
-        names = ("window", "stride", "start_padding", "end_padding", "dilation")
-        return *([getattr(axis, name) for axis in self.axes] for name in names), self.axes[
-            0
-        ].ceil_mode
+        lists = zip(*(axis[:-1] for axis in self.axes), strict=True)
+        return *map(list, lists), self.axes[0].ceil_mode
 
     def along(self, entries: Iterable[Any]) -> Iterable[tuple[Axis, Any]]:
         """Each axis with its entry, such as the input's size."""

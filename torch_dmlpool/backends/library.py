@@ -32,37 +32,37 @@ DONE, NO_MEMORY, FAILED, OUTSIDE = range(4)
 """What a function returns: ``Code`` in kernels/cpu/library.cpp."""
 
 
-def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
-    """A class of structs with these fields and their types."""
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
 _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-AxisStruct = _struct(
-    "Axis", **dict.fromkeys(("size", "outputs", "window", "stride", "padding", "dilation"), _NUMBER)
-)
+
+
+def _struct(name: str, fields: str, **types: Any) -> type[ctypes.Structure]:
+    """A class of structs with these fields, in order: numbers but for those whose types are
+    given.
+    """
+    pairs = [(field, types.get(field, _NUMBER)) for field in fields.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": pairs})
+
+
+AxisStruct = _struct("Axis", "size outputs window stride padding dilation")
 """``Axis`` of kernels/cpu/geometry.h, which has ``Counting`` and ``Problem`` too."""
-Counting = _struct("Counting", include_padding=_NUMBER, divisor=_NUMBER, end_padding=_NUMBER * 3)
-_LAST = dict.fromkeys(("type", "bytes", "numbering"), _NUMBER)
+Counting = _struct("Counting", "include_padding divisor end_padding", end_padding=_NUMBER * 3)
 Problem = _struct(
-    "Problem", planes=_NUMBER, channels=_NUMBER, axes=AxisStruct * 3, counting=Counting, **_LAST
+    "Problem",
+    "planes channels axes counting type bytes numbering",
+    axes=AxisStruct * 3,
+    counting=Counting,
 )
-"""``Quantization``, ``Masking`` and ``Segments`` are structs of kernels/cpu/operators.h."""
 Quantization = _struct(
     "Quantization",
+    "input_scale output_scale input_zero output_zero "
+    "input_scales output_scales input_zeros output_zeros channels low high",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
-    **dict.fromkeys(("input_scales", "output_scales", "input_zeros", "output_zeros"), _NUMBER),
-    **dict.fromkeys(("channels", "low", "high"), _NUMBER),
 )
-
-Masking = _struct(
-    "Masking",
-    **dict.fromkeys(("groups", "planes", "is_own", "step", "channels", "fill"), _NUMBER),
-)
+"""``Quantization``, ``Masking`` and ``Segments`` are structs of kernels/cpu/operators.h."""
+Masking = _struct("Masking", "groups planes is_own step channels fill")
 Segments = _struct(
     "Segments",
-    **dict.fromkeys(("segments", "channels", "length", "set_step", "row_step"), _NUMBER),
-    **dict.fromkeys(("mask_step", "type", "divisor", "are_minima", "correction"), _NUMBER),
+    "segments channels length set_step row_step mask_step type divisor are_minima correction",
 )
 
 
@@ -78,28 +78,14 @@ class _Operator(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("function", _POINTER))
 
 
-_FUNCTIONS = {
-    "max_pooling": 4,
-    "max_pooling_indices": 3,
-    "max_pooling_grad": 4,
-    "max_unpooling": 5,
-    "unique_positions": 3,
-    "gather_positions": 4,
-    "scatter_positions": 4,
-    "average_pooling": 3,
-    "average_pooling_grad": 3,
-    "quantized_average_pooling": 4,
-    "masked": 5,
-    "masked_average_pooling": 5,
-    "masked_average_pooling_grad": 5,
-    "masked_max_pooling": 6,
-    "masked_max_pooling_grad": 6,
-    "segment_sums": 5,
-    "segment_maxima": 6,
-    "segment_shares": 6,
-    "statistics": 5,
-    "statistics_grad": 5,
+_POINTERS = {
+    3: "average_pooling average_pooling_grad max_pooling_indices unique_positions",
+    4: "max_pooling max_pooling_grad gather_positions scatter_positions quantized_average_pooling",
+    5: "max_unpooling masked masked_average_pooling masked_average_pooling_grad "
+    "segment_sums statistics statistics_grad",
+    6: "masked_max_pooling masked_max_pooling_grad segment_maxima segment_shares",
 }
+_FUNCTIONS = {name: count for count, names in _POINTERS.items() for name in names.split()}
 """How many pointers each operator of the library takes."""
 
 

@@ -20,7 +20,7 @@ from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.tensors import Mask, Pair
+from torch_dmlpool.tensors import Mask, Pair, Types
 from torch_dmlpool.window import Arguments, Ints, Sizes, Window
 
 
@@ -130,7 +130,7 @@ def _in_turn(
     launches: Sequence[Any],
     sources: tuple[Tensor, ...],
     results: tuple[Tensor, ...],
-    between: tuple[torch.dtype, ...],
+    between: Types,
     numbers: tuple[Any, ...] = (),
 ) -> None:
     """Launch one after the other, from ``sources`` to ``results``. Each but the last writes
@@ -201,7 +201,7 @@ def _maxima(
         if not plan.is_dense:
             input = tensors.cloned_in(input, plan.channels_last)
         kept = input if mask is None else kept
-        between: tuple[torch.dtype, ...] = (dtype,)
+        between: Types = (dtype,)
         if code_dtype is not None:
             # Numbers in between are signed: -1 marks a window that has been empty so far.
             between += (torch.int64 if code_dtype is torch.int64 else torch.int32,)

@@ -59,7 +59,7 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
     a DTensor.
     """
     names = [argument.name for argument in operator._schema.arguments]
-    named = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    named = dict(zip(names, args, strict=False)) | (kwargs or {})
     shards: Named = {
         each: value
         for each, value in named.items()
@@ -68,12 +68,12 @@ def pool(_kind: Any, operator: OpOverload, _types: Any, args: Any = (), kwargs: 
     with torch.no_grad():
         mesh = _common_mesh(operator, shards)
         placements = _place(mesh, shards, RULES[operator._opname])
-        metas = {each: _meta(value) for each, value in {**named, **shards}.items()}
-        wholes = _called(operator, metas)
+        named |= shards
+        wholes = _called(operator, {each: _meta(value) for each, value in named.items()})
         if mesh.get_coordinate() is None:
             parts = [torch.empty(0, dtype=each.dtype, device=mesh.device_type) for each in wholes]
         else:
-            parts = _own_parts(operator, {**named, **shards}, shards, mesh, placements)
+            parts = _own_parts(operator, named, shards, mesh, placements)
         results = tuple(
             DTensor.from_local(
                 part, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
@@ -156,7 +156,7 @@ def _own_parts(
                 f"{tuple(placements)}: this rank must hold {sizes} of it, but holds "
                 f"{tuple(local.shape)}"
             )
-        named = {**named, name: local}
+        named[name] = local
     samples, channels = (
         slice(first, first + count) for first, count in zip(offsets[:2], sizes, strict=False)
     )

@@ -186,9 +186,8 @@ def convert(
     busy = unmeasured = None
     if example_inputs is not None:
         load = timing.load()
-        times, unmeasured = measuring.measured(
-            model, chosen, lambda layer: chosen[layer].of(layer), example_inputs, training
-        )
+        counterparts = {layer: counterpart.of(layer) for layer, counterpart in chosen.items()}
+        times, unmeasured = measuring.measured(model, counterparts, example_inputs, training)
         busy = load if unmeasured is None else None
     # The model's first tensor says which device it is on.
     tensor = next(itertools.chain(model.parameters(), model.buffers()), None)

@@ -19,7 +19,7 @@ from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import PublicPool, prepared
-from torch_dmlpool.tensors import Mask
+from torch_dmlpool.tensors import Mask, Types
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
 
 
@@ -35,7 +35,7 @@ class Family:
     """
 
     family: str
-    types: tuple[torch.dtype, ...]
+    types: Types
     request_of: Callable[..., Arguments]
     pool: PublicPool
     of_quantized: Function | None = None

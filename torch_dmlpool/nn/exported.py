@@ -309,5 +309,4 @@ def _arguments(node: fx.Node) -> Named:
         None,  # type: ignore[arg-type]
         normalize_to_only_use_kwargs=True,
     )
-    named: Named = normalized.kwargs
-    return named
+    return normalized.kwargs

@@ -1,7 +1,8 @@
 """Times of a model's pooling layers beside what would replace them, on the inputs that they get."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,13 +37,12 @@ class LayerTimes(NamedTuple):
 
 def measured(
     model: Module,
-    layers: Iterable[Module],
-    counterpart_of: Callable[[Module], Module],
+    counterparts: Mapping[Module, Module],
     inputs: Arguments | Mapping[str, Any],
     training: bool,
 ) -> tuple[dict[Module, LayerTimes], str | None]:
-    """Times of each of ``layers`` that the model calls for these inputs, and of its counterpart;
-    and why there are none, if tensors have no values.
+    """Times of each layer of ``counterparts`` that the model calls for these inputs, and of its
+    counterpart; and why there are none, if tensors have no values.
 
     The model runs once, in evaluation mode, so that its running statistics do not change, and
     without gradients. Calls with the same arguments are measured once.
@@ -59,15 +59,15 @@ def measured(
             return
         signature = f"{type(layer)} {layer.extra_repr()} {list(map(_described, passed))}"
         if signature not in known:
-            sides = {"ours": counterpart_of(layer), "theirs": layer}
+            sides = {"ours": counterparts[layer], "theirs": layer}
             calls = {name: _call(each, passed, training) for name, each in sides.items()}
             times = timing.in_turn(calls, result.device, SECONDS)
-            known[signature] = LayerTimes(times["ours"].median, times["theirs"].median)
-        before, here = found.get(layer, LayerTimes(0.0, 0.0)), known[signature]
-        found[layer] = LayerTimes(before.ours + here.ours, before.theirs + here.theirs)
+            known[signature] = LayerTimes(*(each.median for each in times.values()))
+        before = found.get(layer, LayerTimes(0.0, 0.0))
+        found[layer] = LayerTimes(*map(operator.add, before, known[signature]))
 
     modes = {module: module.training for module in model.modules()}
-    hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in layers]
+    hooks = [layer.register_forward_hook(measure, with_kwargs=True) for layer in counterparts]
     try:
         model.eval()
         with torch.no_grad():

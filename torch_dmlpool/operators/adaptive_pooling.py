@@ -81,8 +81,7 @@ def adaptive_average_pooling(
         >>> dmlpool.adaptive_average_pooling(torch.arange(5.).view(1, 1, 5), 3)
         tensor([[[0.5000, 2.0000, 3.5000]]])
     """
-    averages: Tensor = AVERAGES(input, mask, output_size)
-    return averages
+    return AVERAGES(input, mask, output_size)
 
 
 @overloads.adaptive_pooling
@@ -126,8 +125,7 @@ def adaptive_max_pooling(
         >>> dmlpool.adaptive_max_pooling(row, 3, return_indices=True)
         (tensor([[[3., 4., 5.]]]), tensor([[[0, 2, 4]]]))
     """
-    maxima: Pooled = MAXIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
-    return maxima
+    return MAXIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
 
 
 def _bins(input: Tensor, output_size: OutputSize) -> tuple[OutputSize, int]:
@@ -187,8 +185,7 @@ def adaptive_min_pooling(
         >>> dmlpool.adaptive_min_pooling(row, 3, return_indices=True)
         (tensor([[[1., 1., 1.]]]), tensor([[[1, 1, 3]]]))
     """
-    minima: Pooled = MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
-    return minima
+    return MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
 
 
 def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: int) -> Call | None:
@@ -228,8 +225,7 @@ def averages_of_bins(input: Tensor, mask: Mask, output_size: Any, rank: int) -> 
             return adaptive_average_pooling_op(input, sizes)
         return tensors.laid_out_like(averages_under(_sums, input, mask, sizes, False, None), input)
 
-    averaged: Tensor = _with_zeros(pool, sizes)
-    return averaged
+    return _with_zeros(pool, sizes)
 
 
 def maxima_of_bins(

@@ -80,8 +80,7 @@ def average_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    averaged: Tensor = POOL(input, mask, include_padding, divisor_override, *window)
-    return averaged
+    return POOL(input, mask, include_padding, divisor_override, *window)
 
 
 def _counted_windows(

@@ -57,8 +57,7 @@ class Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, fill: Any, fills_lowest: bool) -> Tensor:
         save(ctx, None, mask)
-        output: Tensor = fill(input, mask, fills_lowest)
-        return output
+        return fill(input, mask, fills_lowest)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:

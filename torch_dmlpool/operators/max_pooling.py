@@ -113,8 +113,7 @@ def max_pooling(
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    maxima: Pooled = POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
-    return maxima
+    return POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
 
 
 def numbered_windows(

@@ -74,8 +74,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
         )
     check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
-    unpooled: Tensor = POOL.of(input, None, (indices, sizes[2:], False))
-    return unpooled
+    return POOL.of(input, None, (indices, sizes[2:], False))
 
 
 def _elements_at(

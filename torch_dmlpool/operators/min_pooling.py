@@ -84,8 +84,7 @@ def min_pooling(
         (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
     """
     window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    minima: Pooled = POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
-    return minima
+    return POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:

@@ -20,6 +20,7 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_plain, is_readable
 from torch_dmlpool.operators.registration import Operator, one_by_one
+from torch_dmlpool.tensors import Types
 from torch_dmlpool.window import (
     ArgumentError,
     Arguments,
@@ -146,27 +147,23 @@ def pooled_integers(
     """
     check_counted(window, include_padding)
     on_device = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
-    if not is_plain(input, *on_device):
-        numbers = tuple(
-            parameter or 0 for parameter in parameters if not isinstance(parameter, Tensor)
+    rest = window, include_padding, output_dtype
+    if is_plain(input, *on_device):
+        if on_device:
+            _check_tensors(parameters)
+        return quantized_linear_average_pooling_op.backend_function(input)(
+            input, *parameters, *rest
         )
-        if len(numbers) == 4 and {float, int}.issuperset(map(type, numbers)):
-            return quantized_linear_average_pooling_of_numbers_op.dispatch(
-                (input, *numbers, *window.arguments, include_padding, output_dtype)
-            )
-        # This operator takes tensors only. ``full`` makes them on the device, without a copy that
-        # would wait for it.
-        vectors = list(parameters)
-        for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
-            if vectors[at] is not None and not isinstance(vectors[at], Tensor):
-                vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
-        return quantized_linear_average_pooling_op.dispatch(
-            (input, *vectors, *window.arguments, include_padding, output_dtype)
-        )
-    if on_device:
-        _check_tensors(parameters)
-    pool = quantized_linear_average_pooling_op.backend_function(input)
-    return pool(input, *parameters, window, include_padding, output_dtype)
+    numbers = [0 if parameter is None else parameter for parameter in parameters]
+    if {float, int}.issuperset(map(type, numbers)):
+        return quantized_linear_average_pooling_of_numbers_op(input, *numbers, *rest)
+    # This operator takes tensors only. ``full`` makes them on the device, without a copy that would
+    # wait for it.
+    vectors = list(parameters)
+    for at, dtype in enumerate((torch.float32, input.dtype, torch.float32, output_dtype)):
+        if vectors[at] is not None and not isinstance(vectors[at], Tensor):
+            vectors[at] = torch.full((1,), vectors[at], dtype=dtype, device=input.device)
+    return quantized_linear_average_pooling_op(input, *vectors, *rest)
 
 
 def _output_sizes(input: Tensor, *given: Any) -> list[int]:
@@ -294,7 +291,7 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
 
 
 def check_output_type(
-    output_dtype: torch.dtype | None, types: tuple[torch.dtype, ...] = tensors.QUANTIZED_TYPES
+    output_dtype: torch.dtype | None, types: Types = tensors.QUANTIZED_TYPES
 ) -> None:
     """Reject a data type that a quantized average cannot have (rule Q3)."""
     if output_dtype is not None and not tensors.is_one_of(output_dtype, types):

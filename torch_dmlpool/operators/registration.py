@@ -41,7 +41,7 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
-from torch_dmlpool.tensors import shards_of
+from torch_dmlpool.tensors import Types, shards_of
 from torch_dmlpool.window import Arguments, Window
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -62,7 +62,7 @@ class Operator:
     output_sizes: Function
     # the data types that the first tensors may have; none for an operator on rows, which has only
     # ``output_sizes`` to check them
-    types: Sequence[tuple[torch.dtype, ...]] = ()
+    types: Sequence[Types] = ()
     # the autograd function: it takes the first tensor, a Below or the Call of a prepared pool,
     # and the other tensors
     function: type[torch.autograd.Function] | None = None
@@ -72,7 +72,7 @@ class Operator:
     # vectors
     complete: Callable[..., Arguments] | None = None
     # the data type of each result; None for one result with the first tensor's data type
-    dtypes: Callable[..., tuple[torch.dtype, ...]] | None = None
+    dtypes: Callable[..., Types] | None = None
     # the number of the tensor whose memory format results have, unless the schema ends in
     # channels_last
     layout_of: int = 0

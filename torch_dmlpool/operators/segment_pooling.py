@@ -16,7 +16,7 @@ from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
-from torch_dmlpool.tensors import Mask
+from torch_dmlpool.tensors import Mask, Types
 from torch_dmlpool.window import ArgumentError, Arguments
 
 Reduction = Literal["mean", "sum", "max", "min"]
@@ -158,7 +158,7 @@ def _kept(name: str, mask: Mask) -> Tensor | None:
     return mask if mask.dtype is torch.bool else mask != 0
 
 
-def check_reduction(reduction: str) -> tuple[torch.dtype, ...]:
+def check_reduction(reduction: str) -> Types:
     """The data types that a reduction takes; rejects what is none."""
     if reduction not in ("mean", "sum", "max", "min"):
         raise ArgumentError(f"reduction must be 'mean', 'sum', 'max' or 'min', got {reduction!r}")
