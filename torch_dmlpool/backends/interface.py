@@ -119,8 +119,8 @@ class Backend(NamedTuple):
         self,
         like: Tensor,
         window: Window,
-        index_dtype: torch.dtype | None = None,
-        per_plane: bool = False,
+        index_dtype: torch.dtype | None,
+        per_plane: bool,
     ) -> Plan:
         """The same of maxima. With an ``index_dtype`` their indices are results too."""
         if self.maxima is not None:

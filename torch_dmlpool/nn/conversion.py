@@ -112,12 +112,14 @@ class Conversion:
             for name, text in entries.items():
                 timed = f"; {self.times[name]}" if name in self.times else ""
                 lines.append(f"  {heading:8}  {name or '(root)':{width}}  {text}{timed}")
-        if self.missing is not None and self.replaced:
-            lines.append(f"  plain PyTorch pools here, several times slower: {self.missing}")
-        if self.busy is not None:
-            lines.append(f"  the machine was busy, so that times say little: {self.busy}")
-        if self.unmeasured is not None:
-            lines.append(f"  no times were measured: {self.unmeasured}")
+        missing = self.missing if self.replaced else None
+        for text, why in (
+            ("plain PyTorch pools here, several times slower", missing),
+            ("the machine was busy, so that times say little", self.busy),
+            ("no times were measured", self.unmeasured),
+        ):
+            if why is not None:
+                lines.append(f"  {text}: {why}")
         if self.functions:
             calls = ", ".join(self.functions)
             lines.append(

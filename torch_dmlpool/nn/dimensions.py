@@ -122,11 +122,10 @@ class Family:
             if depends
             else _known_request(self, rank, dumps(given, 2))
         )
-        missing = None
         if mask_sizes is not None:
             empty = torch.empty(mask_sizes, dtype=torch.bool, device=like.device)
-            missing = _mask_for(like, batched is not like, empty).dim() - len(mask_sizes)
-        call = self.pool.call_for(batched, backend, request, missing)
+            _mask_for(like, batched is not like, empty)
+        call = self.pool.call_for(batched, backend, request, mask_sizes)
         if call is None or batched is like:
             return call
         return lambda single, *mask: _without_batch(call(self.batched(rank, single), *mask))

@@ -253,7 +253,7 @@ def _window_of_averages(
     rank = len(sizes)
     if bins_of is not None:
         if all(type(size) is int for size in (*sizes, *bins_of)):
-            window = bins(bins_of, tuple(sizes), rank)[1]
+            window = bins(bins_of, tuple(sizes))[1]
             return None if window is None else (*window.arguments, True)
         if list(bins_of) != [1] * rank:
             return None

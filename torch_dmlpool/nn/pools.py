@@ -3,7 +3,7 @@
 The functions themselves, for one, two and three, are in ``nn/functional``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.nn import quantized_tensors
 from torch_dmlpool.nn.dimensions import Family
 from torch_dmlpool.operators import (
     adaptive_pooling,
@@ -21,6 +20,8 @@ from torch_dmlpool.operators import (
     max_unpooling,
     min_pooling,
 )
+from torch_dmlpool.operators import quantized_tensors as quantized
+from torch_dmlpool.operators.adaptive_pooling import bins
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
@@ -101,11 +102,11 @@ def _normed_windows(
     return window, float(tensors.checked_norm("norm_type", norm_type))
 
 
-def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> tuple[Any, int]:
-    """How many bins there are, and along how many dimensions."""
+def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> Arguments:
+    """How many bins there are."""
     output_size = shared(output_size)
     tensors.checked_output_size(output_size, tuple(batched.shape[-rank:]))
-    return output_size, rank
+    return (output_size,)
 
 
 def _numbered_bins(
@@ -116,12 +117,56 @@ def _numbered_bins(
     return *_bins(rank, batched, output_size), *((torch.int64, True) if return_indices else ())
 
 
+# Pools of quantized tensors (quint8 and qint8): as in torch.nn, the result has the scale and the
+# zero point of the input. Maxima and minima are those of the integers, bit for bit PyTorch's.
+# Averages are exact, with halves to even.
+
+BatchPool = Callable[[Tensor], Any]
+
+
+def _extremes(pool: BatchPool, input: Tensor, _: Any) -> Any:
+    """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
+    order.
+    """
+    return quantized.of_integers(input, pool)
+
+
+def _averages(_: BatchPool, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
+    """Averages over windows, by the operator of integers."""
+    window, include_padding, divisor_override = request
+    if divisor_override is not None:
+        raise ArgumentError(
+            f"divisor_override must be None for a quantized tensor, got {shown(divisor_override)}"
+        )
+    types = quantized.check_quantized(input)
+    return quantized.average(input, types, window, include_padding, None, None, None)
+
+
+def _adaptive_averages(pool: BatchPool, input: Tensor, request: tuple[OutputSize]) -> Tensor:
+    """Averages over windows that cover the input, by the same operator where they have one size."""
+    _, window = bins(request[0], tuple(input.shape[2:]))
+    if window is not None:
+        return _averages(pool, input, (window, True, None))
+
+    def exactly(plain: Tensor) -> Tensor:
+        """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half
+        only if the true one is.
+        """
+        zero_point: Any = quantized.zero_point_of(input)
+        average = pool(plain.to(torch.float64) - zero_point)
+        limits = torch.iinfo(plain.dtype)
+        average = (average.round() + zero_point).clamp(limits.min, limits.max)
+        return tensors.laid_out_like(average.to(plain.dtype), plain)
+
+    return quantized.of_integers(input, exactly)
+
+
 avg_pool = Family(
     family="avg_pool",
     types=tensors.AVERAGED_TYPES,
     request_of=_counted_windows,
     pool=average_pooling.POOL,
-    of_quantized=quantized_tensors.averages,
+    of_quantized=_averages,
 )
 lp_pool = Family(
     family="lp_pool",
@@ -134,7 +179,7 @@ adaptive_avg_pool = Family(
     types=tensors.AVERAGED_TYPES,
     request_of=_bins,
     pool=adaptive_pooling.AVERAGES,
-    of_quantized=quantized_tensors.adaptive_averages,
+    of_quantized=_adaptive_averages,
 )
 
 
@@ -143,7 +188,7 @@ max_pool = Family(
     types=tensors.ORDERED_TYPES,
     request_of=_numbered_windows,
     pool=max_pooling.POOL,
-    of_quantized=quantized_tensors.extremes,
+    of_quantized=_extremes,
 )
 max_pool_with_indices = replace(max_pool, suffix="_with_indices")
 min_pool = replace(max_pool, family="min_pool", pool=min_pooling.POOL)

@@ -128,10 +128,10 @@ def adaptive_max_pooling(
     return MAXIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
 
 
-def _bins(input: Tensor, output_size: OutputSize) -> tuple[OutputSize, int]:
-    """The output size and the number of spatial dimensions."""
+def _bins(input: Tensor, output_size: OutputSize) -> Arguments:
+    """The output size of an input that is checked."""
     tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
-    return output_size, input.dim() - 2
+    return (output_size,)
 
 
 def _numbered_bins(
@@ -141,7 +141,7 @@ def _numbered_bins(
     tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
     tensors.check_index_type(index_dtype, input.shape)
-    return output_size, input.dim() - 2, *((index_dtype, False) if return_indices else ())
+    return output_size, *((index_dtype, False) if return_indices else ())
 
 
 @overloads.adaptive_pooling
@@ -188,9 +188,9 @@ def adaptive_min_pooling(
     return MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
 
 
-def prepared_averages(like: Tensor, backend: Backend, output_size: Any, rank: int) -> Call | None:
+def prepared_averages(like: Tensor, backend: Backend, output_size: Any) -> Call | None:
     """The call of averages of bins for plain tensors that lie as ``like``."""
-    sizes, window = bins(output_size, tuple(like.shape)[2:], rank)
+    sizes, window = bins(output_size, tuple(like.shape)[2:])
     if window is not None:
         return prepared_average_pooling(like, backend, window, False, None)
     if like.dtype not in tensors.FLOAT_TYPES or 0 in sizes:
@@ -203,20 +203,19 @@ def prepared_maxima(
     like: Tensor,
     backend: Backend,
     output_size: Any,
-    rank: int,
     index_dtype: torch.dtype | None = None,
     per_plane: bool = False,
 ) -> Call | None:
     """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
-    _, window = bins(output_size, tuple(like.shape)[2:], rank)
+    _, window = bins(output_size, tuple(like.shape)[2:])
     if window is None:
         return None
     return prepared_max_pooling(like, backend, window, index_dtype, per_plane)
 
 
-def averages_of_bins(input: Tensor, mask: Mask, output_size: Any, rank: int) -> Tensor:
+def averages_of_bins(input: Tensor, mask: Mask, output_size: Any) -> Tensor:
     """Average of every bin, under a mask if there is one."""
-    sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
+    sizes, window = bins(output_size, tuple(input.shape)[2:])
     if window is not None:
         return averages(input, mask, window, False, None)
 
@@ -232,14 +231,13 @@ def maxima_of_bins(
     input: Tensor,
     mask: Mask,
     output_size: Any,
-    rank: int,
     index_dtype: torch.dtype | None = None,
     per_plane: bool = False,
 ) -> Any:
     """The maximum of every bin, under a mask if there is one. With an ``index_dtype`` their indices
     are returned too, which count in each plane or in the whole tensor.
     """
-    sizes, window = bins(output_size, tuple(input.shape)[2:], rank)
+    sizes, window = bins(output_size, tuple(input.shape)[2:])
     if window is not None:
         return maxima_of(input, mask, window, index_dtype, per_plane)
     values, positions = _with_zeros(lambda sizes: _bin_winners(input, mask, sizes), sizes)
@@ -285,15 +283,11 @@ def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> A
     return tensors.changed(results, lambda each: each[asked])
 
 
-def bins(output_size: Any, sizes: Ints, rank: int) -> tuple[Ints, Window | None]:
-    """The output's spatial sizes, and the window that gives the same bins, or None.
-
-    ``output_size`` applies to the last ``rank`` of the input's spatial ``sizes``. The output has
-    size 1 along the dimensions before them.
+def bins(output_size: Any, sizes: Ints) -> tuple[Ints, Window | None]:
+    """The output's spatial sizes for an input of spatial ``sizes``, and the window that gives the
+    same bins, or None.
     """
-    output_sizes = (1,) * (len(sizes) - rank) + tensors.checked_output_size(
-        output_size, sizes[-rank:]
-    )
+    output_sizes = tensors.checked_output_size(output_size, sizes)
     _check_products(sizes, output_sizes)
     return output_sizes, _window_of_bins(sizes, output_sizes)
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.calls import Call, PublicPool
-from torch_dmlpool.operators.complex_pooling import by_parts
+from torch_dmlpool.operators.calls import Call, PublicPool, by_parts
 from torch_dmlpool.operators.derivatives import Gradients, LinearFunction
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask

@@ -18,10 +18,9 @@ from torch.compiler import is_dynamo_compiling
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
-from torch_dmlpool.operators.complex_pooling import by_parts
 from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
 from torch_dmlpool.tensors import Mask
-from torch_dmlpool.window import Arguments, Function, Window, is_plain
+from torch_dmlpool.window import Arguments, Function, Ints, Window, is_plain
 
 Make = Callable[..., Function | None]
 """Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *given)``: a
@@ -104,6 +103,18 @@ def prepared(
         return None
 
 
+def by_parts(pool: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    """What a linear ``pool``, which takes real numbers, makes of ``input``, real or complex: the
+    real and the imaginary parts are pooled alone (rule A7).
+
+    PyTorch's own operators take them apart and put them together, and so their derivatives follow
+    PyTorch's convention.
+    """
+    if not input.is_complex():
+        return pool(input)
+    return tensors.laid_out_like(torch.complex(pool(input.real), pool(input.imag)), input)
+
+
 class PublicPool:
     """What public functions of a pool have in common, and those of torch.nn.
 
@@ -143,28 +154,27 @@ class PublicPool:
     def _make(
         self, like: Tensor, backend: Backend, dtypes: Any, mask_sizes: Any, *given: Any
     ) -> Any:
-        request, missing = self.check(like, *dtypes, *given), None
+        request = self.check(like, *dtypes, *given)
         if mask_sizes is not None:
-            empty: Any = torch.empty(mask_sizes, dtype=torch.bool, device=like.device)
-            missing = like.dim() - len(mask_sizes)
+            empty = torch.empty(mask_sizes, dtype=torch.bool, device=like.device)
             tensors.checked_mask(empty, like)
-        return self.call_for(like, backend, request, missing)
+        return self.call_for(like, backend, request, mask_sizes)
 
     def call_for(
-        self, like: Tensor, backend: Backend, request: Arguments, missing: int | None
+        self, like: Tensor, backend: Backend, request: Arguments, mask_sizes: Ints | None
     ) -> Any:
-        """The call of plain tensors that lie as ``like``, and of masks that lack ``missing``
-        dimensions unless that is None. ``request`` has the operator's arguments.
+        """The call of plain tensors that lie as ``like``, with masks of ``mask_sizes`` unless that
+        is None. ``request`` has the operator's arguments.
 
         Under a mask only what records no gradient is prepared: training goes through the operator.
         """
         made = self.prepare(like, backend, *request)
-        if missing is None:
+        if mask_sizes is None:
             return made
         if isinstance(request[0], Window):
             request[0].output_sizes(like.shape[2:])  # rejected before any work
         run = made.plan.run if backend.spreads_masks and isinstance(made, Call) else None
-        leading = (None,) * missing
+        leading = (None,) * (like.dim() - len(mask_sizes))
 
         def call(input: Tensor, mask: Tensor) -> Any:
             mask = mask[leading] if leading else mask
