@@ -152,14 +152,14 @@ def _averages(
 
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
-    found = aten.max_pooled(input, window, input.shape[2:])
+    found = aten.max_pooled(input, window)
     return None if found is None else found[0]
 
 
 def _maxima_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Any:
-    found = aten.max_pooled(input, window, input.shape[2:])
+    found = aten.max_pooled(input, window)
     if found is None:
         return None
     return found[0], tensors.numbered(found[1], input.shape, index_dtype, per_plane)

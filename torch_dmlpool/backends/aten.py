@@ -51,16 +51,16 @@ def winners(input: Tensor, window: Window) -> Any:
     return None if is_lost else found
 
 
-def max_pooled(input: Tensor, window: Window, sizes: Sizes = ()) -> Any:
+def max_pooled(input: Tensor, window: Window) -> Any:
     """ATen's maxima and their positions, or None where it has no such window."""
-    arguments = arguments_of("max_pool", window, sizes)
+    arguments = arguments_of("max_pool", window, input.shape[2:])
     if arguments is None:
         return None
     pools = _ATEN.max_pool2d_with_indices.default, _ATEN.max_pool3d_with_indices.default
     return called(pools, input, *arguments)
 
 
-def arguments_of(family: str, window: Window, sizes: Sizes = ()) -> Any:
+def arguments_of(family: str, window: Window, sizes: Sizes) -> Any:
     """The window as the arguments of ATen's pools of a ``family``, or None where it has none like
     it. Rows are pooled as images of height 1.
     """

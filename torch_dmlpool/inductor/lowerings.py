@@ -301,19 +301,19 @@ def _register(operation: OpOverload, lowering: Function) -> None:
     names = [argument.name for argument in operation._schema.arguments]
     at = names.index("window_size")
 
-    def lowered(*arguments: Any, **revision: Any) -> Any:
+    def lowered(*given: Any, **revision: Any) -> Any:
         # The revision tells graphs apart and computes nothing.
-        *lists, ceil_mode = arguments[at : at + 6]
+        *lists, ceil_mode = given[at : at + 6]
         window = Window(tuple(map(Axis, *lists, itertools.repeat(ceil_mode))))
-        given = *arguments[:at], window, *arguments[at + 6 :]
-        expression = lowering(*given) if is_lowering() else None
-        if expression is not None:
-            return expression
+        if is_lowering():
+            expression = lowering(*given[:at], window, *given[at + 6 :])
+            if expression is not None:
+                return expression
         if "channels_last" in names:
             # Inductor may have chosen another layout than the traced program had.
-            strides = arguments[1].maybe_get_stride()
-            arguments = (*arguments[:-1], strides is not None and strides[1] == 1)
-        return call(*arguments, **revision)
+            strides = given[1].maybe_get_stride()
+            given = (*given[:-1], strides is not None and strides[1] == 1)
+        return call(*given, **revision)
 
     register_lowering(operation, type_promotion_kind=None)(lowered)
 

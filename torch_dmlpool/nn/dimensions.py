@@ -53,14 +53,14 @@ class Family:
         # One object for each rank, as keys of calls compare it by identity.
         self.makers = [functools.partial(self.make, rank) for rank in range(4)]
 
-    def call(self, who: Any, input: Tensor, mask: Mask, arguments: Any = None) -> Any:
+    def call(self, who: Any, input: Tensor, mask: Mask, *arguments: Any) -> Any:
         """The results for torch.nn's arguments. ``who`` is the number of dimensions, or a layer
         that has it, and the arguments too unless they are given.
         """
         # No ``__call__``: a method is called in less time than an object.
         rank = who if type(who) is int else who._rank
         is_traced = is_dynamo_compiling()
-        if arguments is None:
+        if not arguments:
             arguments = self.arguments_of(who) if is_traced else self.attributes(who)
         try:
             if not is_traced:

@@ -196,8 +196,8 @@ class MaxUnpool(PoolLayer):
     def forward(
         self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
-        arguments = indices, self.kernel_size, self.stride, self.padding, output_size
-        return self._family.call(self, input, None, arguments)
+        window = self.kernel_size, self.stride, self.padding
+        return self._family.call(self, input, None, indices, *window, output_size)
 
     if TYPE_CHECKING:
 

@@ -78,8 +78,18 @@ def average_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_operator_desc
     """
-    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    return POOL(input, mask, include_padding, divisor_override, *window)
+    return POOL(
+        input,
+        mask,
+        include_padding,
+        divisor_override,
+        window_size,
+        strides,
+        start_padding,
+        end_padding,
+        dilations,
+        ceil_mode,
+    )
 
 
 def _counted_windows(

@@ -80,8 +80,9 @@ def lp_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_lp_pooling_operator_desc
     """
-    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    return POOL(input, mask, p, *window)
+    return POOL(
+        input, mask, p, window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    )
 
 
 def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:

@@ -112,8 +112,18 @@ def max_pooling(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling2_operator_desc
     """
-    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    return POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    return POOL(
+        input,
+        mask,
+        return_indices,
+        window_size,
+        strides,
+        start_padding,
+        end_padding,
+        dilations,
+        ceil_mode,
+        dtypes=(index_dtype,),
+    )
 
 
 def numbered_windows(

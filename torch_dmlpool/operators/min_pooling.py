@@ -83,8 +83,18 @@ def min_pooling(
         >>> dmlpool.min_pooling(row, window_size=2, return_indices=True)
         (tensor([[[1., 1., 2.]]]), tensor([[[1, 1, 3]]]))
     """
-    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
-    return POOL(input, mask, return_indices, *window, dtypes=(index_dtype,))
+    return POOL(
+        input,
+        mask,
+        return_indices,
+        window_size,
+        strides,
+        start_padding,
+        end_padding,
+        dilations,
+        ceil_mode,
+        dtypes=(index_dtype,),
+    )
 
 
 def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:

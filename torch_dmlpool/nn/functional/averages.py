@@ -50,7 +50,13 @@ def avg_pool1d(
         1,
         input,
         mask,
-        (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, dilation),
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+        dilation,
     )
 
 
@@ -94,7 +100,13 @@ def avg_pool2d(
         2,
         input,
         mask,
-        (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, dilation),
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+        dilation,
     )
 
 
@@ -138,7 +150,13 @@ def avg_pool3d(
         3,
         input,
         mask,
-        (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override, dilation),
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+        dilation,
     )
 
 
@@ -158,7 +176,7 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(row, 2).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool.call(1, input, mask, (output_size,))
+    return pools.adaptive_avg_pool.call(1, input, mask, output_size)
 
 
 @pytorchs
@@ -177,7 +195,7 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(row, (1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool.call(2, input, mask, (output_size,))
+    return pools.adaptive_avg_pool.call(2, input, mask, output_size)
 
 
 @pytorchs
@@ -196,7 +214,7 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(row, (1, 1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool.call(3, input, mask, (output_size,))
+    return pools.adaptive_avg_pool.call(3, input, mask, output_size)
 
 
 @pytorchs
@@ -235,7 +253,7 @@ def lp_pool1d(
     tensor([5., 2.])
     """
     return pools.lp_pool.call(
-        1, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
+        1, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )
 
 
@@ -275,7 +293,7 @@ def lp_pool2d(
     tensor([5., 2.])
     """
     return pools.lp_pool.call(
-        2, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
+        2, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )
 
 
@@ -315,5 +333,5 @@ def lp_pool3d(
     tensor([5., 2.])
     """
     return pools.lp_pool.call(
-        3, input, mask, (norm_type, kernel_size, stride, ceil_mode, padding, dilation)
+        3, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )

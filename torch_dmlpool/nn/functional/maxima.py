@@ -44,7 +44,7 @@ def max_pool1d(
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
     return pools.max_pool.call(
-        1, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -81,7 +81,7 @@ def max_pool2d(
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
     return pools.max_pool.call(
-        2, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -118,7 +118,7 @@ def max_pool3d(
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
     return pools.max_pool.call(
-        3, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -136,7 +136,7 @@ def max_pool1d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool1d` with ``return_indices=True``, whatever is given for it."""
     return pools.max_pool_with_indices.call(
-        1, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, True)
+        1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
 
@@ -154,7 +154,7 @@ def max_pool2d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` with ``return_indices=True``, whatever is given for it."""
     return pools.max_pool_with_indices.call(
-        2, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, True)
+        2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
 
@@ -172,7 +172,7 @@ def max_pool3d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool3d` with ``return_indices=True``, whatever is given for it."""
     return pools.max_pool_with_indices.call(
-        3, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, True)
+        3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
 
@@ -198,7 +198,7 @@ def adaptive_max_pool1d(
     >>> adaptive_max_pool1d(row, 2).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool.call(1, input, mask, (output_size, return_indices))
+    return pools.adaptive_max_pool.call(1, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
@@ -223,7 +223,7 @@ def adaptive_max_pool2d(
     >>> adaptive_max_pool2d(row, (1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool.call(2, input, mask, (output_size, return_indices))
+    return pools.adaptive_max_pool.call(2, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
@@ -248,7 +248,7 @@ def adaptive_max_pool3d(
     >>> adaptive_max_pool3d(row, (1, 1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool.call(3, input, mask, (output_size, return_indices))
+    return pools.adaptive_max_pool.call(3, input, mask, output_size, return_indices)
 
 
 @pytorchs
@@ -260,7 +260,7 @@ def adaptive_max_pool1d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices.call(1, input, mask, (output_size, True))
+    return pools.adaptive_max_pool_with_indices.call(1, input, mask, output_size, True)
 
 
 @pytorchs
@@ -272,7 +272,7 @@ def adaptive_max_pool2d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices.call(2, input, mask, (output_size, True))
+    return pools.adaptive_max_pool_with_indices.call(2, input, mask, output_size, True)
 
 
 @pytorchs
@@ -284,4 +284,4 @@ def adaptive_max_pool3d_with_indices(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices.call(3, input, mask, (output_size, True))
+    return pools.adaptive_max_pool_with_indices.call(3, input, mask, output_size, True)

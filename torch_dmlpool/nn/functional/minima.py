@@ -43,7 +43,7 @@ def min_pool1d(
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
     return pools.min_pool.call(
-        1, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -80,7 +80,7 @@ def min_pool2d(
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
     return pools.min_pool.call(
-        2, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -117,7 +117,7 @@ def min_pool3d(
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
     return pools.min_pool.call(
-        3, input, mask, (kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
@@ -143,7 +143,7 @@ def adaptive_min_pool1d(
     >>> adaptive_min_pool1d(row, 2).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool.call(1, input, mask, (output_size, return_indices))
+    return pools.adaptive_min_pool.call(1, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
@@ -168,7 +168,7 @@ def adaptive_min_pool2d(
     >>> adaptive_min_pool2d(row, (1, 2)).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool.call(2, input, mask, (output_size, return_indices))
+    return pools.adaptive_min_pool.call(2, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
@@ -193,4 +193,4 @@ def adaptive_min_pool3d(
     >>> adaptive_min_pool3d(row, (1, 1, 2)).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool.call(3, input, mask, (output_size, return_indices))
+    return pools.adaptive_min_pool.call(3, input, mask, output_size, return_indices)

@@ -40,9 +40,7 @@ def max_unpool1d(
     >>> max_unpool1d(values.view(1, 2), indices.view(1, 2), 2).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool.call(
-        1, input, None, (indices, kernel_size, stride, padding, output_size)
-    )
+    return pools.max_unpool.call(1, input, None, indices, kernel_size, stride, padding, output_size)
 
 
 @pytorchs
@@ -73,9 +71,7 @@ def max_unpool2d(
     >>> max_unpool2d(values.view(1, 1, 2), indices.view(1, 1, 2), (1, 2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool.call(
-        2, input, None, (indices, kernel_size, stride, padding, output_size)
-    )
+    return pools.max_unpool.call(2, input, None, indices, kernel_size, stride, padding, output_size)
 
 
 @pytorchs
@@ -106,6 +102,4 @@ def max_unpool3d(
     >>> max_unpool3d(values.view(1, 1, 1, 2), indices.view(1, 1, 1, 2), (1, 1, 2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool.call(
-        3, input, None, (indices, kernel_size, stride, padding, output_size)
-    )
+    return pools.max_unpool.call(3, input, None, indices, kernel_size, stride, padding, output_size)
