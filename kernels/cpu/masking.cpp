@@ -23,7 +23,7 @@ namespace dmlpool {
 namespace {
 
 constexpr int64_t PART = 1 << 17;  // elements that are pooled and divided together
-constexpr int64_t AHEAD = 2048;    // bytes that are prefetched before they are masked
+constexpr int64_t AHEAD = 2048;       // bytes that are prefetched before they are masked
 
 // Copies the elements of `count` bytes of a mask, `each` of them for a byte, but writes `fill`
 // where the mask is false. There is a vector of n elements at least; the last one may overlap the
@@ -32,13 +32,13 @@ template <int64_t n, class S>
 void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fill, S *to) {
     const auto filled = Vector<S, n>{} + fill;
     const auto copy = [&](int64_t i, const Vector<S, n> &is_kept) {
+        __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
         const auto elements = read<Vector<S, n>>(from + i);
         write(Vector<S, n>(is_kept != 0 ? elements : filled), to + i);
     };
     if (each == 1)
         for (int64_t at = 0; at < count; at += n) {
             const int64_t i = std::min(at, count - n);
-            __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
             copy(i, load<S, n>(mask + i));
         }
     else
