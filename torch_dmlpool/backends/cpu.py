@@ -63,7 +63,7 @@ def _filled(
     """
     if problem.is_empty:
         return output.zero_()
-    structs = [problem.address]
+    structs: list[Any] = [problem.address]
     if mask is not None:
         function = under_a_mask(function)
         is_last = problem.memory_format is not torch.contiguous_format
