@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import nn
+from torch_dmlpool import backends, nn
+from torch_dmlpool.backends import reference
 from torch_dmlpool.operators import calls
 
 pytestmark = pytest.mark.filterwarnings(
@@ -49,6 +50,35 @@ def left_behind(call, times):
         call()
     gc.collect()
     return len(gc.get_objects()) - objects, resident() - memory
+
+
+def highest(call):
+    """The most bytes that this process has in memory during a call, beyond those before it."""
+    Path("/proc/self/clear_refs").write_text("5")  # from here on
+    before = resident()
+    result = call()
+    status = Path("/proc/self/status").read_text()
+    del result
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 - before
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1" or not os.access("/proc/self/clear_refs", os.W_OK),
+    reason="reads Linux's account of what compiled kernels take",
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["average_pooling", "max_pooling", "lp_pooling", "min_pooling"])
+@torch.no_grad()
+def test_a_mask_takes_at_most_64_mebibytes(name, dtype):
+    """K4, beside a call without one."""
+    if backends.serving("cpu") is reference.BACKEND:
+        pytest.skip("plain PyTorch copies what it masks")
+    input = torch.ones(1, 32, 2048, 1024, dtype=dtype)
+    mask = torch.ones(1, 1, 2048, 1024, dtype=torch.bool)
+    pool = getattr(dmlpool, name)
+    plain = highest(lambda: pool(input, 4, 4))
+    masked = highest(lambda: pool(input, 4, 4, mask=mask))
+    assert masked - plain <= 64 * MEBIBYTE
 
 
 @pytest.mark.skipif(

@@ -47,7 +47,10 @@ struct RowPooling : BlockPooling {
         // Windows of a tile share most of what they read.
         const int64_t outputs_w = block_outputs(w, std::max(least, 4 * w.extent() / w.stride));
         const int64_t rows = rows_at_once(w, outputs_w, channels, op.value_size);
-        return {std::min(rows, windows.p.h().outputs), outputs_w};
+        // Rows that windows share are masked once for all outputs of a block.
+        return {windows.kept != nullptr ? block_outputs(windows.p.h(), rows)
+                                        : std::min(rows, windows.p.h().outputs),
+                outputs_w};
     }
 
     // The outputs along H whose windows lie inside the input. What they read is found once, as each

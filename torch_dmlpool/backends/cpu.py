@@ -62,7 +62,7 @@ def _filled(
     """
     if problem.is_empty:
         return output.zero_()
-    structs = [problem.address]
+    structs: list[Any] = [problem.address]
     if mask is not None:
         function = under_a_mask(function)
         sizes, batch = problem.sizes, mask.shape[:2]

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
-from torch_dmlpool.operators.average_pooling import average_pooling_op, prepared_average_pooling
+from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import (
     records_gradient,
 )
-from torch_dmlpool.operators.dispatching import is_plain
+from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.operators.masks import kept
-from torch_dmlpool.operators.max_pooling import max_pooling_op, prepared_max_pooling
+from torch_dmlpool.operators.max_pooling import maxima_of, prepared_max_pooling
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.window import (
     Integers,
@@ -110,20 +110,23 @@ def prepared_lp_pooling(
 
 def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tensor:
     """Norms of windows, under a mask if there is one: zeros add nothing to them."""
-    if mask is not None:
-        window.output_sizes(input.shape[2:])  # rejected before any work
-        input = kept(input, mask)
-    return lp_pooling_op(input, window, p)
+    if mask is None:
+        return lp_pooling_op(input, window, p)
+    window.output_sizes(input.shape[2:])  # rejected before any work
+    if records_gradient(input) or not may_skip_dispatcher(input, mask):
+        # Powers of masked elements may be infinite, and their gradient would be NaN.
+        return lp_pooling_op(kept(input, mask), window, p)
+    return _norms(input, window, p, mask)
 
 
 POOL = PublicPool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
 
 
-def _norms(input: Tensor, window: Window, p: float) -> Tensor:
+def _norms(input: Tensor, window: Window, p: float, mask: Tensor | None = None) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
     if p == math.inf:
-        return _by(lambda powers: max_pooling_op(powers, window), input, p)
-    return _by(lambda powers: average_pooling_op(powers, window, False, 1), input, p)
+        return _by(lambda powers: maxima_of(powers, mask, window), input, p)
+    return _by(lambda powers: averages(powers, mask, window, False, 1), input, p)
 
 
 def _by(pool: Callable[[Tensor], Tensor], input: Tensor, p: float) -> Tensor:
