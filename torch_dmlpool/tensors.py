@@ -33,6 +33,7 @@ from torch_dmlpool.window import check_flag as check_flag
 
 # A new data type also goes into _TYPES of inductor/lowerings.py, _pooled_type of onnx/operators.py
 # and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
+TensorFunction: TypeAlias = Callable[[Tensor], Any]
 Types: TypeAlias = tuple[torch.dtype, ...]
 # A bool tensor that leaves out the elements where it is False.
 Mask: TypeAlias = Tensor | None
@@ -411,7 +412,7 @@ def laid_out_like(results: Any, input: Tensor) -> Any:
     return changed(results, lambda each: laid_out(each, channels_last))
 
 
-def changed(results: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def changed(results: Any, change: TensorFunction) -> Any:
     """What ``change`` makes of a result, or of each of several."""
     if isinstance(results, Tensor):
         return change(results)
@@ -473,11 +474,15 @@ def beside(tensor: Tensor, like: Tensor) -> Tensor:
     return type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
 
 
+def ascending(count: int, like: Tensor) -> Tensor:
+    """0, 1, ... on the device of ``like``."""
+    return torch.arange(count, dtype=torch.int64, device=like.device)
+
+
 def first_indices(like: Tensor, sizes: Sizes) -> Tensor:
     """The index of each plane's first element in a tensor of ``sizes``, which broadcasts."""
     samples, channels, *spatial_sizes = sizes
-    planes = torch.arange(samples * channels, dtype=torch.int64, device=like.device)
-    first = planes * math.prod(spatial_sizes)
+    first = ascending(samples * channels, like) * math.prod(spatial_sizes)
     return beside(first.view(samples, channels, *(1 for _ in spatial_sizes)), like)
 
 

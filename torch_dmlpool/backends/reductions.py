@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
-from torch_dmlpool.tensors import lowest
+from torch_dmlpool.tensors import ascending, lowest
 from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 Tensors: TypeAlias = tuple[Tensor, ...]
@@ -100,11 +100,6 @@ def are_ints(*numbers: Any) -> bool:
     return all(type(number) is int for number in numbers)
 
 
-def numbers(count: int, like: Tensor) -> Tensor:
-    """0, 1, ... on the device of ``like``."""
-    return torch.arange(count, dtype=torch.int64, device=like.device)
-
-
 def added(total: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """``total`` with each of ``values`` added at its place along the first dimension, in their
     order.
@@ -123,7 +118,7 @@ def added_sorted(total: Tensor, places: Tensor, values: Tensor) -> Tensor:
 
 def firsts(axis: Axis, size: int, like: Tensor) -> Tensor:
     """Where the first tap of each window lies."""
-    return numbers(axis.output_size(size), like) * axis.stride - axis.start_padding
+    return ascending(axis.output_size(size), like) * axis.stride - axis.start_padding
 
 
 def taps_before(bound: Tensor | int, first: Tensor, axis: Axis) -> Tensor:
@@ -142,7 +137,7 @@ def read_by(part: Axis | int, size: int, like: Tensor) -> Steps:
     if not isinstance(part, Axis):
         # Bin ``i`` of n bins over a size reads ``floor(i · size / n)`` to ``ceil((i + 1) · size /
         # n)``.
-        products = numbers(part + 1, like) * size
+        products = ascending(part + 1, like) * size
         starts = products[:-1] // part
         return Steps(starts, (products[1:] + part - 1) // part - starts, 1, -(-size // part) + 1)
     first = firsts(part, size, like)
@@ -166,7 +161,7 @@ def windows_over(axis: Axis | int, outputs: int, size: int, like: Tensor) -> Ste
     # Among consecutive windows every ``step``-th has a tap at the same element.
     common = math.gcd(axis.stride, axis.dilation)
     step, stride = axis.dilation // common, axis.stride
-    padded = numbers(size, like) + axis.start_padding
+    padded = ascending(size, like) + axis.start_padding
     residue = padded // common % step * pow(stride // common, -1, step) % step
     lowest = ((padded - axis.extent + stride) // stride).clamp(min=0)
     start = lowest + (residue - lowest) % step
@@ -192,7 +187,7 @@ def reduced(tensors: Tensors, dim: int, steps: Steps, reduction: Reduction) -> T
         if 2 * width > steps.most:
             return result
         position = position + is_part * (width * steps.step)
-        following = (numbers(size + 1, position) + width * steps.step).clamp(max=size)
+        following = (ascending(size + 1, position) + width * steps.step).clamp(max=size)
         level = reduction.combine(level, _taken(level, dim, following))
         width *= 2
 

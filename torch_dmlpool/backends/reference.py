@@ -15,8 +15,8 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, reference_rows
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.backends.reductions import are_ints, numbers
-from torch_dmlpool.tensors import SIGNED, Pair, lowest, numbered, signed, where, widened
+from torch_dmlpool.backends.reductions import are_ints
+from torch_dmlpool.tensors import SIGNED, Pair, ascending, lowest, numbered, signed, where, widened
 from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 
@@ -148,7 +148,7 @@ def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     for a window of padding alone.
     """
     sizes, ordered = input.shape[2:], _ordered(input)
-    positions = numbers(math.prod(sizes), input).view(sizes).expand(input.shape)
+    positions = ascending(math.prod(sizes), input).view(sizes).expand(input.shape)
     _, found = reductions.pooled(
         (ordered, positions), windows, reductions.first_maximum(ordered.dtype)
     )
@@ -170,7 +170,7 @@ def _scattered(source: Tensor, positions: Tensor, sizes: Sizes) -> Tensor:
     # Elements without a position are added to one more element of each plane, which is cut off.
     plane = math.prod(sizes) + 1
     within = positions.flatten(2).to(torch.int64)
-    first = numbers(math.prod(batch), within).view(*batch, 1) * plane
+    first = ascending(math.prod(batch), within).view(*batch, 1) * plane
     places = (first + within.where(within >= 0, plane - 1)).flatten()
     total = reductions.added(wide.new_zeros(math.prod(batch) * plane), places, wide)
     total = total.view(*batch, plane)[..., :-1].unflatten(-1, tuple(sizes))
@@ -287,7 +287,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions with -1 for those outside the plane, and for all but the last of equal ones."""
     plane = math.prod(spatial_sizes)
     flat = _inside(positions, plane).flatten(2)
-    places, order = flat.where(flat >= 0, plane), numbers(flat.shape[-1], flat).expand(flat.shape)
+    places, order = flat.where(flat >= 0, plane), ascending(flat.shape[-1], flat).expand(flat.shape)
     last = flat.new_full((*flat.shape[:2], plane + 1), -1).scatter_reduce(-1, places, order, "amax")
     unique = flat.where(last.gather(-1, places) == order, -1).view(positions.shape)
     return tensors.laid_out_like(unique.to(tensors.position_dtype(plane)), positions)

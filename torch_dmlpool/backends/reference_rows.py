@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED, Mask, Pair, lowest, widened
+from torch_dmlpool.tensors import SIGNED, Mask, Pair, ascending, lowest, widened
 from torch_dmlpool.window import ArgumentError
 
 
@@ -35,17 +35,16 @@ def _set_numbers(offsets: Tensor, mask: Mask, rows: int) -> Tensor:
     """The number of each row's set; one more than there are sets for rows in none of them."""
     check_offsets(offsets, rows)
     sets = offsets.shape[0] - 1
-    numbers = torch.arange(rows, dtype=torch.int64, device=offsets.device)
-    found = torch.searchsorted(offsets, numbers, right=True) - 1
+    found = torch.searchsorted(offsets, ascending(rows, offsets), right=True) - 1
     is_in_none = (found < 0) | (found >= sets)
     if mask is not None:
         is_in_none = is_in_none | ~mask
     return torch.where(is_in_none, sets, found)
 
 
-def _counts(numbers: Tensor, sets: int) -> Tensor:
+def _counts(places: Tensor, sets: int) -> Tensor:
     """How many rows each set has: ``(sets, 1)``. One more set has all that are in none."""
-    count = numbers.new_zeros(sets + 1).index_add(0, numbers, torch.ones_like(numbers))
+    count = places.new_zeros(sets + 1).index_add(0, places, torch.ones_like(places))
     return count[:sets, None]
 
 
@@ -70,11 +69,11 @@ def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: boo
         sums, count = _kept(wide, mask, -1).sum(-2), _count(input, input.shape[-2], mask)
     else:
         sets = offsets.shape[0] - 1
-        numbers = _set_numbers(offsets, mask, input.shape[0])
+        places = _set_numbers(offsets, mask, input.shape[0])
         # In float64 where there is one, as PyTorch adds one row after the other.
         exact = wide.dtype if input.device.type == "mps" else torch.float64
         total = torch.zeros(sets + 1, input.shape[1], dtype=exact, device=input.device)
-        sums, count = added(total, numbers, wide.to(exact))[:sets], _counts(numbers, sets)
+        sums, count = added(total, places, wide.to(exact))[:sets], _counts(places, sets)
     return (sums / count.clamp(min=1) if is_mean else sums).to(input.dtype)
 
 
@@ -92,12 +91,12 @@ def segment_shares(
     if offsets is None:
         count = _count(arriving, rows, mask)
     else:
-        numbers = _set_numbers(offsets, mask, rows)
-        count = _counts(numbers, offsets.shape[0] - 1)
+        places = _set_numbers(offsets, mask, rows)
+        count = _counts(places, offsets.shape[0] - 1)
     wide = widened(arriving)
     shares = (wide / count.clamp(min=1) if is_mean else wide).to(arriving.dtype)
     if offsets is not None:
-        return torch.nn.functional.pad(shares, (0, 0, 0, 1)).index_select(0, numbers)
+        return torch.nn.functional.pad(shares, (0, 0, 0, 1)).index_select(0, places)
     spread = shares.unsqueeze(-2).expand(shares.shape[0], rows, shares.shape[1])
     return _kept(spread, mask, -1).contiguous()
 
@@ -119,7 +118,7 @@ def _set_maxima(ordered: Tensor, offsets: Tensor, mask: Mask) -> Pair:
     most = most.scatter_reduce(0, places, ordered, "amax")
     winning = most.gather(0, places)
     is_winner = (ordered == winning) | ((ordered != ordered) & (winning != winning))
-    every = torch.arange(rows, dtype=torch.int64, device=ordered.device)[:, None]
+    every = ascending(rows, ordered)[:, None]
     first = every.new_full(most.shape, rows)
     first = first.scatter_reduce(0, places, torch.where(is_winner, every, rows), "amin")
     # A part of a larger tensor cannot have a tangent.

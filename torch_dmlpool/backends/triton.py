@@ -20,7 +20,7 @@ from torch_dmlpool.backends.compiling import compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.tensors import Mask, Pair, Types
+from torch_dmlpool.tensors import Mask, Pair, Types, ascending
 from torch_dmlpool.window import Arguments, Ints, Sizes, Window
 
 
@@ -376,7 +376,7 @@ def _combined(input: Tensor, offsets: Tensor | None, mask: Mask, operation: int)
     is_ragged = offsets is not None
     if offsets is None:  # samples are sets of equally many rows, one after the other
         samples, rows, _ = input.shape
-        offsets = torch.arange(samples + 1, dtype=torch.int64, device=input.device) * rows
+        offsets = ascending(samples + 1, input) * rows
         input = input.flatten(0, 1)
     rows, channels = input.shape
     if channels > 1 and input.stride(1) != 1:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,6 +23,8 @@ from torch_dmlpool.window import ArgumentError, Named, Window, plain
 
 __all__ = ["Conversion", "convert", "reverted"]
 
+# All names that each module has.
+NamedModules: TypeAlias = dict[Module, list[str]]
 _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], Named]] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever
@@ -211,7 +213,7 @@ def convert(
 
 
 def _chosen(
-    named: dict[Module, list[str]], subclasses: bool
+    named: NamedModules, subclasses: bool
 ) -> tuple[dict[Module, "_Counterpart"], dict[str, str]]:
     """The layers of a model to replace, and by name why others are left."""
     chosen: dict[Module, _Counterpart] = {}
@@ -295,9 +297,9 @@ def _check_model(model: object) -> None:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
-def _named(model: Module) -> dict[Module, list[str]]:
+def _named(model: Module) -> NamedModules:
     """All modules of a model, each with every name that it has there."""
-    named: dict[Module, list[str]] = {}
+    named: NamedModules = {}
     for name, module in model.named_modules(remove_duplicate=False):
         named.setdefault(module, []).append(name)
     return named
@@ -309,9 +311,9 @@ _IN_A_LIST = (
 )
 
 
-def _hidden(named: dict[Module, list[str]]) -> dict[Module, list[str]]:
+def _hidden(named: NamedModules) -> NamedModules:
     """The modules that other modules keep in plain lists, tuples and dicts, and their names."""
-    found: dict[Module, list[str]] = {}
+    found: NamedModules = {}
     own, seen = vars(Module()), set[int]()
 
     def walk(name: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 The functions themselves, for one, two and three, are in ``nn/functional``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch_dmlpool.operators import (
 )
 from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
+from torch_dmlpool.tensors import TensorFunction
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
@@ -121,17 +122,15 @@ def _numbered_bins(
 # zero point of the input. Maxima and minima are those of the integers, bit for bit PyTorch's.
 # Averages are exact, with halves to even.
 
-BatchPool = Callable[[Tensor], Any]
 
-
-def _extremes(pool: BatchPool, input: Tensor, _: Any) -> Any:
+def _extremes(pool: TensorFunction, input: Tensor, _: Any) -> Any:
     """Maxima or minima of a quantized tensor are those of its integers, which have the numbers'
     order.
     """
     return quantized.of_integers(input, pool)
 
 
-def _averages(_: BatchPool, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
+def _averages(_: TensorFunction, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
     """Averages over windows, by the operator of integers."""
     window, include_padding, divisor_override = request
     if divisor_override is not None:
@@ -142,7 +141,7 @@ def _averages(_: BatchPool, input: Tensor, request: tuple[Window, bool, int | No
     return quantized.average(input, types, window, include_padding, None, None, None)
 
 
-def _adaptive_averages(pool: BatchPool, input: Tensor, request: tuple[OutputSize]) -> Tensor:
+def _adaptive_averages(pool: TensorFunction, input: Tensor, request: tuple[OutputSize]) -> Tensor:
     """Averages over windows that cover the input, by the same operator where they have one size."""
     _, window = bins(request[0], tuple(input.shape[2:]))
     if window is not None:

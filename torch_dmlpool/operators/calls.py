@@ -19,7 +19,7 @@ from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
-from torch_dmlpool.tensors import Mask
+from torch_dmlpool.tensors import Mask, TensorFunction
 from torch_dmlpool.window import Arguments, Function, Ints, Window, is_plain
 
 Make = Callable[..., Function | None]
@@ -103,7 +103,7 @@ def prepared(
         return None
 
 
-def by_parts(pool: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+def by_parts(pool: TensorFunction, input: Tensor) -> Tensor:
     """What a linear ``pool``, which takes real numbers, makes of ``input``, real or complex: the
     real and the imaginary parts are pooled alone (rule A7).
 
@@ -129,7 +129,7 @@ class PublicPool:
         check: Callable[..., Arguments],
         compute: Function,
         prepare: Prepare = lambda *_: None,
-        wrap: Callable[[Callable[[Tensor], Any], Tensor], Any] = by_parts,
+        wrap: Callable[[TensorFunction, Tensor], Any] = by_parts,
     ) -> None:
         self.check, self.compute, self.prepare, self.wrap = check, compute, prepare, wrap
         self.make = self._make  # one object, which keys compare by identity

@@ -1,7 +1,6 @@
 """Lp pooling: (0, + |x|^p, ^(1/p)), composed of sums, maxima and their derivatives."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.operators.masks import kept
 from torch_dmlpool.operators.max_pooling import maxima_of, prepared_max_pooling
 from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.tensors import TensorFunction
 from torch_dmlpool.window import (
     Integers,
     Window,
@@ -94,7 +94,7 @@ def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, floa
 
 def prepared_lp_pooling(
     like: Tensor, backend: Backend, window: Window, p: float
-) -> Callable[[Tensor], Tensor] | None:
+) -> TensorFunction | None:
     """The call of norms for plain tensors that lie as ``like``."""
     if not tensors.is_dense(like):
         return None
@@ -129,7 +129,7 @@ def _norms(input: Tensor, window: Window, p: float, mask: Tensor | None = None) 
     return _by(lambda powers: averages(powers, mask, window, False, 1), input, p)
 
 
-def _by(pool: Callable[[Tensor], Tensor], input: Tensor, p: float) -> Tensor:
+def _by(pool: TensorFunction, input: Tensor, p: float) -> Tensor:
     """Norms by a ``pool`` of powers ``|x|^p``: sums, or for infinity the maxima of ``|x|``."""
     if p == math.inf:
         # An empty window's norm is 0, as for every other p.

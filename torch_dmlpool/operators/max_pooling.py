@@ -3,7 +3,6 @@
 Training saves the number of each window's winning tap (rule M6).
 """
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -39,7 +38,7 @@ from torch_dmlpool.operators.winners import (
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
 )
-from torch_dmlpool.tensors import Mask, Pair
+from torch_dmlpool.tensors import Mask, Pair, TensorFunction
 from torch_dmlpool.window import (
     Arguments,
     Integers,
@@ -231,14 +230,14 @@ def maxima_of(
     return masked_max_pooling_with_indices_op(input, mask, window, index_dtype, per_plane)
 
 
-def of_bools(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
+def of_bools(pool: TensorFunction, input: Tensor) -> Any:
     """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
     return tensors.laid_out_like(with_values(as_bools, pool(as_pooled(input))), input)
 
 
-def with_values(change: Callable[[Tensor], Tensor], results: Any) -> Any:
+def with_values(change: TensorFunction, results: Any) -> Any:
     """The results of a pool, values alone or with indices, with ``change`` applied to the
     values.
     """

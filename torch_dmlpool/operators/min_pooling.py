@@ -4,7 +4,6 @@ A minimum is a maximum in the opposite order. Floats are negated, which is exact
 their bits flipped, which has no overflow and suits signed and unsigned types alike.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch_dmlpool.operators.max_pooling import (
     prepared_max_pooling,
     with_values,
 )
+from torch_dmlpool.tensors import TensorFunction
 from torch_dmlpool.window import Integers, Window
 
 
@@ -97,7 +97,7 @@ def min_pooling(
     )
 
 
-def minima(pool: Callable[[Tensor], Any], input: Tensor) -> Any:
+def minima(pool: TensorFunction, input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
     opposite = _opposite(input)
     # PyTorch's own operators keep the order of strides, which may suggest another memory format.
@@ -130,7 +130,7 @@ def prepared_min_pooling(
     window: Window,
     index_dtype: torch.dtype | None = None,
     per_plane: bool = False,
-) -> Callable[[Tensor], Any] | None:
+) -> TensorFunction | None:
     """The call of minima for plain tensors that lie as ``like``, as ``prepared_max_pooling``."""
     pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
     if pool is None or not tensors.is_dense(like):

@@ -5,7 +5,7 @@ each sum is rescaled and rounded once.
 import ctypes
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_plain, is_readable
 from torch_dmlpool.operators.registration import Operator, one_by_one
-from torch_dmlpool.tensors import Types
+from torch_dmlpool.tensors import TensorFunction, Types
 from torch_dmlpool.window import (
     ArgumentError,
     Arguments,
@@ -127,7 +127,7 @@ def _quantized_windows(
 
 def _make(
     like: Tensor, backend: Backend, dtypes: Any, mask_sizes: None, *given: Any
-) -> Callable[[Tensor], Tensor]:
+) -> TensorFunction:
     """The call for plain tensors, whose scales and zero points are numbers."""
     parameters, window, include_padding, output_dtype = _quantized_windows(like, *dtypes, *given)
     check_counted(window, include_padding)

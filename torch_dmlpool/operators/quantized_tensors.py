@@ -6,7 +6,6 @@ PyTorch has announced their end: this module alone knows them, and loads where P
 
 import functools
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch_dmlpool.operators.quantized_linear_average_pooling import (
     checked_quantization,
     pooled_integers,
 )
+from torch_dmlpool.tensors import TensorFunction
 from torch_dmlpool.window import (
     ArgumentError,
     Integers,
@@ -200,7 +200,7 @@ def quantized_max_pooling(
     return of_integers(input, lambda plain: max_pooling(plain, *window, **how))
 
 
-def of_integers(input: Tensor, pool: Callable[[Tensor], Any]) -> Any:
+def of_integers(input: Tensor, pool: TensorFunction) -> Any:
     """Pool the integers of ``input`` by ``pool``; the result is quantized as ``input`` is.
 
     If ``pool`` returns values and indices, the indices are returned too, as they are.
