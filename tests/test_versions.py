@@ -98,11 +98,15 @@ def test_private_names_are_in_one_file():
 def test_every_private_name_says_what_it_is_for():
     """In a comment above it, and all of them are used."""
     lines = (PACKAGE / "_private.py").read_text().splitlines()
-    for number, line in enumerate(lines):
-        if re.match(r" *from torch(?!_dmlpool)", line) and line != "from torch import Tensor":
-            assert lines[number - 1].lstrip().startswith("# "), f"{line} is not explained"
-    own = modules()["_private"]
-    offered = {alias.asname for node in imports_in(own) for alias in node.names if alias.asname}
+    own, offered = modules()["_private"], set()
+    for node in imports_in(own):
+        for alias in node.names if node.module.split(".")[0] == "torch" else ():
+            if alias.name != "Tensor":
+                # A single name is explained above the statement, several each above its line.
+                first = alias.lineno if node.names[1:] else node.lineno
+                explained = lines[first - 2].lstrip().startswith("# ")
+                assert explained, f"{alias.name} is not explained"
+                offered.add(alias.asname or alias.name)
     functions = [node.name for node in own.body if isinstance(node, ast.FunctionDef)]
     offered |= {name for name in functions if not name.startswith("_")}
     taken = {
