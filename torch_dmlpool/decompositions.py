@@ -1,7 +1,6 @@
 """Decompositions of the operators into ATen's, for programs that run without this package."""
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -182,7 +181,7 @@ def _bin_maxima(input: Tensor, output_sizes: Sizes) -> Any:
         return None
     pools = _ATEN.adaptive_max_pool2d.default, _ATEN.adaptive_max_pool3d.default
     values, positions = _bins(pools, input, output_sizes)
-    return values, positions.to(tensors.position_dtype(math.prod(input.shape[2:])))
+    return values, positions.to(tensors.position_dtype(input.shape[2:]))
 
 
 _ATENS: dict[str, Function] = {

@@ -264,8 +264,8 @@ def bottom_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
 def _extremes(images: Tensor, footprint: Integers | Tensor, are_maxima: bool) -> Tensor:
     """The dilation or the erosion of ``images``."""
-    tensors.check_pooled("images", images, tensors.ORDERED_TYPES)
-    check_spatial_sizes("images", images.shape[2:], images.dim() - 2)
+    tensors.check_pooled(images, tensors.ORDERED_TYPES, "images")
+    check_spatial_sizes("images", images.shape[2:])
     boxes = _boxes(footprint, images.dim() - 2)
     if len(boxes) > 1 and images.dtype in tensors.SIGNED:
         # PyTorch compares no wide unsigned integers. These signed ones have the same order.
@@ -356,7 +356,7 @@ def _frozen(rows: Any) -> Any:
     return tuple(map(_frozen, rows)) if isinstance(rows, list) else rows
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(1024)
 def _cover(inside: Any) -> tuple[Box, ...]:
     """The boxes of each slice, as far as they stay inside the footprint in the slices beside it. So
     no box lies in another. Slices are tuples, and elements bools.

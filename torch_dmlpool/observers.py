@@ -32,7 +32,7 @@ def are_seen(values: Iterable[Any]) -> bool:
     return _is_torch_function_enabled() and any(map(_sees_functions, map(type, values)))
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(1024)
 def _sees_functions(kind: type) -> bool:
     """Whether a class has a ``__torch_function__`` of its own."""
     own = getattr(kind, "__torch_function__", None)

@@ -20,6 +20,7 @@ from torch_dmlpool.window import (
     ArgumentError,
     Ints,
     Sizes,
+    Window,
     check_spatial_sizes,
     entries,
     index_of,
@@ -31,15 +32,14 @@ from torch_dmlpool.window import (
 )
 from torch_dmlpool.window import check_flag as check_flag
 
-# A new data type also goes into _TYPES of inductor/lowerings.py, _pooled_type of onnx/operators.py
-# and, if it is unsigned, SIGNED. docs/contributing/design.md lists what backends need.
 TensorFunction: TypeAlias = Callable[[Tensor], Any]
 Types: TypeAlias = tuple[torch.dtype, ...]
-# A bool tensor that leaves out the elements where it is False.
-Mask: TypeAlias = Tensor | None
-# Maxima and what numbers their winners, or means and deviations.
-Pair: TypeAlias = tuple[Tensor, Tensor]
+Mask: TypeAlias = Tensor | None  # a bool tensor that leaves out the elements where it is False
+Tensors: TypeAlias = tuple[Tensor, ...]
+Pair: TypeAlias = tuple[Tensor, Tensor]  # maxima and their winners, or means and deviations
 
+# A new data type also goes into _pooled_type of onnx/operators.py and, if it is unsigned, SIGNED.
+# docs/contributing/design.md lists what backends need.
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -54,7 +54,7 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 """Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 
 
-def check_pooled(name: str, tensor: Tensor, types: Types) -> None:
+def check_pooled(tensor: Tensor, types: Types, name: str = "input") -> None:
     """Reject what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and
     G6).
     """
@@ -192,6 +192,16 @@ def checked_full_size(name: str, full_size: Sizes, tensor: Tensor) -> Ints:
     return sizes
 
 
+def full_sizes(tensor: Tensor, spatial_sizes: Sizes) -> Ints:
+    """The samples and channels of a tensor, and these spatial sizes."""
+    return *tensor.shape[:2], *spatial_sizes
+
+
+def pooled_sizes(input: Tensor, window: Window) -> Ints:
+    """The sizes of what the windows over an input give; an error if none fits (rule G5)."""
+    return full_sizes(input, window.output_sizes(input.shape[2:]))
+
+
 def ints(sizes: Sizes) -> Ints:
     """Sizes as ints. In a trace of torch.jit they are tensors, which become constants."""
     return tuple(int(size) if isinstance(size, Tensor) else size for size in sizes)
@@ -203,7 +213,7 @@ def checked_output_size(output_size: int | Sequence[int | None] | None, sizes: I
     """
     sizes = ints(sizes)
     if 0 in sizes:
-        check_spatial_sizes("the input", sizes, len(sizes))
+        check_spatial_sizes("the input", sizes)
     if output_size is None:
         return sizes
     asked = None if type(output_size) is int else listed(output_size)
@@ -294,9 +304,9 @@ def tap_dtype(taps: int) -> torch.dtype:
     return torch.int16 if is_sure(taps <= 2**15) else torch.int32
 
 
-def position_dtype(plane: int) -> torch.dtype:
+def position_dtype(spatial_sizes: Sizes) -> torch.dtype:
     """int32 where a plane has fewer than 2**31 elements, else int64. Positions may be -1."""
-    return torch.int32 if plane < 2**31 else torch.int64
+    return torch.int32 if math.prod(spatial_sizes) < 2**31 else torch.int64
 
 
 def is_channels_last(tensor: Tensor) -> bool:
@@ -339,9 +349,7 @@ def is_dense(tensor: Tensor) -> bool:
 def empty(
     sizes: Sizes, like: Tensor, channels_last: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """An uninitialised tensor on the device of ``like``, of its data type unless another is
-    given.
-    """
+    """An uninitialised tensor on the device of ``like``; of its data type if no other is given."""
     dtype, device = dtype or like.dtype, like.device
     if channels_last and len(sizes) == 3:
         rows = sizes[0], sizes[2], sizes[1]
@@ -351,9 +359,7 @@ def empty(
 
 
 def lies_in(tensor: Tensor, channels_last: bool) -> bool:
-    """Whether ``tensor`` is dense, with channels innermost or in their place; rows in channels_last
-    are (N, W, C).
-    """
+    """Whether ``tensor`` is dense and lies so; rows in channels_last are (N, W, C)."""
     if channels_last and tensor.dim() == 3:
         return tensor.transpose(1, 2).is_contiguous()
     return tensor.is_contiguous(memory_format=memory_format(channels_last, tensor.dim()))

@@ -155,8 +155,8 @@ class Window:
         windows = entries("kernel_size", shared(kernel_size), rank, 1)
         strides = entries("stride", shared(stride), rank, 1)
         dilations = entries("dilation", shared(dilation), rank, 1)
-        sides = None if type(padding) is int else listed(padding)
-        pairs = [] if sides is None else [listed(side) for side in sides]
+        sides = () if type(padding) is int else listed(padding) or ()
+        pairs = [listed(side) for side in sides]
         if isinstance(padding, str):
             axes = list(zip(windows, strides, dilations, sizes or strides, strict=True))
             starts, ends = _padding_in_a_word(padding, axes)
@@ -347,13 +347,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def check_spatial_sizes(subject: str, sizes: Sizes, rank: int) -> None:
-    """Reject ``sizes`` that are not one int of at least 1 per spatial dimension (rule G5).
+def check_spatial_sizes(subject: str, sizes: Sizes, rank: int = 0) -> None:
+    """Reject ``sizes`` that are not one int of at least 1 per spatial dimension (rule G5), of which
+    there are ``rank``, or as many as sizes.
 
     A plane of 2**63 elements or more is rejected too. ``subject`` names the tensor in the error.
     """
-    names = AXIS_NAMES[rank]
-    if len(sizes) != rank:
+    names = AXIS_NAMES[rank or len(sizes)]
+    if rank not in (0, len(sizes)):
         raise ArgumentError(
             f"{subject} must have {rank} spatial sizes ({', '.join(names)}), got "
             f"{shown(tuple(sizes))}"

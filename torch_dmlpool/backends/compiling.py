@@ -5,7 +5,10 @@ has Triton alone compiles what a GPU will find in Triton's cache.
 import importlib
 from functools import lru_cache, partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
+
+# Data types and alignments of operands.
+Kinds: TypeAlias = tuple[Any, ...]
 
 
 @lru_cache
@@ -20,7 +23,7 @@ def compiled(
     name: str,
     constants: tuple[tuple[str, Any], ...],
     size_types: tuple[Any, ...],
-    kinds: tuple[Any, ...],
+    kinds: Kinds,
     options: dict[str, Any],
 ) -> tuple[Any, tuple[Any, ...]]:
     """A kernel compiled for the current device, from Triton's cache if it is there, and its

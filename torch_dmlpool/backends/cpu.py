@@ -6,7 +6,6 @@ samples as the input, or 1, and so with channels.
 """
 
 import ctypes
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference, rows
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameter, kind_of
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameters, kind_of
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -35,7 +34,7 @@ from torch_dmlpool.backends.problems import (
     quantization,
     remembered_problem,
 )
-from torch_dmlpool.tensors import Mask, Pair, in_format, lowest
+from torch_dmlpool.tensors import Mask, Pair, Tensors, in_format, lowest
 from torch_dmlpool.window import Sizes, Window
 
 
@@ -176,7 +175,7 @@ class Maxima:
         values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
         return _maximal(values, problem, input, mask, None)
 
-    def record(self, input: Tensor, mask: Mask = None) -> tuple[Tensor, ...]:
+    def record(self, input: Tensor, mask: Mask = None) -> Tensors:
         windows, index_dtype, per_plane = self.request
         if self.with_taps is None:
             self.with_taps = problem_of(self.kind, windows, None, None, (None, TAPS))
@@ -264,7 +263,7 @@ def _maximal(
     return values
 
 
-def _with_winners(input: Tensor, problem: CpuProblem, mask: Mask = None) -> Pair:
+def _with_winners(input: Tensor, problem: CpuProblem, mask: Mask) -> Pair:
     """The maxima of a problem and the numbers of their winners."""
     source = input if problem.wider is None else input.to(problem.wider)
     sizes, strides = problem.output_sizes, problem.output_strides
@@ -315,7 +314,7 @@ def max_unpooling(
     problem = remembered_problem(kind_of(input), input.shape[2:], None, sizes, numbered)
     output, unique = _new(problem.sizes, problem.strides, input.dtype), None
     if has_unique:
-        unique = _results(problem, tensors.position_dtype(math.prod(spatial_sizes)))
+        unique = _results(problem, tensors.position_dtype(spatial_sizes))
     if problem.is_empty:
         return output.zero_(), unique, False
     source, numbers = (in_format(each, problem.channels_last) for each in (input, indices))
@@ -328,7 +327,7 @@ def max_unpooling(
 
 def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
-    numbered = tensors.position_dtype(math.prod(spatial_sizes)), POSITIONS
+    numbered = tensors.position_dtype(spatial_sizes), POSITIONS
     sizes = tuple(spatial_sizes)
     problem = remembered_problem(kind_of(positions), positions.shape[2:], None, sizes, numbered)
     unique = _results(problem, problem.number_dtype)
@@ -393,7 +392,7 @@ def average_pooling_grad(
 
 def quantized_averages(
     input: Tensor,
-    parameters: tuple[Parameter, ...],
+    parameters: Parameters,
     window: Window,
     include_padding: bool,
     output_dtype: torch.dtype,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu, empty_strided_cuda
-from torch_dmlpool.backends.compiling import kernel_named
+from torch_dmlpool.backends.compiling import Kinds, kernel_named
 from torch_dmlpool.backends.fallbacks import NoKernelError
 from torch_dmlpool.window import Ints, Window
 
@@ -30,14 +30,14 @@ class GpuPlan:
     kernel: str  # of the first launch; tile kernels read a source of any strides
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(4096)
 def planned(
     function: str,
     own: tuple[Any, ...],
     windows: Any,
     shape: Ints,
     strides: Ints,
-    kinds: tuple[Any, ...],
+    kinds: Kinds,
     aligned: bool,
     target_sizes: Any = None,
     channels_last: bool | None = None,
@@ -81,9 +81,9 @@ def planned(
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(1024)
 def planned_sets(
-    sizes: tuple[int, int, int, int], kinds: tuple[Any, ...], options: tuple[int, bool, bool]
+    sizes: tuple[int, int, int, int], kinds: Kinds, options: tuple[int, bool, bool]
 ) -> Any:
     """The launch that combines sets of rows. ``sizes`` are the numbers of sets, rows and channels,
     and how far rows lie apart; ``kinds`` the data types of all tensors and whether they are

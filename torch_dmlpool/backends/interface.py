@@ -1,6 +1,5 @@
 """What a backend offers: a function for each operator, in one table."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +15,7 @@ AnyWindow = Window | Sizes
 
 Parameter = float | Tensor | None
 """A scale or a zero point, of all channels or of each; None for a zero point of 0."""
+Parameters = tuple[Parameter, ...]
 
 
 class Kind(NamedTuple):
@@ -156,7 +156,7 @@ class Backend(NamedTuple):
     def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Any:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""
         sizes = input.shape[2:]
-        dtype = tensors.position_dtype(math.prod(sizes))
+        dtype = tensors.position_dtype(sizes)
         positions = self.max_pooling_indices(taps, sizes, window, dtype, True)
         return self.gather_positions(input, positions, False)
 
@@ -174,7 +174,7 @@ class Backend(NamedTuple):
 
     def adaptive_max_pooling(self, input: Tensor, output_sizes: Sizes, **under: Tensor) -> Any:
         """Maxima of bins and their positions, ``under`` a mask if there is one."""
-        bins, dtype = tuple(output_sizes), tensors.position_dtype(math.prod(input.shape[2:]))
+        bins, dtype = tuple(output_sizes), tensors.position_dtype(input.shape[2:])
         return self.max_pooling_with_indices(input, bins, dtype, True, **under)
 
     def adaptive_average_pooling(self, input: Tensor, output_sizes: Sizes) -> Any:

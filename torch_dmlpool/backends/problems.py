@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameter
+from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameters
 from torch_dmlpool.backends.library import TAPS, Masking, Quantization
 from torch_dmlpool.window import Ints, Sizes, Window
 
@@ -115,13 +115,13 @@ def problem_of(
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(1024)
 def _tap_dtype(window: Any) -> torch.dtype:
     """The data type of the numbers of a window's taps."""
     return tensors.tap_dtype(window.taps)
 
 
-remembered_problem = functools.lru_cache(maxsize=4096)(problem_of)
+remembered_problem = functools.lru_cache(4096)(problem_of)
 """The problem of an operator's call, which no prepared call keeps."""
 
 
@@ -181,7 +181,7 @@ def strides_of(sizes: Ints, channels_last: bool) -> Ints:
     return (strides[-1], 1, *strides[-2:0:-1]) if channels_last else strides[::-1]
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(1024)
 def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: float) -> Any:
     """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``."""
     if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
@@ -199,7 +199,7 @@ def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: f
 
 
 def quantization(
-    channels: int, output_dtype: torch.dtype, parameters: tuple[Parameter, ...]
+    channels: int, output_dtype: torch.dtype, parameters: Parameters
 ) -> tuple[Any, Any]:
     """The struct of scales and zero points, and the tensors whose memory it points to.
 
@@ -210,7 +210,7 @@ def quantization(
 
 
 def _quantization(
-    channels: int, output_dtype: torch.dtype, parameters: tuple[Parameter, ...]
+    channels: int, output_dtype: torch.dtype, parameters: Parameters
 ) -> tuple[Any, Any]:
     scale, zero, output_scale, output_zero = (0 if each is None else each for each in parameters)
     floats, ints = (scale, output_scale), (zero, output_zero)
@@ -222,6 +222,6 @@ def _quantization(
     return Quantization(*pointers, *counts, channels, limits.min, limits.max), vectors
 
 
-_remembered = functools.lru_cache(maxsize=256)(_quantization)
+_remembered = functools.lru_cache(256)(_quantization)
 """Keeps the structs of scales and zero points that are numbers, because a small
 call would spend much of its time on them."""

@@ -21,16 +21,15 @@ values with their positions.
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
-from torch_dmlpool.tensors import ascending, lowest
+from torch_dmlpool.tensors import Tensors, ascending, lowest
 from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
-Tensors: TypeAlias = tuple[Tensor, ...]
 NOWHERE = 2**63 - 1
 """The position of padding, which is greater than all others."""
 

@@ -14,9 +14,19 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, reference_rows
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter, Parameters
 from torch_dmlpool.backends.reductions import are_ints
-from torch_dmlpool.tensors import SIGNED, Pair, ascending, lowest, numbered, signed, where, widened
+from torch_dmlpool.tensors import (
+    SIGNED,
+    Pair,
+    ascending,
+    full_sizes,
+    lowest,
+    numbered,
+    signed,
+    where,
+    widened,
+)
 from torch_dmlpool.window import Axis, Sizes, Window, is_known
 
 
@@ -59,7 +69,7 @@ def average_pooling_grad(
 
 def quantized_averages(
     input: Tensor,
-    parameters: tuple[Parameter, ...],
+    parameters: Parameters,
     window: Window,
     include_padding: bool,
     output_dtype: torch.dtype,
@@ -79,7 +89,7 @@ def quantized_averages(
 def requantized(
     sums: Tensor,
     sizes: Sizes,
-    parameters: tuple[Parameter, ...],
+    parameters: Parameters,
     window: Window,
     include_padding: bool,
     output_dtype: torch.dtype,
@@ -258,7 +268,7 @@ def max_pooling_indices(
 ) -> Tensor:
     """The indices of taps."""
     positions = _positions(taps, spatial_sizes, window)
-    indices = numbered(positions, (*taps.shape[:2], *spatial_sizes), index_dtype, per_plane)
+    indices = numbered(positions, full_sizes(taps, spatial_sizes), index_dtype, per_plane)
     return tensors.laid_out_like(indices, taps)
 
 
@@ -290,7 +300,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     places, order = flat.where(flat >= 0, plane), ascending(flat.shape[-1], flat).expand(flat.shape)
     last = flat.new_full((*flat.shape[:2], plane + 1), -1).scatter_reduce(-1, places, order, "amax")
     unique = flat.where(last.gather(-1, places) == order, -1).view(positions.shape)
-    return tensors.laid_out_like(unique.to(tensors.position_dtype(plane)), positions)
+    return tensors.laid_out_like(unique.to(tensors.position_dtype(spatial_sizes)), positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001

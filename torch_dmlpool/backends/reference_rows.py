@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
 from torch_dmlpool.tensors import SIGNED, Mask, Pair, ascending, lowest, widened
-from torch_dmlpool.window import ArgumentError
+from torch_dmlpool.window import ArgumentError, Ints
 
 
 def check_offsets(offsets: Tensor, rows: int) -> None:
@@ -29,6 +29,17 @@ def check_offsets(offsets: Tensor, rows: int) -> None:
         raise ArgumentError(
             f"offsets must lie between 0 and the number of rows, {rows}, got {first} to {last}"
         )
+
+
+def set_sizes(input: Tensor, offsets: Tensor | None) -> tuple[int, int]:
+    """The sizes of a result for each set and channel."""
+    return input.shape[0] if offsets is None else offsets.shape[0] - 1, input.shape[-1]
+
+
+def row_sizes(arriving: Tensor, offsets: Tensor | None, rows: int) -> Ints:
+    """The sizes of the rows that sets are made of, for what arrives at the sets."""
+    samples = () if offsets is not None else arriving.shape[:1]
+    return *samples, rows, arriving.shape[-1]
 
 
 def _set_numbers(offsets: Tensor, mask: Mask, rows: int) -> Tensor:
@@ -184,6 +195,11 @@ def _unordered(ordered: Tensor, dtype: torch.dtype, is_turned: bool) -> Tensor:
     return ordered
 
 
+def _counted(input: Tensor, mask: Mask) -> Pair:
+    """Planes in the type of their sums, and how many elements of each are kept."""
+    return widened(input), _count(input, input.shape[-1], mask)
+
+
 def _distances(input: Tensor, mask: Mask, mean: Tensor) -> Tensor:
     return _kept(_kept(input, mask, 1) - mean.unsqueeze(-1), mask, 1)
 
@@ -197,7 +213,7 @@ def _sloped(values: Tensor, deviation: Tensor, count: Tensor, correction: int) -
 
 def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
-    wide, count = widened(input), _count(input, input.shape[-1], mask)
+    wide, count = _counted(input, mask)
     mean = _kept(wide, mask, 1).sum(-1) / count.clamp(min=1)
     squares = _distances(wide, mask, mean).square().sum(-1)
     variance = squares / (count - correction).clamp(min=1)
@@ -217,7 +233,7 @@ def statistics_grad(
     """The gradient of means and deviations. It has every derivative with respect to all of its
     tensors.
     """
-    wide, count = widened(input), _count(input, input.shape[-1], mask)
+    wide, count = _counted(input, mask)
     share = widened(of_mean) / count.clamp(min=1)
     slope = _sloped(widened(of_deviation), deviation, count, correction)
     gradient = _distances(wide, mask, widened(mean)) * slope.unsqueeze(-1)
@@ -233,7 +249,7 @@ def statistics_tangent(
     correction: int,
 ) -> Pair:
     """The tangents of means and deviations."""
-    wide, count = widened(input), _count(input, input.shape[-1], mask)
+    wide, count = _counted(input, mask)
     moved = _kept(widened(direction), mask, 1)
     across = (_distances(wide, mask, widened(mean)) * moved).sum(-1)
     of_mean = moved.sum(-1) / count.clamp(min=1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dmlpool.backends import reference_rows
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
-from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Pair
+from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Pair, Tensors
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -26,16 +26,11 @@ def _in_rows(input: Tensor) -> Tensor:
     return input if input.stride(-1) == 1 or input.shape[-1] == 1 else input.contiguous()
 
 
-def _sets(input: Tensor, offsets: Tensor | None) -> tuple[int, int]:
-    """The sizes of a result for each set and channel."""
-    return input.shape[0] if offsets is None else offsets.shape[0] - 1, input.shape[-1]
-
-
 def _call(
     function: Any,
     rows: Tensor,
     given: tuple[Tensor | None, ...],
-    results: tuple[Tensor, ...],
+    results: Tensors,
     offsets: Tensor | None = None,
     **fields: int,
 ) -> None:
@@ -46,7 +41,7 @@ def _call(
     *_, length, channels = rows.shape
     strides = rows.stride()
     struct = Segments(
-        segments=_sets(rows, offsets)[0],
+        segments=reference_rows.set_sizes(rows, offsets)[0],
         channels=channels,
         length=length,
         set_step=strides[0] if offsets is None else 0,
@@ -69,7 +64,7 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
 def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     rows = _in_rows(input)
-    output, divisor = rows.new_empty(_sets(rows, offsets)), int(not is_mean)
+    output, divisor = rows.new_empty(reference_rows.set_sizes(rows, offsets)), int(not is_mean)
     given = rows, _dense(offsets), _dense(mask)
     _call(library.dmlpool_segment_sums, rows, given, (output,), offsets, divisor=divisor)
     return output
@@ -80,7 +75,7 @@ def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
         return reference_rows.segment_maxima(input, offsets, mask, are_minima)
     rows = _in_rows(input)
-    values = rows.new_empty(_sets(rows, offsets))
+    values = rows.new_empty(reference_rows.set_sizes(rows, offsets))
     results = values, torch.empty(values.shape, dtype=torch.int64, device=input.device)
     given = rows, _dense(offsets), _dense(mask)
     fields = {"are_minima": int(are_minima)}
@@ -97,8 +92,7 @@ def segment_shares(
     indices: Tensor | None = None,
 ) -> Tensor:
     """Each row's share of what arrives at its set, or with ``indices`` all at these rows."""
-    samples = () if offsets is not None else (arriving.shape[0],)
-    gradient = arriving.new_empty((*samples, rows, arriving.shape[-1]))
+    gradient = arriving.new_empty(reference_rows.row_sizes(arriving, offsets, rows))
     given = arriving.contiguous(), _dense(offsets), _dense(mask), indices
     fields = {"divisor": int(not is_mean)}
     _call(library.dmlpool_segment_shares, gradient, given, (gradient,), offsets, **fields)

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
-from torch_dmlpool.backends.compiling import compiled, kernel_named
+from torch_dmlpool.backends.compiling import Kinds, compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
-from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter
-from torch_dmlpool.tensors import Mask, Pair, Types, ascending
+from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameters
+from torch_dmlpool.tensors import Mask, Pair, Tensors, Types, ascending, full_sizes
 from torch_dmlpool.window import Arguments, Ints, Sizes, Window
 
 
@@ -107,13 +107,13 @@ def _warps(device: int) -> int:
     return int(kernel_named("launch", "LANES") // wave)
 
 
-@lru_cache(maxsize=1024)  # those of a model are some tens
+@lru_cache(1024)  # those of a model are some tens
 def _compiled(
     name: str,
     constants: tuple[tuple[str, Any], ...],
     size_types: tuple[Any, ...],
     device: int,
-    kinds: tuple[Any, ...],
+    kinds: Kinds,
 ) -> tuple[Any, Arguments]:
     """The compiled kernel and its constants by position, cached: Triton's own look-up takes each
     launch 30 microseconds. ``kinds`` has each tensor's type and whether it is aligned.
@@ -128,8 +128,8 @@ def _compiled(
 
 def _in_turn(
     launches: Sequence[Any],
-    sources: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
+    sources: Tensors,
+    results: Tensors,
     between: Types,
     numbers: tuple[Any, ...] = (),
 ) -> None:
@@ -173,7 +173,7 @@ def max_pooling_with_indices(
     values, taps = _maxima(input, windows, tensors.tap_dtype(windows.taps), mask)
     indices = max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
     if mask is not None:
-        present = mask.expand(*mask.shape[:2], *input.shape[2:]).to(torch.uint8)
+        present = mask.expand(full_sizes(mask, input.shape[2:])).to(torch.uint8)
         indices = tensors.where(max_pooling(present, windows) != 0, indices, -1)
     return values, indices
 
@@ -237,7 +237,7 @@ def max_pooling_indices(
     # The copy is aligned, so the plan is asked for what the kernel reads.
     taps = tensors.in_format(taps, channels_last)
     # Only the input's shape is used.
-    input = torch.empty((*taps.shape[:2], *spatial_sizes), dtype=torch.uint8, device="meta")
+    input = torch.empty(full_sizes(taps, spatial_sizes), dtype=torch.uint8, device="meta")
     kind = input.shape, input.stride(), (index_dtype, kind_of(taps)), False
     plan = planned("indices", (per_plane,), window, *kind, tuple(taps.shape[2:]), channels_last)
     result = new(taps, plan, index_dtype)
@@ -305,7 +305,7 @@ def average_pooling_grad(
 @or_reference
 def quantized_averages(
     input: Tensor,
-    parameters: tuple[Parameter, ...],
+    parameters: Parameters,
     window: Window,
     include_padding: bool,
     output_dtype: torch.dtype,
@@ -332,7 +332,7 @@ def _averages(
     """
     entries: tuple[Any, ...] = parameters
     kept, strides = _bytes_of(mask, source)
-    kinds: tuple[Any, ...] = source.dtype, kind_of(kept)
+    kinds: Kinds = source.dtype, kind_of(kept)
     if dtype is not None:
         entries = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
         kinds = source.dtype, dtype, kind_of(kept), *map(kind_of, parameters)

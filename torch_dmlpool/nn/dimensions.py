@@ -153,7 +153,7 @@ class Family:
         return input.movedim(0, -1).unsqueeze(0).movedim(-1, 1)
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(2048)
 def _known_request(family: Family, rank: int, written: bytes) -> Arguments:
     """What ``request_of`` returns for arguments that do not depend on sizes: a size that a call has
     not had before would spend a tenth of its time on them.

@@ -235,7 +235,7 @@ def _unpooled_sizes(
                     f"dimension {name}, got {size} (output_size={shown(output_size)})"
                 )
         sizes = list(asked)
-    check_spatial_sizes("the output", sizes, len(sizes))
+    check_spatial_sizes("the output", sizes)
     return indices, sizes, True
 
 

@@ -47,12 +47,15 @@ class _Region(TorchFunctionMode, contextlib.ContextDecorator):
         kwargs = kwargs or {}
         ours, dtypes = ROUTES.get(func, (func, ()))
         input = args[0] if args else kwargs.get("input")
-        is_taken = isinstance(input, Tensor) and input.dtype in dtypes and kwargs.get("out") is None
-        is_taken = is_taken and input.layout is torch.strided and not input.is_nested
+        is_taken = (
+            isinstance(input, Tensor)
+            and input.dtype in dtypes
+            and kwargs.get("out") is None
+            and input.layout is torch.strided
+            and not input.is_nested
+        )
         # Whoever has replaced PyTorch's function has seen this call.
-        if is_taken and not is_dynamo_compiling() and observed.is_replaced(ours.__name__):
-            is_taken = False
-        if is_taken:
+        if is_taken and (is_dynamo_compiling() or not observed.is_replaced(ours.__name__)):
             # A type that this package refuses gets PyTorch's result or error, as it did before.
             with contextlib.suppress(TypeError):
                 return ours(*args, **kwargs)

@@ -7,7 +7,6 @@ size / outputs)``. Seen from the input it is the same: the bins that read elemen
 every size divides, the bins are an ordinary window with a stride.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, pre
 from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
 from torch_dmlpool.operators.min_pooling import minima
 from torch_dmlpool.operators.registration import Below, Operator
-from torch_dmlpool.tensors import Mask, Pair
+from torch_dmlpool.tensors import Mask, Pair, full_sizes
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
@@ -130,7 +129,7 @@ def adaptive_max_pooling(
 
 def _bins(input: Tensor, output_size: OutputSize) -> Arguments:
     """The output size of an input that is checked."""
-    tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
+    tensors.check_pooled(input, tensors.AVERAGED_TYPES)
     return (output_size,)
 
 
@@ -138,7 +137,7 @@ def _numbered_bins(
     input: Tensor, index_dtype: torch.dtype, return_indices: bool, output_size: OutputSize
 ) -> Arguments:
     """The same, and with ``return_indices`` as ``numbered_windows``, checked."""
-    tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
+    tensors.check_pooled(input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
     tensors.check_index_type(index_dtype, input.shape)
     return output_size, *((index_dtype, False) if return_indices else ())
@@ -321,11 +320,11 @@ def _window_of_bins(sizes: Ints, output_sizes: Ints) -> Window | None:
     return Window(tuple(axes))
 
 
-def _output_sizes(input: Tensor, sizes: Sizes) -> list[int]:
-    check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+def _output_sizes(input: Tensor, sizes: Sizes) -> Sizes:
+    check_spatial_sizes("the input", input.shape[2:])
     check_spatial_sizes("the output", sizes, input.dim() - 2)
     _check_products(input.shape[2:], sizes)
-    return [*input.shape[:2], *sizes]
+    return full_sizes(input, sizes)
 
 
 class AdaptiveAveragePooling(LinearFunction):
@@ -398,5 +397,5 @@ adaptive_max_pooling_op = Operator(
     types=[tensors.MAX_TYPES],
     output_sizes=_output_sizes,
     function=AdaptiveMaxPooling,
-    dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(math.prod(input.shape[2:]))),
+    dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(input.shape[2:])),
 )

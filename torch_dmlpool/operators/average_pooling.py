@@ -14,6 +14,7 @@ from torch_dmlpool.operators.derivatives import Gradients, LinearFunction
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Below, Operator
+from torch_dmlpool.tensors import full_sizes, pooled_sizes
 from torch_dmlpool.window import (
     Integers,
     Sizes,
@@ -96,7 +97,7 @@ def _counted_windows(
     input: Tensor, include_padding: bool, divisor_override: int | None, *window: Any
 ) -> tuple[Window, bool, int | None]:
     """The operator's arguments, checked."""
-    tensors.check_pooled("input", input, tensors.AVERAGED_TYPES)
+    tensors.check_pooled(input, tensors.AVERAGED_TYPES)
     tensors.check_flag("include_padding", include_padding)
     divisor_override = tensors.checked_divisor(divisor_override)
     return Window.directml(input.dim() - 2, *window), include_padding, divisor_override
@@ -148,7 +149,7 @@ def average_pooling_grad(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
     """
-    tensors.check_pooled("input_gradient", input_gradient, tensors.AVERAGED_TYPES)
+    tensors.check_pooled(input_gradient, tensors.AVERAGED_TYPES, "input_gradient")
     numbers = window_size, strides, start_padding, end_padding, dilations, ceil_mode
     window, include_padding, divisor = _counted_windows(
         input_gradient, include_padding, divisor_override, *numbers
@@ -217,19 +218,19 @@ class AveragePoolingGrad(LinearFunction):
 
 def _output_sizes(
     input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
-) -> list[int]:
+) -> Sizes:
     tensors.checked_divisor(divisor_override)
-    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+    return pooled_sizes(input, window)
 
 
 def _input_sizes(
     gradient: Tensor, sizes: Sizes, window: Window, _: bool, divisor: int | None
-) -> list[int]:
+) -> Sizes:
     tensors.checked_divisor(divisor)
     tensors.check_sizes(
-        "input_gradient", gradient, [*gradient.shape[:2], *window.output_sizes(sizes)]
+        "input_gradient", gradient, full_sizes(gradient, window.output_sizes(sizes))
     )
-    return [*gradient.shape[:2], *sizes]
+    return full_sizes(gradient, sizes)
 
 
 average_pooling_op: Operator = Operator(

@@ -192,7 +192,7 @@ _MOST = 8192
 _DTYPES = {torch.dtype, type(None)}
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(2048)
 def _given(written: bytes) -> Arguments | None:
     """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
     is written as bytes, without its type.

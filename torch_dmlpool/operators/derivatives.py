@@ -7,6 +7,7 @@ from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool._private import _VF, _are_functorch_transforms_active, forward_ad
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
+from torch_dmlpool.tensors import Tensors
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 """What ``backward`` returns: the gradient of the first argument, and None for each other one."""
@@ -59,11 +60,11 @@ def save(ctx: Any, call: Any, *tensors: Tensor | None) -> None:
     ctx.save_for_forward(*tensors)
 
 
-def saved(ctx: Any) -> tuple[Tensor, ...]:
+def saved(ctx: Any) -> Tensors:
     """The tensors that :func:`save` has kept. A hook may return tensors of another kind, which
     are rejected: kernels do not check what they read.
     """
-    tensors: tuple[Tensor, ...] = ctx.saved_tensors
+    tensors: Tensors = ctx.saved_tensors
     for tensor, kind in zip(tensors, ctx.kinds if tensors else (), strict=True):
         # Transforms and traces, which read no memory here, may unwrap what was saved.
         if _kind(tensor) != kind and may_skip_dispatcher(tensor):

@@ -18,9 +18,10 @@ from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.operators.masks import kept
 from torch_dmlpool.operators.max_pooling import maxima_of, prepared_max_pooling
 from torch_dmlpool.operators.registration import Operator
-from torch_dmlpool.tensors import TensorFunction
+from torch_dmlpool.tensors import TensorFunction, pooled_sizes
 from torch_dmlpool.window import (
     Integers,
+    Sizes,
     Window,
 )
 
@@ -87,7 +88,7 @@ def lp_pooling(
 
 def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
     """The operator's arguments, checked."""
-    tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
+    tensors.check_pooled(input, tensors.FLOAT_TYPES)
     made = Window.directml(input.dim() - 2, *window)
     return made, float(tensors.checked_norm("p", p))
 
@@ -145,9 +146,9 @@ def _by(pool: TensorFunction, input: Tensor, p: float) -> Tensor:
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 
-def _output_sizes(input: Tensor, window: Window, p: float) -> list[int]:
+def _output_sizes(input: Tensor, window: Window, p: float) -> Sizes:
     tensors.checked_norm("p", p)
-    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+    return pooled_sizes(input, window)
 
 
 lp_pooling_op = Operator(

@@ -28,6 +28,7 @@ from torch_dmlpool.operators.derivatives import (
     saved,
 )
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
+from torch_dmlpool.tensors import full_sizes
 from torch_dmlpool.window import (
     Arguments,
     Sizes,
@@ -66,7 +67,7 @@ class Masked(torch.autograd.Function):
 
 def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     """The mask with the input's spatial sizes, and samples and channels of its own."""
-    return mask.expand(*mask.shape[:2], *input.shape[2:])
+    return mask.expand(full_sizes(mask, input.shape[2:]))
 
 
 def by_kernel(
@@ -108,7 +109,7 @@ def averages_under(
     return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(1024)
 def _remembered(
     backend: Backend,
     kind: Kind,
@@ -161,7 +162,7 @@ class MaskedAveragePooling(torch.autograd.Function):
         # Averages are linear: their gradient is the same wherever it is taken.
         is_last = call.channels_last
         with torch.enable_grad():
-            leaf = tensors.empty([*arriving.shape[:2], *call.shape[2:]], arriving, is_last)
+            leaf = tensors.empty(full_sizes(arriving, call.shape[2:]), arriving, is_last)
             leaf = leaf.zero_().requires_grad_()
             sums, windows, include_padding, divisor = call.arguments
             averages = _composed_averages(sums, leaf, mask, windows, include_padding, divisor)
@@ -198,7 +199,7 @@ def _counts(
     quotient.
     """
     taps = windows.taps if isinstance(windows, Window) else math.prod(sizes)
-    present = mask.expand(*mask.shape[:2], *sizes)
+    present = mask.expand(full_sizes(mask, sizes))
     # Counts are exact (rule K3): float32 has no odd numbers above 2**24. Symbolic sizes of an
     # exported program count as small.
     is_exact = like.device.type == "mps" or not is_sure(taps > 2**24)

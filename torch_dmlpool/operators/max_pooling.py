@@ -38,7 +38,7 @@ from torch_dmlpool.operators.winners import (
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
 )
-from torch_dmlpool.tensors import Mask, Pair, TensorFunction
+from torch_dmlpool.tensors import Mask, Pair, TensorFunction, pooled_sizes
 from torch_dmlpool.window import (
     Arguments,
     Integers,
@@ -131,7 +131,7 @@ def numbered_windows(
     """The window and, with ``return_indices``, the index type and False: indices do not count in
     each plane, but in the whole tensor. All are checked.
     """
-    tensors.check_pooled("input", input, tensors.ORDERED_TYPES)
+    tensors.check_pooled(input, tensors.ORDERED_TYPES)
     tensors.check_flag("return_indices", return_indices)
     made = Window.directml(input.dim() - 2, *window)
     tensors.check_index_type(index_dtype, input.shape)
@@ -186,8 +186,8 @@ def max_pooling_grad(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
     """
-    tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
-    tensors.check_pooled("input_gradient", input_gradient, tensors.FLOAT_TYPES)
+    tensors.check_pooled(input, tensors.FLOAT_TYPES)
+    tensors.check_pooled(input_gradient, tensors.FLOAT_TYPES, "input_gradient")
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
@@ -289,21 +289,17 @@ class MaxPooling(torch.autograd.Function):
         return gathered, None
 
 
-def _output_sizes(input: Tensor, window: Window) -> list[int]:
-    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
-
-
 def _check_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
-) -> list[int]:
+) -> Sizes:
     tensors.check_index_type(index_dtype, input.shape, per_plane)
     tensors.check_taps(window.taps)
-    return _output_sizes(input, window)
+    return pooled_sizes(input, window)
 
 
 def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sizes:
     tensors.check_type("input_gradient", input_gradient, input.dtype, "input's")
-    tensors.check_sizes("input_gradient", input_gradient, _output_sizes(input, window), input)
+    tensors.check_sizes("input_gradient", input_gradient, pooled_sizes(input, window), input)
     tensors.check_taps(window.taps)
     return input.shape
 
@@ -327,7 +323,7 @@ def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Ten
 max_pooling_with_taps_op = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
-    output_sizes=_output_sizes,
+    output_sizes=pooled_sizes,
     function=MaxPooling,
     dtypes=lambda input, window: (input.dtype, tensors.tap_dtype(window.taps)),
 )
@@ -336,7 +332,7 @@ max_pooling_with_taps_op = Operator(
 max_pooling_op = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
     types=[tensors.MAX_TYPES],
-    output_sizes=_output_sizes,
+    output_sizes=pooled_sizes,
     compose=lambda input, window: max_pooling_with_taps_op(input, window)[0],
 )
 

@@ -27,7 +27,7 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Operator
-from torch_dmlpool.tensors import first_indices
+from torch_dmlpool.tensors import first_indices, full_sizes
 from torch_dmlpool.window import (
     ArgumentError,
     Sizes,
@@ -73,7 +73,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
         raise ArgumentError(
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
         )
-    check_spatial_sizes("the output", sizes[2:], input.dim() - 2)
+    check_spatial_sizes("the output", sizes[2:])
     return POOL.of(input, None, (indices, sizes[2:], False))
 
 
@@ -89,7 +89,7 @@ def _elements_at(
     if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
-    signed = _signed(indices, math.prod((*input.shape[:2], *spatial_sizes)))
+    signed = _signed(indices, math.prod(full_sizes(input, spatial_sizes)))
     if records_gradient(input):
         return _apply(input, signed, unpool, spatial_sizes, per_plane)
     result, _, is_wrong = unpool(input, signed, spatial_sizes, per_plane, False)
@@ -154,7 +154,7 @@ def _positions(indices: Tensor, sizes: Sizes, per_plane: bool) -> Tensor:
     """The positions in planes of indices, which are -1 for no element."""
     if per_plane:
         return indices
-    first = first_indices(indices, (*indices.shape[:2], *sizes))
+    first = first_indices(indices, full_sizes(indices, sizes))
     return torch.where(indices == -1, -1, indices - first)
 
 
@@ -162,7 +162,7 @@ def _unpooled(
     input: Tensor, indices: Tensor, sizes: Sizes, per_plane: bool, rejects: bool = False
 ) -> Tensor:
     """``max_unpooling`` by a scatter. With ``rejects`` an index outside its plane is an error."""
-    indices = _signed(indices, math.prod((*input.shape[:2], *sizes)))
+    indices = _signed(indices, math.prod(full_sizes(input, sizes)))
     positions = _positions(indices, sizes, per_plane)
     if rejects:
         _check_positions(indices, sizes, per_plane)
@@ -190,8 +190,8 @@ def _check_positions(indices: Tensor, sizes: Sizes, per_plane: bool) -> None:
 
 def check(input: Tensor, indices: Tensor) -> None:
     """Reject indices that do not belong to ``input`` (rules G6 and G8)."""
-    tensors.check_pooled("input", input, tensors.MAX_TYPES + tensors.COMPLEX_TYPES)
-    tensors.check_pooled("indices", indices, tensors.INDEX_TYPES)
+    tensors.check_pooled(input, tensors.MAX_TYPES + tensors.COMPLEX_TYPES)
+    tensors.check_pooled(indices, tensors.INDEX_TYPES, "indices")
     tensors.check_sizes("indices", indices, input.shape, input, "input's")
 
 
@@ -223,13 +223,13 @@ def _check_unique(positions: Tensor, spatial_sizes: Sizes) -> Sizes:
 
 
 def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sizes:
-    check_spatial_sizes("the input", input.shape[2:], input.dim() - 2)
+    check_spatial_sizes("the input", input.shape[2:])
     if positions.dim() != input.dim():
         raise ArgumentError(
             f"positions must have as many dimensions as the input, {input.dim()}, got shape "
             f"{tuple(positions.shape)}"
         )
-    tensors.check_sizes("positions", positions, [*input.shape[:2], *positions.shape[2:]], input)
+    tensors.check_sizes("positions", positions, full_sizes(input, positions.shape[2:]), input)
     return positions.shape
 
 
@@ -239,18 +239,18 @@ def _check_scatter(
     spatial_sizes: Sizes,
     bins: bool,
     channels_last: bool,
-) -> list[int]:
-    tensors.check_pooled("input", input, tensors.FLOAT_TYPES if bins else tensors.MAX_TYPES)
+) -> Sizes:
+    tensors.check_pooled(input, tensors.FLOAT_TYPES if bins else tensors.MAX_TYPES)
     _check_unique(positions, spatial_sizes)
     tensors.check_sizes("positions", positions, input.shape, input, "input's")
-    return [*input.shape[:2], *spatial_sizes]
+    return full_sizes(input, spatial_sizes)
 
 
 unique_positions_op = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     types=[POSITION_TYPES],
     output_sizes=_check_unique,
-    dtypes=lambda positions, sizes: (tensors.position_dtype(math.prod(sizes)),),
+    dtypes=lambda positions, sizes: (tensors.position_dtype(sizes),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
 ones."""

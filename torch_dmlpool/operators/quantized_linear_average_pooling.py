@@ -20,11 +20,12 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_plain, is_readable
 from torch_dmlpool.operators.registration import Operator, one_by_one
-from torch_dmlpool.tensors import TensorFunction, Types
+from torch_dmlpool.tensors import TensorFunction, Types, pooled_sizes
 from torch_dmlpool.window import (
     ArgumentError,
     Arguments,
     Integers,
+    Sizes,
     Window,
     integer,
     is_sure,
@@ -118,7 +119,7 @@ def _quantized_windows(
     *window: Any,
 ) -> Arguments:
     """The operator's arguments, checked."""
-    tensors.check_pooled("input", input, tensors.QUANTIZED_TYPES)
+    tensors.check_pooled(input, tensors.QUANTIZED_TYPES)
     tensors.check_flag("include_padding", include_padding)
     made = Window.directml(input.dim() - 2, *window)
     parameters, dtype = checked_quantization(input, parameters, output_dtype)
@@ -166,10 +167,10 @@ def pooled_integers(
     return quantized_linear_average_pooling_op(input, *vectors, *rest)
 
 
-def _output_sizes(input: Tensor, *given: Any) -> list[int]:
+def _output_sizes(input: Tensor, *given: Any) -> Sizes:
     *_parameters, window, include_padding, _output_dtype = given
     check_counted(window, include_padding)
-    return [*input.shape[:2], *window.output_sizes(input.shape[2:])]
+    return pooled_sizes(input, window)
 
 
 def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:

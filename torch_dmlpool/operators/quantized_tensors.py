@@ -230,7 +230,7 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
             "quantized_linear_average_pooling or max_pooling"
         )
     quantized_types = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
-    tensors.check_pooled("input", input, tuple(quantized_types))
+    tensors.check_pooled(input, tuple(quantized_types))
     scheme = input.qscheme()
     if scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
         name = tensors.name_of(scheme)

@@ -159,7 +159,7 @@ class Operator:
     def _checked(self, arguments: Arguments) -> tuple[Arguments, Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.names, arguments, self.types, strict=False):
-            tensors.check_pooled(name, tensor, types)
+            tensors.check_pooled(tensor, types, name)
         at = self.window_at
         if at is not None:
             window = _window(arguments[0].dim() - 2, *arguments[at : at + 6])
@@ -283,7 +283,7 @@ def _window(rank: int, *arguments: Any) -> Window:
         return Window.directml(rank, *arguments)
 
 
-_known_window = functools.lru_cache(maxsize=2048)(Window.directml)
+_known_window = functools.lru_cache(2048)(Window.directml)
 
 
 class Below:

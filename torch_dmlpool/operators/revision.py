@@ -18,7 +18,7 @@ from typing import Any
 from torch_dmlpool._private import TracingContext, is_exporting
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(8)
 def revision(package: Any = None) -> str:
     """The package's version and a digest of its code, so that an edit counts as much as an update.
 

@@ -105,12 +105,11 @@ def _check(input: Tensor, offsets: Tensor | None, mask: Mask, types: Any) -> Non
 def _sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Mask, _: bool) -> Any:
     """The sizes of results: a row for each set."""
     _check(input, offsets, mask, types)
-    return (input.shape[0] if offsets is None else offsets.shape[0] - 1), input.shape[-1]
+    return reference_rows.set_sizes(input, offsets)
 
 
 def _shares(arriving: Tensor, offsets: Tensor | None, mask: Mask, rows: int, is_mean: bool) -> Any:
-    samples = () if offsets is not None else (arriving.shape[0],)
-    shape = *samples, rows, arriving.shape[-1]
+    shape = reference_rows.row_sizes(arriving, offsets, rows)
     _check(arriving.new_empty(()).expand(shape), offsets, mask, tensors.FLOAT_TYPES)
     if offsets is not None:
         sizes = offsets.shape[0] - 1, arriving.shape[-1]

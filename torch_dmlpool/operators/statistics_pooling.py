@@ -93,7 +93,7 @@ def statistics_pooling(
     DirectML has no such operator. The page of ``torch.std``:
     https://pytorch.org/docs/stable/generated/torch.std.html
     """
-    tensors.check_pooled("input", input, tensors.FLOAT_TYPES)
+    tensors.check_pooled(input, tensors.FLOAT_TYPES)
     correction = integer("correction", correction, correction)
     mask = tensors.checked_mask(mask, input)
     n, c = input.shape[:2]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, saved
 from torch_dmlpool.operators.registration import Operator, one_by_one
+from torch_dmlpool.tensors import full_sizes
 from torch_dmlpool.window import Sizes, Window
 
 
@@ -40,11 +41,11 @@ class MaxPoolingGather(LinearFunction):
         return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None, None
 
 
-def _check_taps(taps: Tensor, spatial_sizes: Sizes, window: Window) -> list[int]:
+def _check_taps(taps: Tensor, spatial_sizes: Sizes, window: Window) -> Sizes:
     """Reject taps that do not fit the window; return the sizes of the input that they number."""
-    tensors.check_sizes("taps", taps, [*taps.shape[:2], *window.output_sizes(spatial_sizes)])
+    tensors.check_sizes("taps", taps, full_sizes(taps, window.output_sizes(spatial_sizes)))
     tensors.check_type("taps", taps, tensors.tap_dtype(window.taps), "window's")
-    return [*taps.shape[:2], *spatial_sizes]
+    return full_sizes(taps, spatial_sizes)
 
 
 def _check_indices(
@@ -56,14 +57,14 @@ def _check_indices(
 
 def _check_grad_from_taps(
     input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
-) -> list[int]:
+) -> Sizes:
     tensors.check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
     return _check_taps(taps, sizes, window)
 
 
 def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sizes:
     _check_taps(taps, input.shape[2:], window)
-    tensors.check_sizes("taps", taps, [*input.shape[:2], *taps.shape[2:]], input)
+    tensors.check_sizes("taps", taps, full_sizes(input, taps.shape[2:]), input)
     return taps.shape
 
 
