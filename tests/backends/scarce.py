@@ -129,7 +129,7 @@ def with_failing_allocations(name, call):
     number, leaves, errors, left = 0, [], [], []
 
     def fails(*pointers):
-        given = [ctypes.c_void_p(each) for each in [*pointers, None, None, None][:6]]
+        given = [ctypes.cast(each, ctypes.c_void_p) for each in [*pointers, None, None, None][:6]]
         code: int = allocations.call_with_failing(operator, *given, ctypes.c_long(number))
         leaves.append(allocations.blocks_left())
         return code

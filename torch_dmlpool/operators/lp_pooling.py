@@ -117,7 +117,7 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
     if records_gradient(input) or not may_skip_dispatcher(input, mask):
         # Powers of masked elements may be infinite, and their gradient would be NaN.
         return lp_pooling_op(kept(input, mask), window, p)
-    return _norms(input, window, p, mask)
+    return tensors.laid_out_like(_norms(input, window, p, mask), input)
 
 
 POOL = PublicPool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
