@@ -413,7 +413,7 @@ BACKEND = Backend.of(
     vars(rows) | globals(),
     averages=Averages,
     maxima=Maxima,
-    unpool=max_unpooling,
+    max_unpooling=max_unpooling,
     reads_masks=True,
     spreads_masks=True,
     takes_bools=True,

@@ -72,7 +72,7 @@ class Backend(NamedTuple):
     segment_maxima: Function
     statistics: Function
     statistics_grad: Function
-    unpool: Function | None = None
+    max_unpooling: Function | None = None
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``operators`` compose it of the others."""
     averages: Callable[..., Plan] | None = None
@@ -169,8 +169,6 @@ class Backend(NamedTuple):
     def quantized_linear_average_pooling(self, input: Tensor, *given: Any) -> Any:
         """Quantized averages. Scales and zero points are arguments of their own."""
         return self.quantized_averages(input, given[:4], *given[4:])
-
-    quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling  # type: ignore[misc]
 
     def adaptive_max_pooling(self, input: Tensor, output_sizes: Sizes, **under: Tensor) -> Any:
         """Maxima of bins and their positions, ``under`` a mask if there is one."""

@@ -78,14 +78,28 @@ class _Operator(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("function", _POINTER))
 
 
-_POINTERS = {
-    3: "average_pooling average_pooling_grad max_pooling_indices unique_positions",
-    4: "max_pooling max_pooling_grad gather_positions scatter_positions quantized_average_pooling",
-    5: "max_unpooling masked masked_average_pooling masked_average_pooling_grad "
-    "segment_sums statistics statistics_grad",
-    6: "masked_max_pooling masked_max_pooling_grad segment_maxima segment_shares",
+_FUNCTIONS = {
+    "max_pooling": 4,
+    "max_pooling_indices": 3,
+    "max_pooling_grad": 4,
+    "max_unpooling": 5,
+    "unique_positions": 3,
+    "gather_positions": 4,
+    "scatter_positions": 4,
+    "average_pooling": 3,
+    "average_pooling_grad": 3,
+    "quantized_average_pooling": 4,
+    "masked": 5,
+    "masked_average_pooling": 5,
+    "masked_average_pooling_grad": 5,
+    "masked_max_pooling": 6,
+    "masked_max_pooling_grad": 6,
+    "segment_sums": 5,
+    "segment_maxima": 6,
+    "segment_shares": 6,
+    "statistics": 5,
+    "statistics_grad": 5,
 }
-_FUNCTIONS = {name: count for count, names in _POINTERS.items() for name in names.split()}
 """How many pointers each operator of the library takes."""
 
 

@@ -18,7 +18,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, PublicPool
-from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import (
     Winners,
@@ -327,11 +327,11 @@ def _output_sizes(input: Tensor, sizes: Sizes) -> Sizes:
     return full_sizes(input, sizes)
 
 
-class AdaptiveAveragePooling(LinearFunction):
+class AdaptiveAveragePooling(torch.autograd.Function):
     """Averages of bins. Their gradient is ``adaptive_average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Call | Below, *_: None) -> Any:
+    def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
         return call.run(input)
 
@@ -342,14 +342,27 @@ class AdaptiveAveragePooling(LinearFunction):
             return call.plan.gradient(arriving), None
         return adaptive_average_pooling_grad_op(call.sharded(arriving), call.shape[2:]), None
 
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return adaptive_average_pooling_op(direction, *ctx.call.arguments)
 
-class AdaptiveAveragePoolingGrad(LinearFunction):
+
+class AdaptiveAveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages of bins. It is linear: its own gradient is the average."""
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
+        ctx.call = call
+        return call.run(input_gradient)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return adaptive_average_pooling_op(call.sharded(arriving), call.shape[2:]), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return adaptive_average_pooling_grad_op(direction, *ctx.call.arguments)
 
 
 class AdaptiveMaxPooling(torch.autograd.Function):
@@ -380,6 +393,7 @@ adaptive_average_pooling_op: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_output_sizes,
+    computes=lambda backend: backend.adaptive_average_pooling,
     function=AdaptiveAveragePooling,
 )
 
@@ -388,6 +402,7 @@ adaptive_average_pooling_grad_op: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_output_sizes,
+    computes=lambda backend: backend.adaptive_average_pooling_grad,
     function=AdaptiveAveragePoolingGrad,
 )
 
@@ -396,6 +411,7 @@ adaptive_max_pooling_op = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
     output_sizes=_output_sizes,
+    computes=lambda backend: backend.adaptive_max_pooling,
     function=AdaptiveMaxPooling,
     dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(input.shape[2:])),
 )

@@ -4,13 +4,14 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import Call, PublicPool, by_parts
-from torch_dmlpool.operators.derivatives import Gradients, LinearFunction
+from torch_dmlpool.operators.derivatives import Gradients
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Below, Operator
@@ -189,11 +190,11 @@ def _sums(input: Tensor, window: Any, divisor: int) -> Tensor:
     return average_pooling_op(input, window, False, divisor)
 
 
-class AveragePooling(LinearFunction):
+class AveragePooling(torch.autograd.Function):
     """Averages of windows. Their gradient is ``average_pooling_grad``."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Call | Below, *_: None) -> Any:
+    def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
         ctx.call = call
         return call.run(input)
 
@@ -206,14 +207,27 @@ class AveragePooling(LinearFunction):
             call.sharded(arriving), call.shape[2:], *call.arguments
         ), None
 
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return average_pooling_op(direction, *ctx.call.arguments)
 
-class AveragePoolingGrad(LinearFunction):
+
+class AveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages. It is linear: its own gradient is the average."""
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
+        ctx.call = call
+        return call.run(input_gradient)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call = ctx.call
         return average_pooling_op(call.sharded(arriving), *call.arguments[1:]), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return average_pooling_grad_op(direction, *ctx.call.arguments)
 
 
 def _output_sizes(
@@ -238,6 +252,7 @@ average_pooling_op: Operator = Operator(
     "Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_output_sizes,
+    computes=lambda backend: backend.average_pooling,
     function=AveragePooling,
 )
 
@@ -248,6 +263,7 @@ average_pooling_grad_op: Operator = Operator(
     "SymInt? divisor_override) -> Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_input_sizes,
+    computes=lambda backend: backend.average_pooling_grad,
     function=AveragePoolingGrad,
 )
 

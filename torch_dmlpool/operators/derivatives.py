@@ -2,7 +2,6 @@
 
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, is_grad_enabled
 
 from torch_dmlpool._private import _VF, _are_functorch_transforms_active, forward_ad
@@ -77,18 +76,3 @@ def saved(ctx: Any) -> Tensors:
 
 def _kind(tensor: Tensor | None) -> Any:
     return tensor is not None and (tuple(tensor.shape), tensor.dtype, tensor.device)
-
-
-class LinearFunction(torch.autograd.Function):
-    """An operator that is linear in its first tensor: its tangent is the operator of the
-    direction. Each class of these has its ``backward``.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Any, *tensors: Any) -> Any:
-        save(ctx, call, *tensors)
-        return call.run(input, *tensors)
-
-    @staticmethod
-    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return ctx.call.operator(direction, *ctx.saved_tensors, *ctx.call.arguments)

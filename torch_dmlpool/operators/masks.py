@@ -70,9 +70,7 @@ def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(full_sizes(mask, input.shape[2:]))
 
 
-def by_kernel(
-    computes: Callable[[Backend], Any], input: Tensor, *arguments: Any, mask: Tensor
-) -> Any:
+def by_kernel(computes: Any, input: Tensor, *arguments: Any, mask: Tensor) -> Any:
     """What a function of the input's backend gives for plain tensors under a mask; None where it
     has no kernel, or where somebody has to see the operators that such a pool is made of.
     """

@@ -324,6 +324,7 @@ max_pooling_with_taps_op = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
     output_sizes=pooled_sizes,
+    computes=lambda backend: backend.max_pooling_with_taps,
     function=MaxPooling,
     dtypes=lambda input, window: (input.dtype, tensors.tap_dtype(window.taps)),
 )
@@ -333,6 +334,7 @@ max_pooling_op = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
     types=[tensors.MAX_TYPES],
     output_sizes=pooled_sizes,
+    computes=lambda backend: backend.max_pooling,
     compose=lambda input, window: max_pooling_with_taps_op(input, window)[0],
 )
 
@@ -342,6 +344,7 @@ max_pooling_with_indices_op = Operator(
     "(Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
     output_sizes=_check_with_indices,
+    computes=lambda backend: backend.max_pooling_with_indices,
     compose=_composed_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=one_by_one,
@@ -352,6 +355,7 @@ max_pooling_grad_op = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
     types=[tensors.FLOAT_TYPES, tensors.FLOAT_TYPES],
     output_sizes=_check_grad,
+    computes=lambda backend: backend.max_pooling_grad,
     compose=_composed_grad,
 )
 

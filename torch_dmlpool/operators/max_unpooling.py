@@ -20,13 +20,12 @@ from torch_dmlpool.keywords import operator
 from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import (
     Gradients,
-    LinearFunction,
     records_gradient,
     save,
     saved,
 )
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
-from torch_dmlpool.operators.registration import Operator
+from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.tensors import first_indices, full_sizes
 from torch_dmlpool.window import (
     ArgumentError,
@@ -85,7 +84,7 @@ def _elements_at(
     """
     if not may_skip_dispatcher(input, indices):
         return max_unpooling_op(input, indices, spatial_sizes, per_plane)
-    unpool = backends.serving(input.device.type).unpool
+    unpool = backends.serving(input.device.type).max_unpooling
     if unpool is None:
         rejects = indices.is_cpu and indices.numel() > 0
         return _unpooled(input, indices, spatial_sizes, per_plane, rejects)
@@ -116,8 +115,13 @@ class MaxUnpooling(torch.autograd.Function):
         return gather_positions_op(arriving, *saved(ctx), False), None, None, None, None
 
 
-class GatherPositions(LinearFunction):
+class GatherPositions(torch.autograd.Function):
     """The element at each position. It is linear, and its gradient is ``scatter_positions``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Below, positions: Tensor) -> Any:
+        save(ctx, call, positions)
+        return call.run(input, positions)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -125,15 +129,28 @@ class GatherPositions(LinearFunction):
         request = positions, call.shape[2:], *call.arguments, call.channels_last
         return scatter_positions_op(call.sharded(arriving), *request), None, None
 
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return gather_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
-class ScatterPositions(LinearFunction):
+
+class ScatterPositions(torch.autograd.Function):
     """Each element at its position. It is linear, and its gradient is ``gather_positions``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Below, positions: Tensor) -> Any:
+        save(ctx, call, positions)
+        return call.run(input, positions)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (positions,) = ctx.call, saved(ctx)
         bins = call.arguments[1]
         return gather_positions_op(call.sharded(arriving), positions, bins), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return scatter_positions_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _signed(indices: Tensor, elements: int) -> Tensor:
@@ -250,6 +267,7 @@ unique_positions_op = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     types=[POSITION_TYPES],
     output_sizes=_check_unique,
+    computes=lambda backend: backend.unique_positions,
     dtypes=lambda positions, sizes: (tensors.position_dtype(sizes),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
@@ -260,6 +278,7 @@ gather_positions_op = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     types=[tensors.MAX_TYPES, POSITION_TYPES],
     output_sizes=_check_gather,
+    computes=lambda backend: backend.gather_positions,
     function=GatherPositions,
     layout_of=1,
 )
@@ -272,6 +291,7 @@ scatter_positions_op = Operator(
     "-> Tensor",
     types=[tensors.MAX_TYPES, POSITION_TYPES],
     output_sizes=_check_scatter,
+    computes=lambda backend: backend.scatter_positions,
     function=ScatterPositions,
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

@@ -206,6 +206,7 @@ quantized_linear_average_pooling_op = Operator(
     "output_dtype) -> Tensor",
     types=[tensors.QUANTIZED_TYPES],
     output_sizes=_output_sizes,
+    computes=lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda *checked: checked[-1:],
     vmap=one_by_one,
@@ -219,6 +220,7 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     "bool include_padding, ScalarType output_dtype) -> Tensor",
     types=[tensors.QUANTIZED_TYPES],
     output_sizes=_output_sizes,
+    computes=lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda *checked: checked[-1:],
 )

@@ -11,7 +11,6 @@ still see it. ``backward`` and ``jvp`` call operators: every higher order comes 
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -51,7 +50,6 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 class Operator:
     """A registered operator.
 
-    The function of its name in a backend computes it. If there is none, ``compose`` does.
     Python code and the callables below pass one :class:`Window` where the schema has ``WINDOW``.
     Tensors come first. A gradient is wanted with respect to the first alone.
     """
@@ -63,6 +61,8 @@ class Operator:
     # the data types that the first tensors may have; none for an operator on rows, which has only
     # ``output_sizes`` to check them
     types: Sequence[Types] = ()
+    # the function of a backend that computes it; None if ``compose`` always does
+    computes: Callable[[Backend], Function] | None = None
     # the autograd function: it takes the first tensor, a Below or the Call of a prepared pool,
     # and the other tensors
     function: type[torch.autograd.Function] | None = None
@@ -97,8 +97,7 @@ class Operator:
         self.count = sum("Tensor" in str(argument.type) for argument in accepted)
         self.window_at = names.index("window_size") if "window_size" in names else None
         # A composite has neither a fake nor a vmap rule: the operators that it is made of have.
-        self.is_composite = not hasattr(Backend, self.name)
-        self.computes: Callable[[Backend], Function] = operator.attrgetter(self.name)
+        self.is_composite = self.computes is None
         self.apply = self.function and applied_at_a_single_level(self.function)
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
@@ -136,7 +135,7 @@ class Operator:
         """What computes the operator on the device of ``tensor``."""
         # Asking for the device's name takes longer.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
-        return self.computes(backend)
+        return self.computes(backend)  # type: ignore[misc]
 
     def dispatch(self, arguments: Arguments) -> Any:
         """Call the registered operator; a window is given as its six schema arguments."""
@@ -234,7 +233,7 @@ def of_rows(operator: Operator, *operands: Any) -> Any:
     operator.output_sizes(*operands)
     if is_exporting() or shards_of(operands[0]) is not None:
         # Programs are exported in operators of PyTorch alone, which also know DTensors.
-        return operator.computes(reference.BACKEND)(*operands)
+        return operator.computes(reference.BACKEND)(*operands)  # type: ignore[misc]
     return operator(*operands)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool.backends import reference_rows
-from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, save, saved
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
 from torch_dmlpool.tensors import Mask, Types
@@ -22,24 +22,42 @@ from torch_dmlpool.window import ArgumentError, Arguments
 Reduction = Literal["mean", "sum", "max", "min"]
 
 
-class SegmentSums(LinearFunction):
+class SegmentSums(torch.autograd.Function):
     """Sums or means of sets. Their gradient is ``segment_shares``."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Below, offsets: Any, mask: Any) -> Any:
+        save(ctx, call, offsets, mask)
+        return call.run(input, offsets, mask)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         (offsets, mask), rows, (is_mean,) = saved(ctx), ctx.call.shape[-2], ctx.call.arguments
         return segment_shares(arriving, offsets, mask, rows, is_mean), None, None, None
 
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return segment_sums(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
-class SegmentShares(LinearFunction):
+
+class SegmentShares(torch.autograd.Function):
     """Each row's share of what arrives at its set. It is linear, and its gradient is
     ``segment_sums``.
     """
 
     @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Below, offsets: Any, mask: Any) -> Any:
+        save(ctx, call, offsets, mask)
+        return call.run(input, offsets, mask)
+
+    @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         (offsets, mask), (_rows, is_mean) = saved(ctx), ctx.call.arguments
         return segment_sums(arriving, offsets, mask, is_mean), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return segment_shares(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 class SegmentMaxima(torch.autograd.Function):
@@ -126,6 +144,7 @@ def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: Arguments
 segment_sums = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
     output_sizes=functools.partial(_sets, tensors.FLOAT_TYPES),
+    computes=lambda backend: backend.segment_sums,
     function=SegmentSums,
     vmap=_mapped,
 )
@@ -134,6 +153,7 @@ segment_shares = Operator(
     "segment_shares(Tensor input_gradient, Tensor? offsets, Tensor? mask, SymInt rows, "
     "bool is_mean) -> Tensor",
     output_sizes=_shares,
+    computes=lambda backend: backend.segment_shares,
     function=SegmentShares,
     vmap=_mapped,
 )
@@ -142,6 +162,7 @@ segment_maxima = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
     output_sizes=functools.partial(_sets, tensors.ORDERED_TYPES),
+    computes=lambda backend: backend.segment_maxima,
     function=SegmentMaxima,
     dtypes=lambda input, *_: (input.dtype, torch.int64),
     vmap=_mapped,

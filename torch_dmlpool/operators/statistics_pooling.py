@@ -54,6 +54,7 @@ def _sizes(input: Tensor, mask: Tensor | None, correction: int) -> Any:
 statistics = Operator(
     "statistics(Tensor input, Tensor? mask, SymInt correction) -> (Tensor, Tensor)",
     output_sizes=_sizes,
+    computes=lambda backend: backend.statistics,
     function=Statistics,
     dtypes=lambda input, *_: (input.dtype, input.dtype),
 )

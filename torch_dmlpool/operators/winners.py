@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.operators.derivatives import Gradients, LinearFunction, saved
-from torch_dmlpool.operators.registration import Operator, one_by_one
+from torch_dmlpool.operators.derivatives import Gradients, save, saved
+from torch_dmlpool.operators.registration import Below, Operator, one_by_one
 from torch_dmlpool.tensors import full_sizes
 from torch_dmlpool.window import Sizes, Window
 
 
-class MaxPoolingGradFromTaps(LinearFunction):
+class MaxPoolingGradFromTaps(torch.autograd.Function):
     """What arrives at each window, at its winner. It is linear, and its gradient is
     ``max_pooling_gather``.
     """
+
+    @staticmethod
+    def forward(ctx: Any, input_gradient: Tensor, call: Below, taps: Tensor) -> Any:
+        save(ctx, call, taps)
+        return call.run(input_gradient, taps)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -28,17 +33,30 @@ class MaxPoolingGradFromTaps(LinearFunction):
         window = call.arguments[1]
         return max_pooling_gather_op(call.sharded(arriving), taps, window), None, None
 
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return max_pooling_grad_from_taps_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
-class MaxPoolingGather(LinearFunction):
+
+class MaxPoolingGather(torch.autograd.Function):
     """The element at each window's winner. It is linear, and its gradient is
     ``max_pooling_grad_from_taps``.
     """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, call: Below, taps: Tensor) -> Any:
+        save(ctx, call, taps)
+        return call.run(input, taps)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (taps,) = ctx.call, saved(ctx)
         request = call.shape[2:], *call.arguments, call.channels_last
         return max_pooling_grad_from_taps_op(call.sharded(arriving), taps, *request), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
+        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 def _check_taps(taps: Tensor, spatial_sizes: Sizes, window: Window) -> Sizes:
@@ -74,6 +92,7 @@ max_pooling_indices_op = Operator(
     "-> Tensor",
     types=[tensors.INTEGER_TYPES],
     output_sizes=_check_indices,
+    computes=lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=one_by_one,
 )
@@ -85,6 +104,7 @@ max_pooling_grad_from_taps_op = Operator(
     "bool channels_last) -> Tensor",
     types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
     output_sizes=_check_grad_from_taps,
+    computes=lambda backend: backend.max_pooling_grad_from_taps,
     function=MaxPoolingGradFromTaps,
 )
 
@@ -93,6 +113,7 @@ max_pooling_gather_op = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
     types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
     output_sizes=_check_gather,
+    computes=lambda backend: backend.max_pooling_gather,
     function=MaxPoolingGather,
     layout_of=1,
 )
