@@ -180,7 +180,7 @@ PLAIN_ZERO_POINTS = [*ZERO_POINTS, of_type(torch.int8, torch.tensor(3))]
 PLAIN_ZERO_POINTS += [of_type(torch.int64, torch.tensor(3))]
 ANY_ZERO_POINTS = [*ZERO_POINTS, Wrong("a tensor of 256", torch.tensor(256))]
 ANY_ZERO_POINTS += [of_type(torch.float32, torch.tensor(3))]
-QUANTIZED_TYPES = [*named(torch.int32, torch.float32, int), *plainly("int8")]
+QUANTIZED_INTEGERS = [*named(torch.int32, torch.float32, int), *plainly("int8")]
 INDICES = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
 ALL_INDICES = [
     *NOT_TENSORS,
@@ -232,7 +232,7 @@ WRONG: dict[str, list[Wrong]] = {
     "input_zero_point": PLAIN_ZERO_POINTS,
     "output_scale": SCALES,
     "output_zero_point": ANY_ZERO_POINTS,
-    "output_dtype": QUANTIZED_TYPES,
+    "output_dtype": QUANTIZED_INTEGERS,
 }
 """What is wrong of an argument in DirectML's words, wherever no function has values of its own."""
 POOLED: dict[str, Any] = {"input": planes(), "window_size": 2}
@@ -273,12 +273,12 @@ FUNCTIONS: dict[Callable[..., object], tuple[dict[str, Any], dict[str, list[Wron
             "input": [*INTEGER_TENSORS, *empty_planes(torch.uint8)],
             "output_scale": REQUIRED_SCALES,
             "output_zero_point": [*ZERO_POINTS, PLAIN_ZERO_POINTS[-1]],
-            "output_dtype": [*QUANTIZED_TYPES, *named(torch.quint8)],
+            "output_dtype": [*QUANTIZED_INTEGERS, *named(torch.quint8)],
         },
     ),
     dmlpool.quantized_average_pooling: (
         {**POOLED, "input": QUANTIZED},
-        {"input": QUANTIZED_TENSORS, "output_dtype": [*QUANTIZED_TYPES, *named(torch.qint32)]},
+        {"input": QUANTIZED_TENSORS, "output_dtype": [*QUANTIZED_INTEGERS, *named(torch.qint32)]},
     ),
     dmlpool.quantized_max_pooling: ({**POOLED, "input": QUANTIZED}, {"input": QUANTIZED_TENSORS}),
     dmlpool.segment_pooling: (
@@ -375,7 +375,7 @@ BY_NAME: dict[str, list[Wrong]] = {
     "mask": [*NOT_TENSORS[:1], *MASKS[3:]],
     "spatial_sizes": SIZES_BY_NAME,
     "output_sizes": SIZES_BY_NAME,
-    "output_dtype": QUANTIZED_TYPES[:2],
+    "output_dtype": QUANTIZED_INTEGERS[:2],
 }
 """What is wrong of an argument, wherever no operator has values of its own."""
 OPERATORS: dict[str, dict[str, list[Wrong]]] = {

@@ -19,9 +19,9 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
+SIGNED_FOR = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
-INTEGERS = SIGNED + UNSIGNED
+INTEGERS = SIGNED_FOR + UNSIGNED
 INDEX_TYPES = [torch.int32, torch.int64, torch.uint32, torch.uint64]
 
 
@@ -239,7 +239,7 @@ def _inferred(tensor):
 
 NUMBERS = FLOATS + INTEGERS
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], list[torch.dtype]]] = {
-    "negated": (lambda x: torch._neg_view(x.neg()), FLOATS + SIGNED),
+    "negated": (lambda x: torch._neg_view(x.neg()), FLOATS + SIGNED_FOR),
     "imaginary": (_imaginary, FLOATS[:2]),
     "zeros without memory": (_without_memory, NUMBERS),
     "expanded": (lambda x: x[(slice(1),) * min(2, x.dim())].expand(x.shape), NUMBERS),
@@ -415,7 +415,7 @@ def check_average_gradient(
         assert_gradient(result, *expected, math.prod(pooling.window_size))
 
 
-QUANTIZED_TYPES = [torch.uint8, torch.int8]
+QUANTIZED_INTEGERS = [torch.uint8, torch.int8]
 PARAMETER_FORMS = ["number", "0-D", "one element", "per channel", "per channel, spread"]
 TIES = [0.25, 0.5, 1.0, 1.5, 2.0, 3.0]
 """Scales whose quotients make many true ties."""

@@ -4,7 +4,7 @@ Signatures and docstrings stand written out in the source, so that editors and t
 what ``help()`` shows. Edit a ``...2d`` in place, run ``python tools/write_dimensions.py``, and
 commit all. tests/nn/test_written.py compares.
 
-A new family also needs a function in nn/pools.py and a class in nn/families.py. Where it applies it
+A new family also needs a function in nn/pools.py and a class in bases.py. Where it applies it
 goes into exported._POOL, quantizers._as_pytorch and conversion._effect, all in nn/.
 """
 

@@ -96,7 +96,7 @@ def _decomposed(
     if operator.name in dynamic or is_known:
         if before is not None:
             _check_dynamic(window, input.shape[2:])
-        return operator.computes(reference.BACKEND)(*arguments)
+        return operator.kernel_of(reference.BACKEND)(*arguments)
     return NotImplemented
 
 

@@ -53,14 +53,14 @@ def suggestion(
     return None
 
 
-def operator(function: _F) -> _F:
+def with_directml_names(function: _F) -> _F:
     """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's. Whoever
     observes its call sees that call alone.
     """
     return _with_suggestions(function, function.__name__, DIRECTMLS_FOR_PYTORCHS, True)
 
 
-def pytorchs(function: _F) -> _F:
+def with_pytorch_names(function: _F) -> _F:
     """The same for a function of ``nn.functional``, whose module becomes the one where users find
     it: pickles, traced graphs and documentation show it.
     """
@@ -68,7 +68,7 @@ def pytorchs(function: _F) -> _F:
     return _with_suggestions(function, function.__name__, PYTORCHS_FOR_DIRECTMLS)
 
 
-def layer(constructor: _F) -> _F:
+def layer_with_pytorch_names(constructor: _F) -> _F:
     """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's. It
     gets numpy's ints as Python's.
     """

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import _assert_async, constant_in_graphs
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.max_pooling import max_pooling
 from torch_dmlpool.operators.min_pooling import min_pooling
 from torch_dmlpool.window import ArgumentError, Integers, check_spatial_sizes, entries
@@ -24,7 +24,7 @@ __all__ = ["bottom_hat", "closing", "dilation", "erosion", "gradient", "opening"
 Box: TypeAlias = tuple[tuple[int, int], ...]  # the first and the last element of each dimension
 
 
-@operator
+@with_directml_names
 def dilation(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """Maximum of the elements under the reflected footprint, around each element.
 
@@ -61,7 +61,7 @@ def dilation(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _extremes(images, footprint, True)
 
 
-@operator
+@with_directml_names
 def erosion(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """Minimum of the elements under the footprint, around each element.
 
@@ -95,7 +95,7 @@ def erosion(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _extremes(images, footprint, False)
 
 
-@operator
+@with_directml_names
 def opening(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """Dilation of the erosion: it removes what is bright and smaller than the footprint.
 
@@ -128,7 +128,7 @@ def opening(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _extremes(_extremes(images, footprint, False), footprint, True)
 
 
-@operator
+@with_directml_names
 def closing(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """Erosion of the dilation: it fills what is dark and smaller than the footprint.
 
@@ -161,7 +161,7 @@ def closing(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _extremes(_extremes(images, footprint, True), footprint, False)
 
 
-@operator
+@with_directml_names
 def gradient(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """Dilation minus erosion: it is large at edges. Not the gradient of autograd.
 
@@ -194,7 +194,7 @@ def gradient(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _difference(_extremes(images, footprint, True), _extremes(images, footprint, False))
 
 
-@operator
+@with_directml_names
 def top_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """The images minus their opening: what is bright and smaller than the footprint.
 
@@ -228,7 +228,7 @@ def top_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _difference(images, opening(images, footprint))
 
 
-@operator
+@with_directml_names
 def bottom_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     """The closing of the images minus them: what is dark and smaller than the footprint.
 
@@ -267,14 +267,14 @@ def _extremes(images: Tensor, footprint: Integers | Tensor, are_maxima: bool) ->
     tensors.check_pooled(images, tensors.ORDERED_TYPES, "images")
     check_spatial_sizes("images", images.shape[2:])
     boxes = _boxes(footprint, images.dim() - 2)
-    if len(boxes) > 1 and images.dtype in tensors.SIGNED:
+    if len(boxes) > 1 and images.dtype in tensors.SIGNED_FOR:
         # PyTorch compares no wide unsigned integers. These signed ones have the same order.
-        lowest = torch.iinfo(tensors.SIGNED[images.dtype]).min
+        lowest = torch.iinfo(tensors.SIGNED_FOR[images.dtype]).min
         shifted = _extremes(tensors.signed(images) ^ lowest, footprint, are_maxima)
         return (shifted ^ lowest).view(images.dtype)
     found = _over(boxes[0], images, are_maxima)
     for box in boxes[1:]:
-        found = _winners(found, _over(box, images, are_maxima), are_maxima)
+        found = _greater(found, _over(box, images, are_maxima), are_maxima)
     return found
 
 
@@ -292,7 +292,7 @@ def _over(box: Box, images: Tensor, are_maxima: bool) -> Tensor:
     return found
 
 
-def _winners(found: Tensor, other: Tensor, are_maxima: bool) -> Tensor:
+def _greater(found: Tensor, other: Tensor, are_maxima: bool) -> Tensor:
     """The greater or the lesser of two elements; NaN wins."""
     if not found.requires_grad:
         return (torch.maximum if are_maxima else torch.minimum)(found, other)
@@ -305,7 +305,7 @@ def _winners(found: Tensor, other: Tensor, are_maxima: bool) -> Tensor:
 def _difference(minuend: Tensor, subtrahend: Tensor) -> Tensor:
     if minuend.dtype is torch.bool:
         return minuend ^ subtrahend
-    if minuend.dtype in tensors.SIGNED:
+    if minuend.dtype in tensors.SIGNED_FOR:
         return (tensors.signed(minuend) - tensors.signed(subtrahend)).view(minuend.dtype)
     return minuend - subtrahend
 

@@ -129,8 +129,8 @@ class PytorchAdaptivePool(Protocol):
 
 
 _Function = Callable[..., Any]
-pooling: Callable[[_Function], Pooling] = cast(Any, keywords.operator)
-adaptive_pooling: Callable[[_Function], AdaptivePooling] = cast(Any, keywords.operator)
-pool: Callable[[_Function], PytorchPool] = cast(Any, keywords.pytorchs)
-adaptive_pool: Callable[[_Function], PytorchAdaptivePool] = cast(Any, keywords.pytorchs)
+pooling: Callable[[_Function], Pooling] = cast(Any, keywords.with_directml_names)
+adaptive_pooling: Callable[[_Function], AdaptivePooling] = cast(Any, keywords.with_directml_names)
+pool: Callable[[_Function], PytorchPool] = cast(Any, keywords.with_pytorch_names)
+adaptive_pool: Callable[[_Function], PytorchAdaptivePool] = cast(Any, keywords.with_pytorch_names)
 """Decorators that give a function such a type, and do what those of keywords.py do."""

@@ -38,8 +38,8 @@ Mask: TypeAlias = Tensor | None  # a bool tensor that leaves out the elements wh
 Tensors: TypeAlias = tuple[Tensor, ...]
 Pair: TypeAlias = tuple[Tensor, Tensor]  # maxima and their winners, or means and deviations
 
-# A new data type also goes into _pooled_type of onnx/operators.py and, if it is unsigned, SIGNED.
-# docs/contributing/design.md lists what backends need.
+# A new data type also goes into _pooled_type of onnx/operators.py and, if it is unsigned,
+# SIGNED_FOR. docs/contributing/design.md lists what backends need.
 FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGER_TYPES = tuple(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -48,9 +48,9 @@ MAX_TYPES = FLOAT_TYPES + INTEGER_TYPES
 COMPLEX_TYPES = (torch.complex64, torch.complex128)
 AVERAGED_TYPES = FLOAT_TYPES + COMPLEX_TYPES
 ORDERED_TYPES = (*MAX_TYPES, torch.bool)  # maxima and minima take these; kernels get bools as bytes
-QUANTIZED_TYPES = (torch.int8, torch.uint8)
+QUANTIZED_INTEGERS = (torch.int8, torch.uint8)
 INDEX_TYPES = (torch.int32, torch.int64, torch.uint32, torch.uint64)
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+SIGNED_FOR = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 
 
@@ -77,7 +77,7 @@ def check_dense(name: str, tensor: Tensor, types: Types, wanted: str = "a dense 
         hint = f": write {name}.bool()" if types == (torch.bool,) else ""
         if torch.float32 in types and tensor.dtype in (*INTEGER_TYPES, torch.bool):
             hint = f": write {name}.float()"
-        if tensor.is_quantized and types == QUANTIZED_TYPES:
+        if tensor.is_quantized and types == QUANTIZED_INTEGERS:
             hint = ": quantized_average_pooling takes quantized tensors"
         raise TypeError(
             f"{name} has data type {name_of(tensor.dtype)}; supported are {names_of(types)}{hint}"
@@ -440,7 +440,7 @@ def names_of(types: Types) -> str:
 
 def signed(tensor: Tensor) -> Tensor:
     """A view of wide unsigned integers as signed ones; other tensors as they are."""
-    return tensor.view(SIGNED[tensor.dtype]) if tensor.dtype in SIGNED else tensor
+    return tensor.view(SIGNED_FOR[tensor.dtype]) if tensor.dtype in SIGNED_FOR else tensor
 
 
 def widened(tensor: Tensor) -> Tensor:
@@ -463,7 +463,7 @@ def lowest(dtype: torch.dtype) -> float:
 
 def where(condition: Tensor, tensor: Tensor, other: float) -> Tensor:
     """``torch.where`` with a number, for wide unsigned types too. It has a derivative."""
-    if tensor.dtype in SIGNED:
+    if tensor.dtype in SIGNED_FOR:
         return torch.where(condition, signed(tensor), other).view(tensor.dtype)
     return torch.where(condition, tensor, other)
 

@@ -284,10 +284,10 @@ def index_of(value: Any) -> int | None:
     return None
 
 
-def is_plain(value: Any) -> bool:
+def is_literal(value: Any) -> bool:
     """Whether ``value`` is a number, a string or None, or a tuple or list of these at any depth."""
     if type(value) in (tuple, list):
-        return all(map(is_plain, value))
+        return all(map(is_literal, value))
     return type(value) in (int, bool, float, str, type(None))
 
 
@@ -295,7 +295,7 @@ def plain(value: Any) -> Any:
     """An argument as layers keep it: numpy's ints and arrays as Python's, so that compilers take
     them for constants. What is no int stays as it is.
     """
-    if is_plain(value) or isinstance(value, torch.Tensor):
+    if is_literal(value) or isinstance(value, torch.Tensor):
         return value
     number, several = index_of(value), listed(value)
     if number is not None:

@@ -1,5 +1,5 @@
-// Which implementation serves a request, and how it cuts the problem into tiles. Both are pure
-// functions of the problem; an implementation that a test forces changes the choice.
+// Which implementation serves a request. It is a pure function of the problem; an implementation
+// that a test forces changes the choice.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes
 // from the geometry of a plane, as bits must not depend on the number of planes.
 bool joins_tiles(const Problem &p);
 
-// The implementation that serves the request. AUTOMATIC where only those for POOL can serve it.
+// The implementation that serves the request. AUTOMATIC where only those for POOL can serve it:
+// then `pool` asks again for one of these.
 Strategy choose(const Request &request);
 
 // For tests alone: every call that the strategy can compute is computed by it, until AUTOMATIC is

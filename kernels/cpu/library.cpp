@@ -18,7 +18,7 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 3;
+constexpr int64_t VERSION = 4;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 
@@ -139,7 +139,7 @@ const Operator OPERATORS[] = {
     OPERATOR(scatter_positions),
     OPERATOR(average_pooling),
     OPERATOR(average_pooling_grad),
-    OPERATOR(quantized_average_pooling),
+    OPERATOR(quantized_averages),
     OPERATOR(segment_sums),
     OPERATOR(segment_maxima),
     OPERATOR(segment_shares),

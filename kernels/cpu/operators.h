@@ -91,8 +91,7 @@ void scatter_positions(const Problem &p, const void *input, const void *position
 void average_pooling(const Problem &p, const void *input, void *output);
 // The gradient of the input. `arriving` is the gradient of the output.
 void average_pooling_grad(const Problem &p, const void *arriving, void *gradient);
-void quantized_average_pooling(const Problem &p, const void *input, void *output,
-                               const Quantization &q);
+void quantized_averages(const Problem &p, const void *input, void *output, const Quantization &q);
 
 // Pools of sets of rows. Offsets and masks may be null; a mask has a byte for each row, which is
 // left out where that is 0. Results are contiguous rows, one for each set.

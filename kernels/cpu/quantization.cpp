@@ -228,8 +228,8 @@ struct Requantize final : Finish {
 
 }  // namespace
 
-void quantized_average_pooling(const Problem &plain, const void *input, void *output,
-                               const Quantization &q) {
+void quantized_averages(const Problem &plain, const void *input, void *output,
+                        const Quantization &q) {
     const Problem p = joined_averages(plain, false, q.is_uniform());
     if (p.type != 4 && p.type != 8)
         reject("quantized averages of type", p.type);

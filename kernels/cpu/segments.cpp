@@ -39,9 +39,9 @@ struct Finder {
     I numbers[WIDTH];
 
     template <int64_t n>
-    __attribute__((noinline)) void compare(const Row *rows, int64_t count, int64_t length) {
-        for (int64_t at = 0; at < length; at += n) {
-            const int64_t i = std::min(at, length - n);
+    __attribute__((noinline)) void compare(const Row *rows, int64_t count, int64_t channels) {
+        for (int64_t at = 0; at < channels; at += n) {
+            const int64_t i = std::min(at, channels - n);
             auto most = read<Vector<L, n>>(best + i);
             auto which = read<Vector<I, n>>(numbers + i);
             for (int64_t k = 0; k < count; ++k) {
@@ -55,30 +55,30 @@ struct Finder {
         }
     }
     void operator()(const Piece &piece) {
-        const int64_t count = piece.count, to = piece.set * s.channels + piece.at;
-        std::fill_n(best, count, -std::numeric_limits<L>::infinity());
+        const int64_t channels = piece.channels, to = piece.set * s.channels + piece.at;
+        std::fill_n(best, channels, -std::numeric_limits<L>::infinity());
         list.next = piece.begin;
         bool is_any = list.fill(s, piece, values, sizeof(T));
-        std::fill_n(numbers, count, I(is_any ? list.rows[0].number : -1));
+        std::fill_n(numbers, channels, I(is_any ? list.rows[0].number : -1));
         for (; is_any; is_any = list.fill(s, piece, values, sizeof(T)))
             for (int64_t k = 0; k < list.count; k += GROUP) {
-                const int64_t n = std::min(GROUP, list.count - k);
+                const int64_t count = std::min(GROUP, list.count - k);
                 const Row *const rows = list.rows.data() + k;
-                for (int64_t row = 0; row < n && reads_ahead; ++row)
-                    read_in_order(rows[row].from, count * int64_t(sizeof(T)));
-                if (count >= LANES<L>)
-                    compare<LANES<L>>(rows, n, count);
-                else if (count >= SHORT<L>)
-                    compare<SHORT<L>>(rows, n, count);
+                for (int64_t row = 0; row < count && reads_ahead; ++row)
+                    read_in_order(rows[row].from, channels * int64_t(sizeof(T)));
+                if (channels >= LANES<L>)
+                    compare<LANES<L>>(rows, count, channels);
+                else if (channels >= SHORT<L>)
+                    compare<SHORT<L>>(rows, count, channels);
                 else
-                    compare<1>(rows, n, count);
+                    compare<1>(rows, count, channels);
             }
         VECTORIZE
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < channels; ++i)
             output[to + i] = narrow<T>(best[i] * sign);
         if (winners != nullptr) {
             VECTORIZE
-            for (int64_t i = 0; i < count; ++i)
+            for (int64_t i = 0; i < channels; ++i)
                 winners[to + i] = numbers[i] < 0 ? -1 : piece.begin + int64_t(numbers[i]);
         }
     }
@@ -97,8 +97,8 @@ struct Spreader {
     void scatter(const Piece &piece, const T *from, T *to) const {
         const int64_t *const winner = winners + (from - arriving);
         for (int64_t row = piece.begin; row < piece.end; ++row)
-            std::fill_n(to + row * s.row_step, piece.count, T{});
-        for (int64_t i = 0; i < piece.count; ++i)
+            std::fill_n(to + row * s.row_step, piece.channels, T{});
+        for (int64_t i = 0; i < piece.channels; ++i)
             if (winner[i] >= piece.begin && winner[i] < piece.end)
                 to[winner[i] * s.row_step + i] = from[i];
     }
@@ -107,13 +107,13 @@ struct Spreader {
         T *const to = gradient + piece.set * s.set_step + piece.at;
         if (winners != nullptr)
             return scatter(piece, from, to);
-        const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept());
-        divide<T, T>(from, piece.count, double(kept), nullptr, share);
+        const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept_rows());
+        divide<T, T>(from, piece.channels, double(kept), nullptr, share);
         for (int64_t k = piece.begin; k < piece.end; ++k)
             if (piece.keeps(k))
-                std::copy_n(share, piece.count, to + k * s.row_step);
+                std::copy_n(share, piece.channels, to + k * s.row_step);
             else
-                std::fill_n(to + k * s.row_step, piece.count, T{});
+                std::fill_n(to + k * s.row_step, piece.channels, T{});
     }
 };
 

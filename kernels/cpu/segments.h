@@ -17,13 +17,13 @@ constexpr int64_t LISTED = 1 << 16;  // rows that are listed at once at most
 struct Piece {
     int64_t set;
     int64_t at;
-    int64_t count;
+    int64_t channels;
     int64_t begin;
     int64_t end;
     const uint8_t *mask;  // entry 0 belongs to row 0; may be null
 
     bool keeps(int64_t row) const { return mask == nullptr || mask[row] != 0; }
-    int64_t kept() const {
+    int64_t kept_rows() const {
         return end - begin - (mask == nullptr ? 0 : std::count(mask + begin, mask + end, 0));
     }
 };
@@ -52,7 +52,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
                 piece.end = offsets[set + 1];
             } else if (mask != nullptr)
                 piece.mask += set * s.mask_step;
-            if (piece.count > 0)
+            if (piece.channels > 0)
                 act(piece);
         };
     });
@@ -100,27 +100,27 @@ struct Adder {
         list.next = piece.begin;
         list.fill(s, piece, values, sizeof(T));
         int64_t kept = list.count;
-        combine(piece.count, wide);
+        combine(piece.channels, wide);
         if (list.next < piece.end)
             kept = add_more(piece, wide);
         const int64_t by = s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1);
-        divide<T>(wide, piece.count, double(by), nullptr, out);
+        divide<T>(wide, piece.channels, double(by), nullptr, out);
     }
     // Adds the sums of further lists, as a tree, to that of the first one. Returns how many rows
     // are kept.
     int64_t add_more(const Piece &piece, L *to) {
         int64_t kept = list.count;
         std::vector<std::vector<L>> partial;
-        partial.emplace_back(to, to + piece.count);
+        partial.emplace_back(to, to + piece.channels);
         while (list.fill(s, piece, values, sizeof(T))) {
             kept += list.count;
-            partial.emplace_back(piece.count);
-            combine(piece.count, partial.back().data());
+            partial.emplace_back(piece.channels);
+            combine(piece.channels, partial.back().data());
         }
         std::vector<Row> rows;
         for (const std::vector<L> &each : partial)
             rows.push_back({reinterpret_cast<const char *>(each.data()), 0});
-        sums.combine(true, rows.data(), int64_t(rows.size()), piece.count, to, {});
+        sums.combine(true, rows.data(), int64_t(rows.size()), piece.channels, to, {});
         return kept;
     }
 };

@@ -65,19 +65,19 @@ struct RowStatistics {
     void operator()(const Piece &piece) {
         adder(piece);
         const Segments &s = adder.s;
-        const int64_t at = piece.set * s.channels + piece.at, vectors = piece.count / n * n;
-        std::fill_n(sums, piece.count, 0.);
-        std::fill_n(squares, piece.count, 0.);
+        const int64_t at = piece.set * s.channels + piece.at, vectors = piece.channels / n * n;
+        std::fill_n(sums, piece.channels, 0.);
+        std::fill_n(squares, piece.channels, 0.);
         List &list = adder.list;
         list.next = piece.begin;
         while (list.fill(s, piece, adder.values, sizeof(T)))
             for (int64_t k = 0; k < list.count; k += GROUP) {
                 const int64_t count = std::min(GROUP, list.count - k);
                 add<n>(list.rows.data() + k, count, adder.output + at, 0, vectors);
-                add<1>(list.rows.data() + k, count, adder.output + at, vectors, piece.count);
+                add<1>(list.rows.data() + k, count, adder.output + at, vectors, piece.channels);
             }
-        const int64_t kept = piece.kept();
-        for (int64_t i = 0; i < piece.count; ++i)
+        const int64_t kept = piece.kept_rows();
+        for (int64_t i = 0; i < piece.channels; ++i)
             deviations[at + i] =
                 narrow<T>(Wide<T>(Distances{sums[i], squares[i]}.deviation(kept, s.correction)));
     }
@@ -122,8 +122,8 @@ struct PlaneStatistics {
         return all;
     }
     void operator()(const Piece &piece) const {
-        const int64_t kept = piece.kept();
-        for (int64_t c = piece.at; c < piece.at + piece.count; ++c) {
+        const int64_t kept = piece.kept_rows();
+        for (int64_t c = piece.at; c < piece.at + piece.channels; ++c) {
             const T *const from = values + piece.set * s.set_step + c * s.length;
             const double sum = distances(from, piece.mask, 0).sum;
             const double mean = sum / double(std::max<int64_t>(kept, 1));
@@ -148,8 +148,8 @@ struct StatisticsGradient {
     L mean[WIDTH];
 
     void operator()(const Piece &piece) {
-        const int64_t at = piece.set * s.channels + piece.at, kept = piece.kept();
-        for (int64_t i = 0; i < piece.count; ++i) {
+        const int64_t at = piece.set * s.channels + piece.at, kept = piece.kept_rows();
+        for (int64_t i = 0; i < piece.channels; ++i) {
             const auto moment = [&](int64_t k) {
                 return L(widen(moments[k * s.segments * s.channels + at + i]));
             };
@@ -174,12 +174,12 @@ struct StatisticsGradient {
             for (int64_t row = 0; row < s.length; ++row) {
                 const int64_t from = first + row * s.row_step + piece.at;
                 if (piece.keeps(row))
-                    write_row(from, piece.count, 0, Count<1>());
+                    write_row(from, piece.channels, 0, Count<1>());
                 else
-                    std::fill_n(gradient + from, piece.count, T{});
+                    std::fill_n(gradient + from, piece.channels, T{});
             }
         else
-            for (int64_t channel = 0; channel < piece.count; ++channel) {
+            for (int64_t channel = 0; channel < piece.channels; ++channel) {
                 const int64_t from = first + (piece.at + channel) * s.length;
                 write_row(from, s.length, channel, Count<0>());
                 for (int64_t i = 0; i < s.length && piece.mask != nullptr; ++i)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool.backends import cpu
-from torch_dmlpool.backends import rows as of_rows
+from torch_dmlpool.backends import segments as of_rows
 from torch_dmlpool.window import Window
 
 Call = Callable[[], Tensor | tuple[Tensor, ...]]

@@ -37,7 +37,7 @@ data type too."""
 PLAIN = WAYS[0].pooling
 CASES = [*cases.LINES, *WAYS * 4]
 LAYOUTS = list(samples.LAYOUTS)[:7]
-TYPES = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
+TYPES = list(itertools.product(samples.QUANTIZED_INTEGERS, repeat=2))
 
 
 @pytest.fixture(autouse=True)

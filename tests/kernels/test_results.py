@@ -269,7 +269,7 @@ OPERATORS: dict[Operator, tuple[list[torch.dtype], list[Problem]]] = {
     max_gradients: (FLOATS, []),
     averages: (FLOATS, APART),
     average_gradients: (FLOATS, []),
-    quantized_averages: (samples.QUANTIZED_TYPES, WORDS),
+    quantized_averages: (samples.QUANTIZED_INTEGERS, WORDS),
     bins: (NUMBERS, ADAPTED),
     under_masks: (FLOATS, ADAPTED),
     complex_averages: ([torch.float32, torch.float64], []),

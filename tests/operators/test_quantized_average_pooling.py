@@ -16,7 +16,7 @@ from torch_dmlpool.operators import quantized_linear_average_pooling as quantize
 pool = dmlpool.quantized_linear_average_pooling
 operators = torch.ops.dmlpool
 ALL = cases.LINES + cases.PLANES + cases.VOLUMES
-BOTH = list(itertools.product(samples.QUANTIZED_TYPES, repeat=2))
+BOTH = list(itertools.product(samples.QUANTIZED_INTEGERS, repeat=2))
 
 
 @cases.in_pairs(case=ALL, include_padding=[False, True])

@@ -170,7 +170,7 @@ def graphs_of(function, input):
 
 WINDOW = ([2, 2], [2, 2], [0, 0], [0, 0], [1, 1], False)
 CALLED = "max_pooling", "lp_pooling, p 3", "max_unpooling", "adaptive_max_pooling"
-SIGNED: dict[str, Callable[[Tensor], Any]] = {
+SIGNED_FOR: dict[str, Callable[[Tensor], Any]] = {
     **{name: operators.EVERYTHING[name] for name in CALLED},
     "an average by its name": lambda x: torch.ops.dmlpool.average_pooling(x, *WINDOW, True, None),
     "a maximum by its overload": lambda x: torch.ops.dmlpool.max_pooling.default(x, *WINDOW),
@@ -181,12 +181,12 @@ SIGNED: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd is returning a function")
-@cases.in_pairs(what=list(SIGNED), mode=["enable_grad", "no_grad", "inference_mode"])
+@cases.in_pairs(what=list(SIGNED_FOR), mode=["enable_grad", "no_grad", "inference_mode"])
 def test_every_operator_in_a_compiled_graph_carries_the_revision(what, mode):
     """And nothing else does."""
     with getattr(torch, mode)():
         input = torch.rand(2, 3, 6, 5, requires_grad=mode == "enable_grad")
-        graphs = graphs_of(SIGNED[what], input)
+        graphs = graphs_of(SIGNED_FOR[what], input)
     calls = [
         node for graph in graphs for node in graph.graph.nodes if "dmlpool" in str(node.target)
     ]
@@ -206,7 +206,7 @@ def test_exported_programs_carry_no_revision(strict):
 
     class Model(torch.nn.Module):
         def forward(self, input):
-            return [function(input) for function in list(SIGNED.values())[:6]]
+            return [function(input) for function in list(SIGNED_FOR.values())[:6]]
 
     program = torch.export.export(Model(), (torch.rand(2, 3, 6, 5),), strict=strict)
     for each in (program, program.run_decompositions(), program.run_decompositions({})):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
-from torch_dmlpool.backends import reference, rows
+from torch_dmlpool.backends import reference, segments
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameters, kind_of
 from torch_dmlpool.backends.library import (
     DONE,
@@ -26,6 +26,8 @@ from torch_dmlpool.backends.library import (
     library,
     under_a_mask,
 )
+
+# ``library.dmlpool_X`` is X of kernels/cpu/operators.h; under a mask it is ``masked_X``.
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.problems import (
     CpuProblem,
@@ -43,7 +45,7 @@ def _results(problem: CpuProblem, dtype: torch.dtype) -> Tensor:
     return _new(problem.output_sizes, problem.output_strides, dtype)
 
 
-def _filled(
+def _run_kernel(
     output: Tensor,
     function: Any,
     problem: CpuProblem,
@@ -117,9 +119,9 @@ class Averages:
         problem, pool = self.problem, library.dmlpool_average_pooling
         output = _new(problem.output_sizes, problem.output_strides, problem.dtype)
         if mask is not None or not problem.is_ready:
-            return _filled(output, pool, problem, input, mask=mask)
+            return _run_kernel(output, pool, problem, input, mask=mask)
         code = pool(problem.address, input.data_ptr(), output.data_ptr())
-        if code:  # not by `_filled`, as small calls notice it
+        if code:  # not by `_run_kernel`, as small calls notice it
             raise error_of(pool, code)
         return output
 
@@ -138,9 +140,9 @@ class Averages:
         is_last = tensors.is_channels_last(arriving)
         if mask is None and is_last != problem.channels_last:
             # The gradient lies as what arrives (rule G7).
-            as_arriving = _input_of(arriving, problem.sizes[2:], is_last)
-            return _averages(as_arriving, *self.request).gradient(arriving)
-        return _filled(output, spread, problem, arriving, mask=mask)
+            as_arriving = _kind_of_input(arriving, problem.sizes[2:], is_last)
+            return _averages_plan(as_arriving, *self.request).gradient(arriving)
+        return _run_kernel(output, spread, problem, arriving, mask=mask)
 
 
 class Maxima:
@@ -159,7 +161,7 @@ class Maxima:
     ) -> None:
         self.kind, self.request = kind, (windows, index_dtype, per_plane)
         # That of the results, that with taps, and that of the gradient, each from the first call on
-        # that needs it: who trains needs no first, and who does not no others.
+        # that needs it: training never uses the first, inference only the first.
         self.problem: CpuProblem | None = None
         self.with_taps: CpuProblem | None = None
         self.back: CpuProblem | None = None
@@ -204,14 +206,14 @@ class Maxima:
             return output
         _check_fit(arriving, back.output_sizes, dtype)
         _check_fit(taps, back.output_sizes, back.number_dtype)
-        return _filled(output, spread, back, arriving, taps, mask=mask)
+        return _run_kernel(output, spread, back, arriving, taps, mask=mask)
 
 
-_averages, _maxima = lru_cache(4096)(Averages), lru_cache(4096)(Maxima)
+_averages_plan, _maxima_plan = lru_cache(4096)(Averages), lru_cache(4096)(Maxima)
 """The plans of operators' calls; a call that is prepared keeps its own."""
 
 
-def _input_of(arriving: Tensor, sizes: Sizes, channels_last: bool) -> Kind:
+def _kind_of_input(arriving: Tensor, sizes: Sizes, channels_last: bool) -> Kind:
     """The kind of an input of spatial ``sizes`` at whose results a gradient arrives."""
     return Kind((*arriving.shape[:2], *sizes), None, arriving.dtype, channels_last)
 
@@ -220,18 +222,18 @@ def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     problem = remembered_problem(kind_of(input), input.shape[2:])
     output = _new(problem.sizes, problem.strides, input.dtype)
     fill = lowest(input.dtype) if fills_lowest else 0
-    return _filled(output, library.dmlpool_masked, problem, input, mask=mask, fill=fill)
+    return _run_kernel(output, library.dmlpool_masked, problem, input, mask=mask, fill=fill)
 
 
 def max_pooling(input: Tensor, window: Window, mask: Mask = None) -> Any:
-    return _maxima(kind_of(input), window).run(input, mask)
+    return _maxima_plan(kind_of(input), window).run(input, mask)
 
 
 def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> Any:
     """Maxima and the taps of their winners. The winner of a window without an element is in the
     padding or masked.
     """
-    return _maxima(kind_of(input), window).record(input, mask)
+    return _maxima_plan(kind_of(input), window).record(input, mask)
 
 
 def max_pooling_with_indices(
@@ -241,7 +243,7 @@ def max_pooling_with_indices(
     per_plane: bool,
     mask: Mask = None,
 ) -> Any:
-    return _maxima(kind_of(input), windows, index_dtype, per_plane).run(input, mask)
+    return _maxima_plan(kind_of(input), windows, index_dtype, per_plane).run(input, mask)
 
 
 def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, int]:
@@ -250,14 +252,14 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
 
 
 def _maximal(
-    values: Tensor, problem: CpuProblem, input: Tensor, mask: Mask, winners: int | None
+    values: Tensor, problem: CpuProblem, input: Tensor, mask: Mask, winners_at: int | None
 ) -> Tensor:
-    """``values`` filled with the maxima of a problem; ``winners`` is where their numbers go."""
+    """``values`` filled with a problem's maxima, whose numbers go to address ``winners_at``."""
     pool = library.dmlpool_max_pooling
     if mask is not None or not problem.is_ready:
         fill = lowest(values.dtype)
-        return _filled(values, pool, problem, input, mask=mask, fill=fill, more=(winners,))
-    code = pool(problem.address, input.data_ptr(), values.data_ptr(), winners)
+        return _run_kernel(values, pool, problem, input, mask=mask, fill=fill, more=(winners_at,))
+    code = pool(problem.address, input.data_ptr(), values.data_ptr(), winners_at)
     if code:
         raise error_of(pool, code)
     return values
@@ -288,7 +290,7 @@ def max_pooling_indices(
     problem = remembered_problem(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
     _check_fit(taps, problem.output_sizes, tensors.tap_dtype(window.taps))
     indices = _results(problem, index_dtype)
-    return _filled(indices, library.dmlpool_max_pooling_indices, problem, taps)
+    return _run_kernel(indices, library.dmlpool_max_pooling_indices, problem, taps)
 
 
 def max_pooling_grad_from_taps(
@@ -300,7 +302,7 @@ def max_pooling_grad_from_taps(
     mask: Mask = None,
 ) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    pool = _maxima(_input_of(input_gradient, spatial_sizes, channels_last), window)
+    pool = _maxima_plan(_kind_of_input(input_gradient, spatial_sizes, channels_last), window)
     return pool.gradient(input_gradient, taps, mask)
 
 
@@ -319,7 +321,7 @@ def max_unpooling(
         return output.zero_(), unique, False
     source, numbers = (in_format(each, problem.channels_last) for each in (input, indices))
     unpool = library.dmlpool_max_unpooling
-    code = unpool(problem.address, *map(rows.address, (source, numbers, output, unique)))
+    code = unpool(problem.address, *map(segments.address, (source, numbers, output, unique)))
     if code not in (DONE, OUTSIDE):
         raise error_of(unpool, code)
     return output, unique, code == OUTSIDE
@@ -331,7 +333,7 @@ def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     sizes = tuple(spatial_sizes)
     problem = remembered_problem(kind_of(positions), positions.shape[2:], None, sizes, numbered)
     unique = _results(problem, problem.number_dtype)
-    return _filled(unique, library.dmlpool_unique_positions, problem, positions)
+    return _run_kernel(unique, library.dmlpool_unique_positions, problem, positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tensor:
@@ -344,7 +346,7 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
     problem = remembered_problem(kind, positions.shape[2:], None, input.shape[2:], numbered)
     _check_fit(input, problem.sizes, dtype)
     gathered, gather = _results(problem, dtype), library.dmlpool_gather_positions
-    return _filled(gathered, gather, problem, input, positions)
+    return _run_kernel(gathered, gather, problem, input, positions)
 
 
 def scatter_positions(
@@ -361,7 +363,7 @@ def scatter_positions(
         _new(problem.sizes, problem.strides, dtype),
         library.dmlpool_scatter_positions,
     )
-    return _filled(scattered, scatter, problem, input, positions)
+    return _run_kernel(scattered, scatter, problem, input, positions)
 
 
 def average_pooling(
@@ -372,7 +374,7 @@ def average_pooling(
     mask: Mask = None,
 ) -> Any:
     """Averages of windows or bins."""
-    return _averages(kind_of(input), windows, include_padding, divisor).run(input, mask)
+    return _averages_plan(kind_of(input), windows, include_padding, divisor).run(input, mask)
 
 
 def average_pooling_grad(
@@ -385,8 +387,8 @@ def average_pooling_grad(
 ) -> Any:
     """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
     is_last = tensors.is_channels_last(input_gradient)
-    kind = _input_of(input_gradient, spatial_sizes, is_last)
-    pool = _averages(kind, windows, include_padding, divisor)
+    kind = _kind_of_input(input_gradient, spatial_sizes, is_last)
+    pool = _averages_plan(kind, windows, include_padding, divisor)
     return pool.gradient(input_gradient, mask)
 
 
@@ -403,14 +405,14 @@ def quantized_averages(
         slow = reference.quantized_averages
         return slow(input, parameters, window, include_padding, output_dtype)
     output = _results(problem, output_dtype)
-    struct, _kept = quantization(input.shape[1], output_dtype, parameters)
-    pool, more = library.dmlpool_quantized_average_pooling, (ctypes.addressof(struct),)
-    return _filled(output, pool, problem, input, more=more)
+    struct, _alive = quantization(input.shape[1], output_dtype, parameters)
+    pool, more = library.dmlpool_quantized_averages, (ctypes.addressof(struct),)
+    return _run_kernel(output, pool, problem, input, more=more)
 
 
 BACKEND = Backend.of(
     "cpu",
-    vars(rows) | globals(),
+    vars(segments) | globals(),
     averages=Averages,
     maxima=Maxima,
     max_unpooling=max_unpooling,

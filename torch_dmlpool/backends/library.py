@@ -16,7 +16,7 @@ import torch
 
 from torch_dmlpool import kernels
 
-VERSION = 3
+VERSION = 4
 """``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that run on a processor, the fastest first, by the processor's capability as
@@ -88,7 +88,7 @@ _FUNCTIONS = {
     "scatter_positions": 4,
     "average_pooling": 3,
     "average_pooling_grad": 3,
-    "quantized_average_pooling": 4,
+    "quantized_averages": 4,
     "masked": 5,
     "masked_average_pooling": 5,
     "masked_average_pooling_grad": 5,

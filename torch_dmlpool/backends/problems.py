@@ -206,7 +206,9 @@ def quantization(
     ``parameters``: the input's scale and zero point, and then the output's.
     """
     are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
-    return (_remembered if are_numbers else _quantization)(channels, output_dtype, parameters)
+    return (_remembered_quantization if are_numbers else _quantization)(
+        channels, output_dtype, parameters
+    )
 
 
 def _quantization(
@@ -222,6 +224,6 @@ def _quantization(
     return Quantization(*pointers, *counts, channels, limits.min, limits.max), vectors
 
 
-_remembered = functools.lru_cache(256)(_quantization)
+_remembered_quantization = functools.lru_cache(256)(_quantization)
 """Keeps the structs of scales and zero points that are numbers, because a small
 call would spend much of its time on them."""

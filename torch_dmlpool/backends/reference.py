@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.backends import aten, reductions, reference_rows
+from torch_dmlpool.backends import aten, reductions, reference_segments
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter, Parameters
 from torch_dmlpool.backends.reductions import are_ints
 from torch_dmlpool.tensors import (
-    SIGNED,
+    SIGNED_FOR,
     Pair,
     ascending,
     full_sizes,
@@ -147,7 +147,7 @@ FLOAT_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 def _ordered(source: Tensor) -> Tensor:
     """Signed integers in the order of the values. NaN is the greatest, and zeros are equal."""
     if not source.dtype.is_floating_point:
-        return reference_rows.ordered(source)
+        return reference_segments.ordered(source)
     wide = widened(source)
     bits = torch.where(wide.isnan(), math.nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
@@ -184,7 +184,7 @@ def _scattered(source: Tensor, positions: Tensor, sizes: Sizes) -> Tensor:
     places = (first + within.where(within >= 0, plane - 1)).flatten()
     total = reductions.added(wide.new_zeros(math.prod(batch) * plane), places, wide)
     total = total.view(*batch, plane)[..., :-1].unflatten(-1, tuple(sizes))
-    return total.view(source.dtype) if source.dtype in SIGNED else total.to(source.dtype)
+    return total.view(source.dtype) if source.dtype in SIGNED_FOR else total.to(source.dtype)
 
 
 def _axes(window: Window, sizes: Sizes, like: Tensor) -> Iterator[tuple[Axis, int, Tensor]]:
@@ -226,7 +226,7 @@ def _divided(left: Tensor, divisor: int) -> Pair:
 def max_pooling(input: Tensor, window: Window) -> Tensor:
     """Maxima."""
     _reject_sizes(input, window)
-    if input.dtype in SIGNED:
+    if input.dtype in SIGNED_FOR:
         return _found(input, window)[0]
     (values,) = reductions.pooled((input,), window, reductions.maximum(input.dtype))
     return tensors.laid_out_like(values, input)
@@ -238,7 +238,9 @@ def _found(input: Tensor, windows: AnyWindow) -> Pair:
     found = aten.winners(input, windows) if isinstance(windows, Window) else None
     if found is None:
         positions = _winners(input, windows)
-        fill = 0 if input.dtype in SIGNED else lowest(input.dtype)  # of windows without an element
+        fill = (
+            0 if input.dtype in SIGNED_FOR else lowest(input.dtype)
+        )  # of windows without an element
         found = tensors.laid_out_like(_elements(input, positions, fill), input), positions
     return found
 
@@ -344,4 +346,4 @@ def window_counts(window: Window, sizes: Sizes, like: Tensor) -> Tensor:
     return (every - inside).to(like.dtype)
 
 
-BACKEND = Backend.of("reference", vars(reference_rows) | globals())
+BACKEND = Backend.of("reference", vars(reference_segments) | globals())

@@ -15,7 +15,7 @@ from torch.nn import Module
 from torch.nn.modules import pooling
 
 from torch_dmlpool import tensors, timing
-from torch_dmlpool.nn import families, layers, measuring, observed
+from torch_dmlpool.nn import bases, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.operators import missing_kernels
@@ -252,7 +252,7 @@ def reverted(model: Module) -> Iterator[Conversion]:
     report = Conversion(model, {}, {}, {})
     try:
         for layer, names in _named(model).items():
-            if not isinstance(layer, families.PoolLayer):
+            if not isinstance(layer, bases.PoolLayer):
                 continue
             original = _original_of(layer)
             if isinstance(original, str):

@@ -277,7 +277,7 @@ def _quantization(node: fx.Node) -> _Quantization | None:
     named = _arguments(node)
     dtype, scale, zero_point = named["dtype"], named["scale"], named["zero_point"]
     least, most = named["quant_min"], named["quant_max"]
-    if dtype not in tensors.QUANTIZED_TYPES or any(
+    if dtype not in tensors.QUANTIZED_INTEGERS or any(
         isinstance(each, fx.Node) for each in (scale, zero_point, least, most)
     ):
         return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import tensors
-from torch_dmlpool.nn.dimensions import Family
+from torch_dmlpool.nn.family import Family
 from torch_dmlpool.operators import (
     adaptive_pooling,
     average_pooling,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_dmlpool import overloads, tensors
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
@@ -46,7 +46,7 @@ from torch_dmlpool.window import (
 )
 
 
-@operator
+@with_directml_names
 def adaptive_average_pooling(
     input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
@@ -257,7 +257,7 @@ def _bin_winners(input: Tensor, mask: Mask, sizes: Sizes) -> Pair:
     """The maxima of bins, and their positions in the plane."""
     if mask is None:
         return adaptive_max_pooling_op(input, sizes)
-    found = by_kernel(adaptive_max_pooling_op.computes, input, sizes, mask=mask)
+    found = by_kernel(adaptive_max_pooling_op.kernel_of, input, sizes, mask=mask)
     if found is None:
         winners = winners_of(input, mask, lambda each: adaptive_max_pooling_op(each, sizes))
     else:
@@ -393,7 +393,7 @@ adaptive_average_pooling_op: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_output_sizes,
-    computes=lambda backend: backend.adaptive_average_pooling,
+    kernel_of=lambda backend: backend.adaptive_average_pooling,
     function=AdaptiveAveragePooling,
 )
 
@@ -402,7 +402,7 @@ adaptive_average_pooling_grad_op: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_output_sizes,
-    computes=lambda backend: backend.adaptive_average_pooling_grad,
+    kernel_of=lambda backend: backend.adaptive_average_pooling_grad,
     function=AdaptiveAveragePoolingGrad,
 )
 
@@ -411,7 +411,7 @@ adaptive_max_pooling_op = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
     output_sizes=_output_sizes,
-    computes=lambda backend: backend.adaptive_max_pooling,
+    kernel_of=lambda backend: backend.adaptive_max_pooling,
     function=AdaptiveMaxPooling,
     dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(input.shape[2:])),
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import Call, PublicPool, by_parts
 from torch_dmlpool.operators.derivatives import Gradients
 from torch_dmlpool.operators.dispatching import is_unobserved
@@ -23,7 +23,7 @@ from torch_dmlpool.window import (
 )
 
 
-@operator
+@with_directml_names
 def average_pooling(
     input: Tensor,
     window_size: Integers,
@@ -104,7 +104,7 @@ def _counted_windows(
     return Window.directml(input.dim() - 2, *window), include_padding, divisor_override
 
 
-@operator
+@with_directml_names
 def average_pooling_grad(
     input_gradient: Tensor,
     input_size: Sequence[int],
@@ -252,7 +252,7 @@ average_pooling_op: Operator = Operator(
     "Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_output_sizes,
-    computes=lambda backend: backend.average_pooling,
+    kernel_of=lambda backend: backend.average_pooling,
     function=AveragePooling,
 )
 
@@ -263,7 +263,7 @@ average_pooling_grad_op: Operator = Operator(
     "SymInt? divisor_override) -> Tensor",
     types=[tensors.FLOAT_TYPES],
     output_sizes=_input_sizes,
-    computes=lambda backend: backend.average_pooling_grad,
+    kernel_of=lambda backend: backend.average_pooling_grad,
     function=AveragePoolingGrad,
 )
 

@@ -20,7 +20,7 @@ from torch_dmlpool._private import profiler
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.operators.dispatching import is_watched, lies_in_memory
 from torch_dmlpool.tensors import Mask, TensorFunction
-from torch_dmlpool.window import Arguments, Function, Ints, Window, is_plain
+from torch_dmlpool.window import Arguments, Function, Ints, Window, is_literal
 
 Make = Callable[..., Function | None]
 """Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *given)``: a
@@ -98,7 +98,7 @@ def prepared(
         key = make, written, dtypes, input.shape, input.stride(), input.dtype, backend
         return _CALLS[key]
     except KeyError:
-        return _remembered(key, input)
+        return _made(key, input)
     except (RuntimeError, TypeError):  # a nested tensor has no sizes, and a list is no key
         return None
 
@@ -173,6 +173,7 @@ class PublicPool:
             return made
         if isinstance(request[0], Window):
             request[0].output_sizes(like.shape[2:])  # rejected before any work
+        # The plan of a Call takes a mask. A function around one, as of norms, does not.
         run = made.plan.run if backend.spreads_masks and isinstance(made, Call) else None
         leading = (None,) * (like.dim() - len(mask_sizes))
 
@@ -193,21 +194,22 @@ _DTYPES = {torch.dtype, type(None)}
 
 
 @functools.lru_cache(2048)
-def _given(written: bytes) -> Arguments | None:
+def _read(written: bytes) -> Arguments | None:
     """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
     is written as bytes, without its type.
     """
     arguments: Arguments = loads(written)
-    return arguments if is_plain(arguments) else None
+    return arguments if is_literal(arguments) else None
 
 
-def _remembered(key: Arguments, input: Tensor) -> Function | None:
-    """The call of this ``key``, which is new."""
+def _made(key: Arguments, input: Tensor) -> Function | None:
+    """The call of this ``key``, which is new, and is remembered."""
     make, written, dtypes, _, _, dtype, backend = key
-    given, call = _given(written), None
+    read, call = _read(written), None
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
-    if is_known and given is not None:
-        call = make(input, backend, dtypes, *given)
+    if is_known and read is not None:
+        mask_sizes, *given = read
+        call = make(input, backend, dtypes, mask_sizes, *given)
     if isinstance(call, Call):
         call = call.__call__  # a method is called in less time than an object
     if len(_CALLS) >= _MOST:

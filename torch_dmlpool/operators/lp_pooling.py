@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import (
@@ -26,7 +26,7 @@ from torch_dmlpool.window import (
 )
 
 
-@operator
+@with_directml_names
 def lp_pooling(
     input: Tensor,
     window_size: Integers,
@@ -54,7 +54,7 @@ def lp_pooling(
         end_padding: Padding after the last element.
         dilations: Step from one element of a window to the next, at least 1.
         p: The norm's exponent, a number of at least 1, or ``math.inf`` for the greatest absolute
-            value.
+            value. It is not second, as ``norm_type`` of torch.nn is.
         ceil_mode: Whether a last window may reach past the padded input, if it starts inside the
             input or the padding before it. What lies there never counts.
         mask: A bool tensor of the input's dimensions, where sizes of 1 broadcast, or of the spatial

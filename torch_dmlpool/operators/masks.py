@@ -70,7 +70,7 @@ def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     return mask.expand(full_sizes(mask, input.shape[2:]))
 
 
-def by_kernel(computes: Any, input: Tensor, *arguments: Any, mask: Tensor) -> Any:
+def by_kernel(kernel_of: Any, input: Tensor, *arguments: Any, mask: Tensor) -> Any:
     """What a function of the input's backend gives for plain tensors under a mask; None where it
     has no kernel, or where somebody has to see the operators that such a pool is made of.
     """
@@ -78,7 +78,7 @@ def by_kernel(computes: Any, input: Tensor, *arguments: Any, mask: Tensor) -> An
         return None
     backend = backends.serving(input.device.type)
     try:
-        return computes(backend)(input, *arguments, mask=mask) if backend.reads_masks else None
+        return kernel_of(backend)(input, *arguments, mask=mask) if backend.reads_masks else None
     except NoKernelError:
         return None
 
@@ -98,17 +98,17 @@ def averages_under(
     """Averages of windows or bins, by ``sums`` of these."""
     if isinstance(windows, Window):
         windows.output_sizes(input.shape[2:])  # rejected before any work
-    is_plain, request = may_skip_dispatcher(input, mask), (windows, include_padding, divisor)
-    backend = backends.serving(input.device.type) if is_plain else None
+    may_skip, request = may_skip_dispatcher(input, mask), (windows, include_padding, divisor)
+    backend = backends.serving(input.device.type) if may_skip else None
     if backend is None or not backend.reads_masks:
         return _composed_averages(sums, input, mask, *request)
-    plan = _remembered(backend, kind_of(input), sums, *request)
+    plan = _remembered_plan(backend, kind_of(input), sums, *request)
     call = Call(_apply_masked_averages, plan, input, sums, *request)
     return call.apply(input, mask, call) if records_gradient(input) else call.run(input, mask)
 
 
 @functools.lru_cache(1024)
-def _remembered(
+def _remembered_plan(
     backend: Backend,
     kind: Kind,
     sums: Sums,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_dmlpool import backends, overloads, tensors
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.derivatives import (
     Gradients,
@@ -141,7 +141,7 @@ def numbered_windows(
     return made, index_dtype, False
 
 
-@operator
+@with_directml_names
 def max_pooling_grad(
     input: Tensor,
     input_gradient: Tensor,
@@ -324,7 +324,7 @@ max_pooling_with_taps_op = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
     output_sizes=pooled_sizes,
-    computes=lambda backend: backend.max_pooling_with_taps,
+    kernel_of=lambda backend: backend.max_pooling_with_taps,
     function=MaxPooling,
     dtypes=lambda input, window: (input.dtype, tensors.tap_dtype(window.taps)),
 )
@@ -334,7 +334,7 @@ max_pooling_op = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
     types=[tensors.MAX_TYPES],
     output_sizes=pooled_sizes,
-    computes=lambda backend: backend.max_pooling,
+    kernel_of=lambda backend: backend.max_pooling,
     compose=lambda input, window: max_pooling_with_taps_op(input, window)[0],
 )
 
@@ -344,7 +344,7 @@ max_pooling_with_indices_op = Operator(
     "(Tensor, Tensor)",
     types=[tensors.MAX_TYPES],
     output_sizes=_check_with_indices,
-    computes=lambda backend: backend.max_pooling_with_indices,
+    kernel_of=lambda backend: backend.max_pooling_with_indices,
     compose=_composed_with_indices,
     dtypes=lambda input, window, index_dtype, per_plane: (input.dtype, index_dtype),
     vmap=one_by_one,
@@ -355,7 +355,7 @@ max_pooling_grad_op = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
     types=[tensors.FLOAT_TYPES, tensors.FLOAT_TYPES],
     output_sizes=_check_grad,
-    computes=lambda backend: backend.max_pooling_grad,
+    kernel_of=lambda backend: backend.max_pooling_grad,
     compose=_composed_grad,
 )
 
@@ -367,7 +367,7 @@ class MaskedMaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> Pair:
-        found = by_kernel(max_pooling_with_taps_op.computes, input, window, mask=mask)
+        found = by_kernel(max_pooling_with_taps_op.kernel_of, input, window, mask=mask)
         values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.set_materialize_grads(False)
@@ -403,7 +403,7 @@ def _masked(
     window.output_sizes(sizes)  # rejected before any work
     if may_be_differentiated(input):
         if may_skip_dispatcher(input, mask) and records_gradient(input):
-            values, taps = _apply_masked(input, mask, window)
+            values, taps = _apply_masked_max_pooling(input, mask, window)
             are_there = None
         else:
             winners = _winners(input, mask, window)
@@ -416,10 +416,10 @@ def _masked(
         indices = max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
         return values, tensors.where(are_there, indices, -1)
     if index_dtype is None:
-        values = by_kernel(max_pooling_op.computes, input, window, mask=mask)
+        values = by_kernel(max_pooling_op.kernel_of, input, window, mask=mask)
         return max_pooling_op(kept(input, mask, True), window) if values is None else values
     numbers = index_dtype, per_plane
-    found = by_kernel(max_pooling_with_indices_op.computes, input, window, *numbers, mask=mask)
+    found = by_kernel(max_pooling_with_indices_op.kernel_of, input, window, *numbers, mask=mask)
     if found is not None:
         return found
     # Positions can be exported where numbers of taps cannot.
@@ -429,7 +429,7 @@ def _masked(
     return winners.values, tensors.numbered(positions, input.shape, *numbers)
 
 
-_apply_masked = applied_at_a_single_level(MaskedMaxPooling)
+_apply_masked_max_pooling = applied_at_a_single_level(MaskedMaxPooling)
 
 
 masked_max_pooling_op = Operator(

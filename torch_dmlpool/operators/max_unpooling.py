@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, tensors
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import (
     Gradients,
@@ -34,7 +34,7 @@ from torch_dmlpool.window import (
 )
 
 
-@operator
+@with_directml_names
 def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
     """Every element at the position of its maximum, zeros elsewhere (``DML_MAX_UNPOOLING``).
 
@@ -267,7 +267,7 @@ unique_positions_op = Operator(
     "unique_positions(Tensor positions, SymInt[] spatial_sizes) -> Tensor",
     types=[POSITION_TYPES],
     output_sizes=_check_unique,
-    computes=lambda backend: backend.unique_positions,
+    kernel_of=lambda backend: backend.unique_positions,
     dtypes=lambda positions, sizes: (tensors.position_dtype(sizes),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
@@ -278,7 +278,7 @@ gather_positions_op = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
     types=[tensors.MAX_TYPES, POSITION_TYPES],
     output_sizes=_check_gather,
-    computes=lambda backend: backend.gather_positions,
+    kernel_of=lambda backend: backend.gather_positions,
     function=GatherPositions,
     layout_of=1,
 )
@@ -291,7 +291,7 @@ scatter_positions_op = Operator(
     "-> Tensor",
     types=[tensors.MAX_TYPES, POSITION_TYPES],
     output_sizes=_check_scatter,
-    computes=lambda backend: backend.scatter_positions,
+    kernel_of=lambda backend: backend.scatter_positions,
     function=ScatterPositions,
 )
 """Zeros of ``spatial_sizes`` with each element of ``input`` at its position."""

@@ -111,7 +111,7 @@ def _opposite(tensor: Tensor) -> Tensor:
     if tensor.dtype.is_floating_point:
         return -tensor
     flipped = ~tensors.signed(tensor)
-    return flipped.view(tensor.dtype) if tensor.dtype in tensors.SIGNED else flipped
+    return flipped.view(tensor.dtype) if tensor.dtype in tensors.SIGNED_FOR else flipped
 
 
 def _restored(values: Tensor) -> Tensor:

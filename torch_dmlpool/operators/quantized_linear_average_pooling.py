@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import prepared
 from torch_dmlpool.operators.derivatives import (
     carries_derivative,
@@ -34,7 +34,7 @@ from torch_dmlpool.window import (
 )
 
 
-@operator
+@with_directml_names
 def quantized_linear_average_pooling(
     input: Tensor,
     input_scale: float | Tensor,
@@ -119,7 +119,7 @@ def _quantized_windows(
     *window: Any,
 ) -> Arguments:
     """The operator's arguments, checked."""
-    tensors.check_pooled(input, tensors.QUANTIZED_TYPES)
+    tensors.check_pooled(input, tensors.QUANTIZED_INTEGERS)
     tensors.check_flag("include_padding", include_padding)
     made = Window.directml(input.dim() - 2, *window)
     parameters, dtype = checked_quantization(input, parameters, output_dtype)
@@ -204,9 +204,9 @@ quantized_linear_average_pooling_op = Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
-    types=[tensors.QUANTIZED_TYPES],
+    types=[tensors.QUANTIZED_INTEGERS],
     output_sizes=_output_sizes,
-    computes=lambda backend: backend.quantized_linear_average_pooling,
+    kernel_of=lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda *checked: checked[-1:],
     vmap=one_by_one,
@@ -218,9 +218,9 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",
-    types=[tensors.QUANTIZED_TYPES],
+    types=[tensors.QUANTIZED_INTEGERS],
     output_sizes=_output_sizes,
-    computes=lambda backend: backend.quantized_linear_average_pooling,
+    kernel_of=lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
     dtypes=lambda *checked: checked[-1:],
 )
@@ -246,7 +246,7 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
     """
     is_scale = dtype is torch.float32
     if isinstance(parameter, Tensor):
-        if not is_scale and parameter.dtype in tensors.QUANTIZED_TYPES:
+        if not is_scale and parameter.dtype in tensors.QUANTIZED_INTEGERS:
             tensors.check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
         tensors.check_dense(
             name,
@@ -294,7 +294,7 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
 
 
 def check_output_type(
-    output_dtype: torch.dtype | None, types: Types = tensors.QUANTIZED_TYPES
+    output_dtype: torch.dtype | None, types: Types = tensors.QUANTIZED_INTEGERS
 ) -> None:
     """Reject a data type that a quantized average cannot have (rule Q3)."""
     if output_dtype is not None and not tensors.is_one_of(output_dtype, types):
@@ -314,7 +314,7 @@ def checked_quantization(
     check_output_type(output_dtype)
     if output_dtype is None:
         output_dtype = getattr(parameters[3], "dtype", None)
-        output_dtype = output_dtype if output_dtype in tensors.QUANTIZED_TYPES else input.dtype
+        output_dtype = output_dtype if output_dtype in tensors.QUANTIZED_INTEGERS else input.dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
 

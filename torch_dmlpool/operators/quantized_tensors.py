@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
-from torch_dmlpool.keywords import operator
+from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.dispatching import is_readable
 from torch_dmlpool.operators.max_pooling import Pooled, max_pooling
 from torch_dmlpool.operators.quantized_linear_average_pooling import (
@@ -33,7 +33,7 @@ from torch_dmlpool.window import (
 CHANNEL_AXIS = 1
 
 
-@operator
+@with_directml_names
 def quantized_average_pooling(
     input: Tensor,
     window_size: Integers,

@@ -56,13 +56,14 @@ class Operator:
 
     schema: str  # WINDOW in it stands for the six window arguments
     _: KW_ONLY
-    # rejects arguments that do not fit, and returns the sizes of the results
+    # rejects arguments that do not fit, and returns the sizes of the results, which are not used
+    # of a composite
     output_sizes: Function
     # the data types that the first tensors may have; none for an operator on rows, which has only
     # ``output_sizes`` to check them
     types: Sequence[Types] = ()
     # the function of a backend that computes it; None if ``compose`` always does
-    computes: Callable[[Backend], Function] | None = None
+    kernel_of: Callable[[Backend], Function] | None = None
     # the autograd function: it takes the first tensor, a Below or the Call of a prepared pool,
     # and the other tensors
     function: type[torch.autograd.Function] | None = None
@@ -97,7 +98,7 @@ class Operator:
         self.count = sum("Tensor" in str(argument.type) for argument in accepted)
         self.window_at = names.index("window_size") if "window_size" in names else None
         # A composite has neither a fake nor a vmap rule: the operators that it is made of have.
-        self.is_composite = self.computes is None
+        self.is_composite = self.kernel_of is None
         self.apply = self.function and applied_at_a_single_level(self.function)
         if self.is_composite:
             for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
@@ -135,7 +136,7 @@ class Operator:
         """What computes the operator on the device of ``tensor``."""
         # Asking for the device's name takes longer.
         backend = backends.serving("cpu" if tensor.is_cpu else tensor.device.type)
-        return self.computes(backend)  # type: ignore[misc]
+        return self.kernel_of(backend)  # type: ignore[misc]
 
     def dispatch(self, arguments: Arguments) -> Any:
         """Call the registered operator; a window is given as its six schema arguments."""
@@ -175,7 +176,9 @@ class Operator:
         return self.backend_function(arguments[0])(*checked)
 
     def _fake(self, *arguments: Any, **_: str) -> Any:
-        """The fake implementation: checks the arguments and returns uninitialised results."""
+        """The fake implementation: checks the arguments and returns uninitialised results. It lets
+        ``inductor.lowerings`` register, and signs the call of a graph that is traced.
+        """
         integrations.prepare_compiler(self)
         revision.sign_traced_call(self.overload)
         checked, sizes = self._checked(arguments)
@@ -195,24 +198,24 @@ class Operator:
         below.
         """
         revision.sign_traced_call(self.overload)
-        tensors = self._tensors(arguments)
-        for tensor in tensors:
+        operands = self._tensors(arguments)
+        for tensor in operands:
             if tensor.layout is not torch.strided:
                 self._checked(arguments)
         if self.reject is not None:
             self.reject(*arguments)
-        is_plain = may_skip_dispatcher(*tensors)
-        is_wanted = self.is_composite or records_gradient(*tensors)
-        if not is_wanted and not is_plain:
+        may_skip = may_skip_dispatcher(*operands)
+        is_wanted = self.is_composite or records_gradient(*operands)
+        if not is_wanted and not may_skip:
             is_wanted = forward_ad._current_level >= 0 or _are_functorch_transforms_active()
             # A graph being traced may have entered forward mode below Python's own count of levels.
-            is_wanted = is_wanted or any(carries_derivative(tensor) for tensor in tensors)
+            is_wanted = is_wanted or any(carries_derivative(tensor) for tensor in operands)
         if self.compose is not None and is_wanted:
             return self.decomposed(arguments)
         if self.function is not None and is_wanted:
             checked, _sizes = self._checked(arguments)
             return self._applied(checked)
-        if is_plain:  # Inductor's code: the dispatcher is not needed again
+        if may_skip:  # Inductor's code: the dispatcher is not needed again
             return self._compute(*arguments)
         with below_autograd():
             return self.dispatch(arguments)
@@ -233,7 +236,7 @@ def of_rows(operator: Operator, *operands: Any) -> Any:
     operator.output_sizes(*operands)
     if is_exporting() or shards_of(operands[0]) is not None:
         # Programs are exported in operators of PyTorch alone, which also know DTensors.
-        return operator.computes(reference.BACKEND)(*operands)  # type: ignore[misc]
+        return operator.kernel_of(reference.BACKEND)(*operands)  # type: ignore[misc]
     return operator(*operands)
 
 

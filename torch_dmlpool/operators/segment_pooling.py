@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, tensors
-from torch_dmlpool.backends import reference_rows
+from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
@@ -79,10 +79,11 @@ class SegmentMaxima(torch.autograd.Function):
             return None, None, None, None
         (indices, offsets), rows = saved(ctx), ctx.call.shape[-2]
         if is_unobserved(arriving, indices):
+            # Not the operator, which has no indices.
             scatter = backends.serving(arriving.device.type).segment_shares
             gradient = scatter(arriving, offsets, None, rows, False, indices)
         else:
-            gradient = reference_rows.scattered(arriving, indices, rows, offsets is None)
+            gradient = reference_segments.scattered(arriving, indices, rows, offsets is None)
         return gradient, None, None, None
 
     @staticmethod
@@ -120,14 +121,16 @@ def _check(input: Tensor, offsets: Tensor | None, mask: Mask, types: Any) -> Non
         tensors.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
 
 
-def _sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Mask, _: bool) -> Any:
+def _check_sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Mask, _: bool) -> Any:
     """The sizes of results: a row for each set."""
     _check(input, offsets, mask, types)
-    return reference_rows.set_sizes(input, offsets)
+    return reference_segments.set_sizes(input, offsets)
 
 
-def _shares(arriving: Tensor, offsets: Tensor | None, mask: Mask, rows: int, is_mean: bool) -> Any:
-    shape = reference_rows.row_sizes(arriving, offsets, rows)
+def _check_shares(
+    arriving: Tensor, offsets: Tensor | None, mask: Mask, rows: int, is_mean: bool
+) -> Any:
+    shape = reference_segments.row_sizes(arriving, offsets, rows)
     _check(arriving.new_empty(()).expand(shape), offsets, mask, tensors.FLOAT_TYPES)
     if offsets is not None:
         sizes = offsets.shape[0] - 1, arriving.shape[-1]
@@ -143,8 +146,8 @@ def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: Arguments
 
 segment_sums = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
-    output_sizes=functools.partial(_sets, tensors.FLOAT_TYPES),
-    computes=lambda backend: backend.segment_sums,
+    output_sizes=functools.partial(_check_sets, tensors.FLOAT_TYPES),
+    kernel_of=lambda backend: backend.segment_sums,
     function=SegmentSums,
     vmap=_mapped,
 )
@@ -152,8 +155,8 @@ segment_sums = Operator(
 segment_shares = Operator(
     "segment_shares(Tensor input_gradient, Tensor? offsets, Tensor? mask, SymInt rows, "
     "bool is_mean) -> Tensor",
-    output_sizes=_shares,
-    computes=lambda backend: backend.segment_shares,
+    output_sizes=_check_shares,
+    kernel_of=lambda backend: backend.segment_shares,
     function=SegmentShares,
     vmap=_mapped,
 )
@@ -161,8 +164,8 @@ segment_shares = Operator(
 segment_maxima = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
-    output_sizes=functools.partial(_sets, tensors.ORDERED_TYPES),
-    computes=lambda backend: backend.segment_maxima,
+    output_sizes=functools.partial(_check_sets, tensors.ORDERED_TYPES),
+    kernel_of=lambda backend: backend.segment_maxima,
     function=SegmentMaxima,
     dtypes=lambda input, *_: (input.dtype, torch.int64),
     vmap=_mapped,
@@ -170,7 +173,7 @@ segment_maxima = Operator(
 """The greatest or least element of each channel of a set, and its row."""
 
 
-def _kept(name: str, mask: Mask) -> Tensor | None:
+def _as_bools(name: str, mask: Mask) -> Tensor | None:
     """A mask as bools: what is not 0 is kept."""
     if mask is None:
         return None
@@ -270,7 +273,7 @@ def segment_pooling(
         raise ArgumentError("input must be (L, *features), got a tensor without dimensions")
     features = input.shape[1:]
     rows = input if input.dim() == 2 else input.reshape(input.shape[0], features.numel())
-    values, indices = _pooled(rows, offsets.long(), _kept("mask", mask), reduction)
+    values, indices = _pooled(rows, offsets.long(), _as_bools("mask", mask), reduction)
     if input.dim() != 2:
         values = values.reshape(values.shape[0], *features)
         indices = None if indices is None else indices.reshape(values.shape)
@@ -314,4 +317,4 @@ def token_pooling(
     tensors.check_dense("tokens", tokens, check_reduction(reduction))
     if tokens.dim() != 3:
         raise ArgumentError(f"tokens must be (B, T, C), got shape {tuple(tokens.shape)}")
-    return _pooled(tokens, None, _kept("mask", mask), reduction)[0]
+    return _pooled(tokens, None, _as_bools("mask", mask), reduction)[0]

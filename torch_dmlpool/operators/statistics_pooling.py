@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import backends, tensors
-from torch_dmlpool.backends import reference_rows
+from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows
@@ -27,15 +27,17 @@ class Statistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_mean: Tensor, of_deviation: Tensor) -> Any:
         input, mask, mean, deviation = saved(ctx)
-        is_plain = is_unobserved(of_mean, of_deviation, input)
-        rows = backends.serving(input.device.type) if is_plain else reference_rows
+        is_unseen = is_unobserved(of_mean, of_deviation, input)
+        rows = backends.serving(input.device.type) if is_unseen else reference_segments
         (correction,) = ctx.call.arguments
         operands = of_mean, of_deviation, input, mask, mean, deviation, correction
         return rows.statistics_grad(*operands), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
-        return reference_rows.statistics_tangent(direction, *ctx.saved_tensors, *ctx.call.arguments)
+        return reference_segments.statistics_tangent(
+            direction, *ctx.saved_tensors, *ctx.call.arguments
+        )
 
 
 def _sizes(input: Tensor, mask: Tensor | None, correction: int) -> Any:
@@ -54,7 +56,7 @@ def _sizes(input: Tensor, mask: Tensor | None, correction: int) -> Any:
 statistics = Operator(
     "statistics(Tensor input, Tensor? mask, SymInt correction) -> (Tensor, Tensor)",
     output_sizes=_sizes,
-    computes=lambda backend: backend.statistics,
+    kernel_of=lambda backend: backend.statistics,
     function=Statistics,
     dtypes=lambda input, *_: (input.dtype, input.dtype),
 )

@@ -92,7 +92,7 @@ max_pooling_indices_op = Operator(
     "-> Tensor",
     types=[tensors.INTEGER_TYPES],
     output_sizes=_check_indices,
-    computes=lambda backend: backend.max_pooling_indices,
+    kernel_of=lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
     vmap=one_by_one,
 )
@@ -104,7 +104,7 @@ max_pooling_grad_from_taps_op = Operator(
     "bool channels_last) -> Tensor",
     types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
     output_sizes=_check_grad_from_taps,
-    computes=lambda backend: backend.max_pooling_grad_from_taps,
+    kernel_of=lambda backend: backend.max_pooling_grad_from_taps,
     function=MaxPoolingGradFromTaps,
 )
 
@@ -113,7 +113,7 @@ max_pooling_gather_op = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
     types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
     output_sizes=_check_gather,
-    computes=lambda backend: backend.max_pooling_gather,
+    kernel_of=lambda backend: backend.max_pooling_gather,
     function=MaxPoolingGather,
     layout_of=1,
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from emulator.memory import FaultError, Segment
 from emulator.values import (
-    SIGNED,
+    SIGNED_FOR,
     UNSIGNED,
     WORD,
     Operation,
@@ -353,7 +353,7 @@ class Threads:
             return
         found = segment.load(offsets, size // 8, len(registers), threads, text)
         for to, result in zip(registers, found, strict=True):
-            result = result.view(SIGNED[size]) if kind(modifiers[-1]) == "s" else result
+            result = result.view(SIGNED_FOR[size]) if kind(modifiers[-1]) == "s" else result
             if chosen is not None:
                 whole = np.zeros(self.count, result.dtype)
                 whole[chosen] = result

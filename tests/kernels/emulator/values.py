@@ -13,7 +13,7 @@ import numpy as np
 
 Bits = np.ndarray
 UNSIGNED = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+SIGNED_FOR = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOATS = {16: np.float16, 32: np.float32, 64: np.float64}
 NANS = {16: 0x7FFF, 32: 0x7FFFFFFF, 64: 0x7FF8000000000000}
 WORD = np.uint32
@@ -55,7 +55,7 @@ def as_value(bits, type_name):
     bits = fit(bits, size)
     if of == "bf":
         return (bits.astype(WORD) << WORD(16)).view(np.float32)
-    return bits.view({"s": SIGNED, "f": FLOATS}.get(of, UNSIGNED)[size])
+    return bits.view({"s": SIGNED_FOR, "f": FLOATS}.get(of, UNSIGNED)[size])
 
 
 def as_bits(value, type_name):
@@ -162,7 +162,7 @@ def inserted(field, into, start, length):
 def converted(value, to):
     if kind(to) in ("f", "bf"):
         return as_bits(value, to)
-    target = np.dtype(SIGNED[width(to)] if kind(to) == "s" else UNSIGNED[width(to)])
+    target = np.dtype(SIGNED_FOR[width(to)] if kind(to) == "s" else UNSIGNED[width(to)])
     ends = np.iinfo(target)
     if value.dtype.kind == "f":  # saturates, and makes of NaN 0
         whole = np.trunc(value.astype(np.longdouble))

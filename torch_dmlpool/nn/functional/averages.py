@@ -5,12 +5,12 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 
 from torch import Tensor
 
-from torch_dmlpool.keywords import pytorchs
+from torch_dmlpool.keywords import with_pytorch_names
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
 
-@pytorchs
+@with_pytorch_names
 def avg_pool1d(
     input: Tensor,
     kernel_size: Integers,
@@ -60,7 +60,7 @@ def avg_pool1d(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def avg_pool2d(
     input: Tensor,
     kernel_size: Integers,
@@ -110,7 +110,7 @@ def avg_pool2d(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def avg_pool3d(
     input: Tensor,
     kernel_size: Integers,
@@ -160,7 +160,7 @@ def avg_pool3d(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def adaptive_avg_pool1d(
     input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
@@ -179,7 +179,7 @@ def adaptive_avg_pool1d(
     return pools.adaptive_avg_pool.call(1, input, mask, output_size)
 
 
-@pytorchs
+@with_pytorch_names
 def adaptive_avg_pool2d(
     input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
@@ -198,7 +198,7 @@ def adaptive_avg_pool2d(
     return pools.adaptive_avg_pool.call(2, input, mask, output_size)
 
 
-@pytorchs
+@with_pytorch_names
 def adaptive_avg_pool3d(
     input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
 ) -> Tensor:
@@ -217,7 +217,7 @@ def adaptive_avg_pool3d(
     return pools.adaptive_avg_pool.call(3, input, mask, output_size)
 
 
-@pytorchs
+@with_pytorch_names
 def lp_pool1d(
     input: Tensor,
     norm_type: float,
@@ -257,7 +257,7 @@ def lp_pool1d(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def lp_pool2d(
     input: Tensor,
     norm_type: float,
@@ -297,7 +297,7 @@ def lp_pool2d(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def lp_pool3d(
     input: Tensor,
     norm_type: float,

@@ -6,7 +6,7 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 from torch import Tensor
 
 from torch_dmlpool import overloads
-from torch_dmlpool.keywords import pytorchs
+from torch_dmlpool.keywords import with_pytorch_names
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, OutputSize, Padding
 
@@ -122,7 +122,7 @@ def max_pool3d(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def max_pool1d_with_indices(
     input: Tensor,
     kernel_size: Integers,
@@ -140,7 +140,7 @@ def max_pool1d_with_indices(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def max_pool2d_with_indices(
     input: Tensor,
     kernel_size: Integers,
@@ -158,7 +158,7 @@ def max_pool2d_with_indices(
     )
 
 
-@pytorchs
+@with_pytorch_names
 def max_pool3d_with_indices(
     input: Tensor,
     kernel_size: Integers,
@@ -251,7 +251,7 @@ def adaptive_max_pool3d(
     return pools.adaptive_max_pool.call(3, input, mask, output_size, return_indices)
 
 
-@pytorchs
+@with_pytorch_names
 def adaptive_max_pool1d_with_indices(
     input: Tensor,
     output_size: OutputSize,
@@ -263,7 +263,7 @@ def adaptive_max_pool1d_with_indices(
     return pools.adaptive_max_pool_with_indices.call(1, input, mask, output_size, True)
 
 
-@pytorchs
+@with_pytorch_names
 def adaptive_max_pool2d_with_indices(
     input: Tensor,
     output_size: OutputSize,
@@ -275,7 +275,7 @@ def adaptive_max_pool2d_with_indices(
     return pools.adaptive_max_pool_with_indices.call(2, input, mask, output_size, True)
 
 
-@pytorchs
+@with_pytorch_names
 def adaptive_max_pool3d_with_indices(
     input: Tensor,
     output_size: OutputSize,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torch_dmlpool.keywords import pytorchs
+from torch_dmlpool.keywords import with_pytorch_names
 from torch_dmlpool.nn import pools
 from torch_dmlpool.window import Integers, Padding
 
 
-@pytorchs
+@with_pytorch_names
 def max_unpool1d(
     input: Tensor,
     indices: Tensor,
@@ -43,7 +43,7 @@ def max_unpool1d(
     return pools.max_unpool.call(1, input, None, indices, kernel_size, stride, padding, output_size)
 
 
-@pytorchs
+@with_pytorch_names
 def max_unpool2d(
     input: Tensor,
     indices: Tensor,
@@ -74,7 +74,7 @@ def max_unpool2d(
     return pools.max_unpool.call(2, input, None, indices, kernel_size, stride, padding, output_size)
 
 
-@pytorchs
+@with_pytorch_names
 def max_unpool3d(
     input: Tensor,
     indices: Tensor,

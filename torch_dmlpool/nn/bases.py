@@ -14,9 +14,9 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from torch_dmlpool import tensors
-from torch_dmlpool.keywords import layer
+from torch_dmlpool.keywords import layer_with_pytorch_names
 from torch_dmlpool.nn import pools
-from torch_dmlpool.nn.dimensions import Family
+from torch_dmlpool.nn.family import Family
 from torch_dmlpool.window import Integers, OutputSize, Padding, Window
 
 Flag = TypeVar("Flag", Literal[False], Literal[True], bool, default=Literal[False])
@@ -53,13 +53,13 @@ class PoolLayer(torch.nn.Module):
         )
 
 
-class Masked(PoolLayer, Generic[Flag]):
+class MaskedLayer(PoolLayer, Generic[Flag]):
     """Layers that take a mask with the input, and pool by their attributes."""
 
-    def forward(self: Any, input: Tensor, mask: Tensor | None = None) -> Any:
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Any:
         return self._family.call(self, input, mask)
 
-    forward.__qualname__ = "forward"  # errors of Python show it, and users know no Masked
+    forward.__qualname__ = "forward"  # errors of Python show it, and users know no MaskedLayer
 
     def _check(self: Any) -> None:
         """Reject wrong attributes, by an input that has one element."""
@@ -71,23 +71,23 @@ class Masked(PoolLayer, Generic[Flag]):
 
         @overload
         def __call__(
-            self: "Masked[Literal[False]]", input: Tensor, mask: Tensor | None = None
+            self: "MaskedLayer[Literal[False]]", input: Tensor, mask: Tensor | None = None
         ) -> Tensor: ...
         @overload
         def __call__(
-            self: "Masked[Literal[True]]", input: Tensor, mask: Tensor | None = None
+            self: "MaskedLayer[Literal[True]]", input: Tensor, mask: Tensor | None = None
         ) -> tuple[Tensor, Tensor]: ...
         @overload
         def __call__(
-            self: "Masked[bool]", input: Tensor, mask: Tensor | None = None
+            self: "MaskedLayer[bool]", input: Tensor, mask: Tensor | None = None
         ) -> Tensor | tuple[Tensor, Tensor]: ...
         def __call__(self, *_: Any, **__: Any) -> Any: ...
 
 
-class MaxPool(Masked[Flag]):
+class MaxPool(MaskedLayer[Flag]):
     _family = pools.max_pool
 
-    @layer
+    @layer_with_pytorch_names
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -105,13 +105,13 @@ class MinPool(MaxPool[Flag]):
     _family = pools.min_pool
 
 
-class AvgPool(Masked):
+class AvgPool(MaskedLayer):
     _family = pools.avg_pool
     # Some of torch's own layers lack these attributes.
     divisor_override: int | None = None
     dilation: Integers = 1
 
-    @layer
+    @layer_with_pytorch_names
     def __init__(
         self: Any,
         kernel_size: Integers,
@@ -132,12 +132,12 @@ class AvgPool(Masked):
         self._check()
 
 
-class LPPool(Masked):
+class LPPool(MaskedLayer):
     _family = pools.lp_pool
     padding: Padding = 0
     dilation: Integers = 1
 
-    @layer
+    @layer_with_pytorch_names
     def __init__(
         self: Any,
         norm_type: float,
@@ -155,19 +155,19 @@ class LPPool(Masked):
         self._check()
 
 
-class AdaptiveAvgPool(Masked):
+class AdaptiveAvgPool(MaskedLayer):
     _family = pools.adaptive_avg_pool
 
-    @layer
+    @layer_with_pytorch_names
     def __init__(self: Any, output_size: OutputSize) -> None:
         super().__init__(output_size)
         self._check()
 
 
-class AdaptiveMaxPool(Masked[Flag]):
+class AdaptiveMaxPool(MaskedLayer[Flag]):
     _family = pools.adaptive_max_pool
 
-    @layer
+    @layer_with_pytorch_names
     def __init__(
         self: Any,
         output_size: OutputSize,
@@ -184,7 +184,7 @@ class AdaptiveMinPool(AdaptiveMaxPool[Flag]):
 class MaxUnpool(PoolLayer):
     _family = pools.max_unpool
 
-    @layer
+    @layer_with_pytorch_names
     def __init__(
         self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
     ) -> None:

@@ -1,7 +1,7 @@
 """The CPU backend's pools of sets of rows, by kernels/cpu/segments.cpp.
 
-What each function computes is said in ``reference_rows``, which serves data types that the kernels
-do not take.
+What each function computes is said in ``reference_segments``, which serves data types that the
+kernels do not take. ``library.dmlpool_X`` is X of kernels/cpu/operators.h.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool.backends import reference_rows
+from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
 from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Pair, Tensors
@@ -41,7 +41,7 @@ def _call(
     *_, length, channels = rows.shape
     strides = rows.stride()
     struct = Segments(
-        segments=reference_rows.set_sizes(rows, offsets)[0],
+        segments=reference_segments.set_sizes(rows, offsets)[0],
         channels=channels,
         length=length,
         set_step=strides[0] if offsets is None else 0,
@@ -52,7 +52,7 @@ def _call(
     )
     code = function(ctypes.addressof(struct), *map(address, (*given, *results)))
     if code == OUTSIDE and offsets is not None:
-        reference_rows.check_offsets(offsets, length)
+        reference_segments.check_offsets(offsets, length)
     if code:
         raise error_of(function, code)
 
@@ -64,7 +64,8 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
 def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     rows = _in_rows(input)
-    output, divisor = rows.new_empty(reference_rows.set_sizes(rows, offsets)), int(not is_mean)
+    # Divided by 1, or with 0 by the rows that are kept.
+    output, divisor = rows.new_empty(reference_segments.set_sizes(rows, offsets)), int(not is_mean)
     given = rows, _dense(offsets), _dense(mask)
     _call(library.dmlpool_segment_sums, rows, given, (output,), offsets, divisor=divisor)
     return output
@@ -73,9 +74,9 @@ def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: boo
 def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
-        return reference_rows.segment_maxima(input, offsets, mask, are_minima)
+        return reference_segments.segment_maxima(input, offsets, mask, are_minima)
     rows = _in_rows(input)
-    values = rows.new_empty(reference_rows.set_sizes(rows, offsets))
+    values = rows.new_empty(reference_segments.set_sizes(rows, offsets))
     results = values, torch.empty(values.shape, dtype=torch.int64, device=input.device)
     given = rows, _dense(offsets), _dense(mask)
     fields = {"are_minima": int(are_minima)}
@@ -92,7 +93,7 @@ def segment_shares(
     indices: Tensor | None = None,
 ) -> Tensor:
     """Each row's share of what arrives at its set, or with ``indices`` all at these rows."""
-    gradient = arriving.new_empty(reference_rows.row_sizes(arriving, offsets, rows))
+    gradient = arriving.new_empty(reference_segments.row_sizes(arriving, offsets, rows))
     given = arriving.contiguous(), _dense(offsets), _dense(mask), indices
     fields = {"divisor": int(not is_mean)}
     _call(library.dmlpool_segment_shares, gradient, given, (gradient,), offsets, **fields)

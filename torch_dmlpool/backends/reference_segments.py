@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED, Mask, Pair, ascending, lowest, widened
+from torch_dmlpool.tensors import SIGNED_FOR, Mask, Pair, ascending, lowest, widened
 from torch_dmlpool.window import ArgumentError, Ints
 
 
@@ -165,7 +165,7 @@ def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> T
     return zeros.scatter(-2, places, arriving).narrow(-2, 0, rows)
 
 
-_SIGNED = SIGNED | {torch.uint8: torch.int8}
+_SIGNED = SIGNED_FOR | {torch.uint8: torch.int8}
 
 
 def ordered(input: Tensor) -> Tensor:
