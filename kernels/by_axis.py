@@ -220,7 +220,7 @@ def _block(request: Request, along: Along, step: Step, kind: int, bound: int) ->
     if is_sum and is_long and (along.source if rows else along.inner) % vector == 0:
         block = block._replace(vector=vector)
     if step.mode.mask == 3 and block.compensated:  # the mask beside elements takes registers
-        block = block._replace(loads=block.loads // 4)
+        block = block._replace(loads=min(4, vector))
     return block
 
 
