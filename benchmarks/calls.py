@@ -130,8 +130,8 @@ def markdown(results: Named) -> str:
         small = [1e6 * (ours - aten) for aten, ours in both if aten < SMALL_SECONDS]
         copies = [ratio for ratio in map(of_copy, rows) if ratio]
         siblings = [
-            row["seconds"][SIBLING if "average" in row["name"] else OURS]
-            / row["seconds"][OURS if "average" in row["name"] else SIBLING]
+            (row["seconds"][SIBLING] / row["seconds"][OURS])
+            ** (1 if "average" in row["name"] else -1)
             for row in rows
             if SIBLING in row["seconds"] and of_copy(row)
         ]
@@ -207,7 +207,7 @@ def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
         raise SystemExit("--ablate needs the compiled kernels")
     name = library.library.dmlpool_mechanism
     name.restype = ctypes.c_char_p
-    names = itertools.takewhile(bool, map(name, itertools.count()))
+    names = iter(map(name, itertools.count()).__next__, None)
     switch = library.library.dmlpool_without
     switch.argtypes, switch.restype = (ctypes.c_uint64,), None
     return switch, {each.decode(): 1 << bit for bit, each in enumerate(names)}

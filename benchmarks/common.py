@@ -361,7 +361,7 @@ def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
     def call(*inputs: Tensor) -> Any:
         return function(*inputs)
 
-    own = types.FunctionType(call.__code__.replace(), globals(), "call", None, call.__closure__)
+    own = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
     return torch.compile(own, dynamic=False, **how)
 
 

@@ -92,7 +92,6 @@ class Clock:
     def __init__(self, dry: bool) -> None:
         self.device = "meta" if dry else "cuda"
         self.flush = torch.ones(1 if dry else FLUSHED_BYTES // 4, device=self.device)
-        self.copies: dict[int, float] = {}
 
     def kernels(self, call: Call) -> float:
         """The median of single calls between events, behind a read that empties the cache: it
@@ -123,11 +122,9 @@ class Clock:
 
     def copy(self, moved: int) -> float:
         """The seconds of a copy that reads and writes ``moved`` bytes in all."""
-        if moved not in self.copies:
-            source = torch.ones(moved // 2, dtype=torch.uint8, device=self.device)
-            target = torch.empty_like(source)
-            self.copies[moved] = self.kernels(lambda: target.copy_(source))
-        return self.copies[moved]
+        source = torch.ones(moved // 2, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        return self.kernels(lambda: target.copy_(source))
 
 
 def by_kernels(call: Call) -> Any:
@@ -296,10 +293,14 @@ def run_step(
         written.write(f"== {name}: {shlex.join(command)}\n".encode())
         written.flush()
         begin = written.tell()
-        how: Named = {"cwd": ROOT, "env": {**environment, "PYTHONUNBUFFERED": "1"}}
-        how |= {"stdout": written, "stderr": subprocess.STDOUT, "start_new_session": True}
-        limited = ["timeout", "--signal=INT", f"--kill-after={ENDING}", str(seconds), *command]
-        process = subprocess.Popen(limited, **how)
+        process = subprocess.Popen(
+            ["timeout", "--signal=INT", f"--kill-after={ENDING}", str(seconds), *command],
+            cwd=ROOT,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         status = process.wait()
         with suppress(ProcessLookupError):  # whatever it has left behind, too
             os.killpg(process.pid, signal.SIGKILL)

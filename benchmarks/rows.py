@@ -37,9 +37,7 @@ from benchmarks.common import (
 from torch_dmlpool.timing import Call, Times
 
 PLAIN, ONNX_RUNTIME, CUDNN = "without a mask", "ONNX Runtime", "cuDNN"
-COMPILED = INDUCTOR, LOWERED, CALLED = (
-    *("torch.compile", "torch.compile of ours", "torch.compile that calls our operators"),
-)
+COMPILED = INDUCTOR, LOWERED, CALLED = "torch.compile", "ours, compiled", "ours, called compiled"
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""

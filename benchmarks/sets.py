@@ -28,9 +28,10 @@ PRODUCT = "bmm"
 def calls(pool: str, mode: str, device: str = "cpu") -> Calls:
     """The formula and ours, of the same result; of tokens a product of matrices, too."""
     samples, length, channels = SIZES[pool]
-    new: Any = {"device": device}
-    x = torch.randn(samples, length, channels, requires_grad=mode == "training", **new)
-    kept = torch.arange(length, **new) < torch.randint(2, length + 1, (samples, 1), **new)
+    with torch.device(device):
+        x = torch.randn(samples, length, channels, requires_grad=mode == "training")
+        kept = torch.arange(length) < torch.randint(2, length + 1, (samples, 1))
+        gradient = torch.randn(samples, channels)
     weights = kept.unsqueeze(-1).to(x.dtype)
     count = weights.sum(1)
     mean = lambda x: (x * weights).sum(1) / count  # noqa: E731
@@ -50,10 +51,9 @@ def calls(pool: str, mode: str, device: str = "cpu") -> Calls:
         offsets, which = lengths.cumsum(0) - lengths, kept.nonzero()[:, 0]
         ends = torch.cat([offsets, lengths.sum()[None]])
         pools = {
-            ATEN: lambda x: torch.zeros(samples, channels, **new).index_add(0, which, x) / count,
+            ATEN: lambda x: x.new_zeros(samples, channels).index_add(0, which, x) / count,
             OURS: lambda x: dmlpool.segment_pooling(x, ends),
         }
-    gradient = torch.randn(samples, channels, **new)
 
     def call(formula: Callable[[Tensor], Tensor]) -> Any:
         result = formula(x)
