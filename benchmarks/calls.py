@@ -55,9 +55,10 @@ class Row(NamedTuple):
     name: str
     threads: int
     calls: Callable[[], Calls]
+    device: str = "cpu"
 
 
-def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
+def rows(words: str, sample: int, threads: Sequence[int], device: str = "cpu") -> list[Row]:
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
     found = []
     for count, batch, mode, last in itertools.product(threads, BATCHES, LARGE, (False, True)):
@@ -65,10 +66,10 @@ def rows(words: str, sample: int, threads: Sequence[int]) -> list[Row]:
             sizes = (call.sizes[0] * batch, *call.sizes[1:])
             workload = replace(call, sizes=sizes, mode=mode, channels_last=last)
             name = f"{workload.pool} {mode} {workload.layout} batch={batch} threads={count}"
-            found.append(Row(name, count, functools.partial(of_models, workload)))
+            found.append(Row(name, count, functools.partial(of_models, workload, device), device))
     for count, mode, pool in itertools.product(threads, LARGE, sets.SIZES):
         name = f"{pool} {mode} sets batch=1 threads={count}"
-        found.append(Row(name, count, functools.partial(sets.calls, pool, mode)))
+        found.append(Row(name, count, functools.partial(sets.calls, pool, mode, device), device))
     named = [row for row in found if all(word in row.name for word in words.split())]
     columns = itertools.groupby(named, lambda row: way(row.name))
     return [row for _, column in columns for row in list(column)[::sample]]
@@ -79,13 +80,13 @@ def way(name: str) -> list[str]:
     return name.split()[-4:]
 
 
-def of_models(workload: common.Workload) -> Calls:
+def of_models(workload: common.Workload, device: str) -> Calls:
     """PyTorch's call and ours, whose results were compared, and what they are measured by."""
-    calls = contestants(problem(workload, "cpu"), (ATEN, OURS, COPY))[0]
+    calls = contestants(problem(workload, device), (ATEN, OURS, COPY))[0]
     if max(workload.dilation) == 1:
         names = ("max", "average") if "max" in workload.family else ("average", "max")
         sibling = replace(workload, family=workload.family.replace(*names))
-        calls[SIBLING] = contestants(problem(sibling, "cpu"), [OURS])[0][OURS]
+        calls[SIBLING] = contestants(problem(sibling, device), [OURS])[0][OURS]
     return calls
 
 
@@ -104,7 +105,7 @@ def measure(row: Row, seconds: float, wheel: Any = None) -> Named:
     torch.set_num_threads(row.threads)
     calls = row.calls()
     for taken in (seconds, LONGER * seconds):
-        times = common.in_turn(calls, taken)
+        times = common.in_turn(calls, taken, row.device)
         found = {who: float(f"{each.median:.4g}") for who, each in times.items()}
         if not is_behind(found):
             break
@@ -129,8 +130,8 @@ def markdown(results: Named) -> str:
         small = [1e6 * (ours - aten) for aten, ours in both if aten < SMALL_SECONDS]
         copies = [ratio for ratio in map(of_copy, rows) if ratio]
         siblings = [
-            row["seconds"][SIBLING if "average" in row["name"] else OURS]
-            / row["seconds"][OURS if "average" in row["name"] else SIBLING]
+            (row["seconds"][SIBLING] / row["seconds"][OURS])
+            ** (1 if "average" in row["name"] else -1)
             for row in rows
             if SIBLING in row["seconds"] and of_copy(row)
         ]
@@ -187,7 +188,7 @@ def beside(results: Named) -> str:
     """A table of what others take over what our call takes. "Nothing" is the same call once more:
     what noise makes of a ratio."""
     rows, lines = results["rows"], []
-    for name in rows[0]["seconds"].keys() - {ATEN, OURS, COPY, SIBLING}:
+    for name in rows[0]["seconds"].keys() - {ATEN, OURS, COPY, SIBLING, sets.PRODUCT}:
         ratios = [(row["seconds"][name] / row["seconds"][OURS], row) for row in rows]
         large = [ratio for ratio, row in ratios if row["seconds"][OURS] >= SMALL_SECONDS]
         every = [ratio for ratio, _ in ratios]
@@ -206,7 +207,7 @@ def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
         raise SystemExit("--ablate needs the compiled kernels")
     name = library.library.dmlpool_mechanism
     name.restype = ctypes.c_char_p
-    names = itertools.takewhile(bool, map(name, itertools.count()))
+    names = iter(map(name, itertools.count()).__next__, None)
     switch = library.library.dmlpool_without
     switch.argtypes, switch.restype = (ctypes.c_uint64,), None
     return switch, {each.decode(): 1 << bit for bit, each in enumerate(names)}
@@ -220,8 +221,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--wheel", type=Path, help="the folder of an unpacked wheel")
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])
-    asked = rows(options.words, options.sample, threads)
-    known = common.conditions(sample=options.sample) | {"threads": None}
+    asked = rows(options.words, options.sample, threads, options.device)
+    known = common.conditions(options.device, sample=options.sample) | {"threads": None}
     wheel = None
     if options.wheel:
         sys.path.insert(0, str(options.wheel))  # where the new process looks first

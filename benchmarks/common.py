@@ -12,6 +12,7 @@ import math
 import re
 import statistics
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ MODES = {
 backward pass; both passes; averages of integers that stand for real numbers. Maxima that are
 written where they were, and sets of rows, are only checked on a GPU."""
 WAYS = dict(zip("FIRTQUS", MODES, strict=True))
-APART = {"models", "filters", "windows", "halves", "peers", "kernelbench", "prepared"}
+APART = {"models", "filters", "windows", "halves", "peers", "lowered", "kernelbench", "prepared"}
 APART |= {"smoke", "smoke_types"}
 """Groups that are measured when they are asked for."""
 TABLE = Path(__file__).with_name("rows.txt")
@@ -288,10 +289,11 @@ def sentence(known: Named) -> str:
 
 
 def in_turn(calls: Calls, seconds: float, device: str = "cpu", least: int = 5) -> dict[str, Times]:
-    """Times of calls that take turns: processor time where there is one thread, which other
+    """Times of calls that take turns: processor time where one thread computes, which other
     processes disturb less, else time by the clock.
     """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    is_alone = device == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if is_alone else time.perf_counter
     return timing.in_turn(calls, torch.device(device), seconds, least, clock)
 
 
@@ -299,6 +301,7 @@ def parser(name: str, about: str | None, seconds: float, words: str) -> argparse
     """What commands that measure rows have in common."""
     found = argparse.ArgumentParser(prog=f"python -m benchmarks {name}", description=about)
     found.add_argument("words", nargs="?", default="", help=words)
+    found.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     found.add_argument("--row-seconds", type=float, default=seconds)
     found.add_argument("--list", action="store_true", help="print the rows' names alone")
     found.add_argument("--out", type=Path, help="written after each row, as a run takes long")
@@ -349,6 +352,17 @@ def line(row: Named) -> str:
     ]
     parts += [f"{who} {why}" for who, why in row.get("skipped", {}).items()]
     return f"{row['name']:66} {', '.join(parts)}"
+
+
+def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    """torch.compile's function of static shapes. Its code is its own, so that what was compiled of
+    the same function before is not looked up in its place."""
+
+    def call(*inputs: Tensor) -> Any:
+        return function(*inputs)
+
+    own = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
+    return torch.compile(own, dynamic=False, **how)
 
 
 def rotating(calls: Sequence[Call]) -> Call:

@@ -31,9 +31,8 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.nn import functional
 
-from benchmarks import common, inductor, kernels, requests
+from benchmarks import common, inductor, kernels, requests, rows
 from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS, T_OF_INDUCTOR, Named
 from benchmarks.requests import Request, launches
 from torch_dmlpool.backends import fallbacks, reference
@@ -51,6 +50,8 @@ TRAINED = {
     for network, name in (("unet", "U-Net"), ("resnet", "ResNet-50"))
 }
 COMMANDS = {
+    "lowered": "-m benchmarks rows lowered --compile --row-seconds 0.2",
+    "sets": "-m benchmarks calls sets --threads 1 --row-seconds 0.2",
     "cuda": f"{PYTEST} tests/test_cuda.py",
     "peers": "-m benchmarks rows peers --compile --row-seconds 0.3",
     **TRAINED,
@@ -64,8 +65,8 @@ CALLS, HOST_CALLS = 10, 100
 
 NETWORK_STEPS = {name: 14 if "eager" in name else 32 for name in TRAINED}
 RUNS = {
-    1: {"smoke": 45, "rows": 110, "cuda": 60, "peers": 65},
-    2: {"smoke": 45, "rows": 60, **NETWORK_STEPS, "memcheck": 35},
+    1: {"smoke": 45, "rows": 110, "lowered": 60, "sets": 20, "peers": 65},
+    2: {"smoke": 45, "rows": 60, "cuda": 60, **NETWORK_STEPS, "memcheck": 35},
 }
 """The steps of a run, and the limit of each in seconds."""
 BETWEEN, ENDING = 20, 2  # seconds of a run that no step takes, and that a step takes to be ended
@@ -77,12 +78,12 @@ def seconds_of(number: int) -> int:
     return BETWEEN + sum(limit + ENDING for limit in RUNS[number].values())
 
 
-def aten_call(request: Request, input: Tensor) -> Call | None:
-    """The same by PyTorch's function; None for what it has not on a GPU: gradients, integers."""
-    if request.row.mask or request.operator not in ("max", "taps", "avg", "adaptive avg"):
+def aten_call(request: Request, input: Tensor, mask: Tensor | None = None) -> Call | None:
+    """The same by PyTorch's functions; None for what these have not on a GPU: gradients."""
+    if request.operator not in ("max", "taps", "avg", "adaptive avg"):
         return None
-    mode = "indices" if request.operator == "taps" else "forward"
-    return functools.partial(replace(request.row, mode=mode).pool_of(functional), input)
+    row = replace(request.row, mode="indices" if request.operator == "taps" else "forward")
+    return functools.partial(rows.aten(rows.Problem(row, [input], [], mask)), input)
 
 
 class Clock:
@@ -91,7 +92,6 @@ class Clock:
     def __init__(self, dry: bool) -> None:
         self.device = "meta" if dry else "cuda"
         self.flush = torch.ones(1 if dry else FLUSHED_BYTES // 4, device=self.device)
-        self.copies: dict[int, float] = {}
 
     def kernels(self, call: Call) -> float:
         """The median of single calls between events, behind a read that empties the cache: it
@@ -122,11 +122,9 @@ class Clock:
 
     def copy(self, moved: int) -> float:
         """The seconds of a copy that reads and writes ``moved`` bytes in all."""
-        if moved not in self.copies:
-            source = torch.ones(moved // 2, dtype=torch.uint8, device=self.device)
-            target = torch.empty_like(source)
-            self.copies[moved] = self.kernels(lambda: target.copy_(source))
-        return self.copies[moved]
+        source = torch.ones(moved // 2, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        return self.kernels(lambda: target.copy_(source))
 
 
 def by_kernels(call: Call) -> Any:
@@ -144,7 +142,7 @@ def row_of(request: Request, clock: Clock) -> Named:
     moved = sum(each.nbytes for each in (*read, *requests.listed(by_kernels(call))))
     found = {OURS: clock.kernels(call), COPY: clock.copy(moved)}
     found[HOST] = clock.host(call, found[OURS])
-    theirs = aten_call(request, read[0])
+    theirs = aten_call(request, *read)
     if theirs is not None and read[0].is_floating_point():
         found[ATEN] = clock.kernels(theirs)
         found[HOST_OF_ATEN] = clock.host(theirs, found[ATEN])
@@ -295,23 +293,21 @@ def run_step(
         written.write(f"== {name}: {shlex.join(command)}\n".encode())
         written.flush()
         begin = written.tell()
-        how: Named = {"cwd": ROOT, "env": {**environment, "PYTHONUNBUFFERED": "1"}}
-        how |= {"stdout": written, "stderr": subprocess.STDOUT, "start_new_session": True}
-        process = subprocess.Popen(command, **how)
-        try:
-            status = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = 124
-            os.killpg(process.pid, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING)
+        process = subprocess.Popen(
+            ["timeout", "--signal=INT", f"--kill-after={ENDING}", str(seconds), *command],
+            cwd=ROOT,
+            env={**environment, "PYTHONUNBUFFERED": "1"},
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status = process.wait()
         with suppress(ProcessLookupError):  # whatever it has left behind, too
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         written.seek(begin)
         lines = written.read().decode(errors="replace").splitlines()
     print("\n".join(lines if name in PRINTED else lines[-12:]), flush=True)
-    if status == 124:
+    if status in (124, -signal.SIGKILL):
         print(f"== {name}: ended at its limit", flush=True)
     taken = round(time.monotonic() - started, 1)
     return {"name": name, "exit_status": status, "seconds": taken, "last": lines[-1:]}
@@ -321,20 +317,21 @@ def collect(folders: list[Path]) -> int:
     """What runs have written, the first one first, becomes a file of results: the page of
     benchmarks is made of it. A row that was measured again has the later times."""
     found: Named = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
-    rows: dict[str, Named] = {}
+    known: dict[str, Named] = {}
     for folder in folders:
         written = {path.stem: common.load(path) for path in folder.glob("*.json")}
         found["conditions"] = written["gpu"]["conditions"]
         found["steps"] += written["gpu"]["steps"]
-        for name in sorted(written.keys() & TRAINED.keys()):
-            found["models"] += written[name]["rows"]
-        if "peers" in written:
-            common.save(common.RESULTS / "gpu_peers.json", written["peers"])
+        for name in sorted(written.keys() & COMMANDS.keys()):
+            if name in TRAINED:
+                found["models"] += written[name]["rows"]
+            else:
+                common.save(common.RESULTS / f"gpu_{name}.json", written[name])
         if "rows" in written:
-            rows |= {row["name"]: row for row in written["rows"]["rows"]}
+            known |= {row["name"]: row for row in written["rows"]["rows"]}
             found["failed"] |= written["rows"]["failed"]
-    found["rows"] = list(rows.values())
-    found["failed"] = {name: why for name, why in found["failed"].items() if name not in rows}
+    found["rows"] = list(known.values())
+    found["failed"] = {name: why for name, why in found["failed"].items() if name not in known}
     common.save(common.RESULTS / "gpu_rows.json", found)
     return 0
 

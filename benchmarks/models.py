@@ -14,7 +14,6 @@ import functools
 import importlib
 import itertools
 import textwrap
-import types
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -119,25 +118,22 @@ def title(is_compiled: bool, is_training: bool) -> str:
     return f"{'compiled' if is_compiled else 'eager'}, {'training' if is_training else 'forward'}"
 
 
-def contestant(model: nn.Module, key: str, is_compiled: bool, input: Tensor) -> Call:
+def contestant(model: nn.Module, is_compiled: bool, input: Tensor) -> Call:
     """A call of the network, in training where the input wants a gradient."""
 
     def forward(input: Tensor) -> Tensor:
         with torch.autocast(input.device.type, torch.bfloat16, enabled=input.is_cuda):
             return model(input)
 
-    if is_compiled:  # code of its own, so that neither is looked up behind the other
-        code = forward.__code__.replace(co_name=f"forward_{key}")
-        copied = types.FunctionType(code, globals(), code.co_name, None, forward.__closure__)
-        forward = torch.compile(copied)
+    run = common.compiled(forward) if is_compiled else forward
     leaves = [input, *model.parameters()]
 
     def inferred() -> Tensor:
         with torch.no_grad():
-            return forward(input)
+            return run(input)
 
     def trained() -> Any:
-        output = forward(input)
+        output = run(input)
         return output, *torch.autograd.grad(output, leaves, torch.ones_like(output))
 
     return trained if input.requires_grad else inferred
@@ -167,7 +163,7 @@ def measure(way: Way, seconds: float, device: str) -> Named:
             ours.data = theirs.data
     compare(original, converted, input[:2].detach().requires_grad_(is_training))
     both = {ORIGINAL: original, OURS: converted}
-    calls = {key: contestant(one, key, is_compiled, input) for key, one in both.items()}
+    calls = {key: contestant(one, is_compiled, input) for key, one in both.items()}
     peak = {}
     for key, call in calls.items() if device != "cpu" else ():
         call()
@@ -188,7 +184,7 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
         torch.manual_seed(1)  # for dropout
         precise = input.detach().double().requires_grad_(input.requires_grad)
         with torch.autocast(input.device.type, enabled=False):
-            result = contestant(copy.deepcopy(model).double(), "", False, precise)()
+            result = contestant(copy.deepcopy(model).double(), False, precise)()
         output, *gradients = result if isinstance(result, tuple) else (result,)
         both = [output], [output.new_zeros(0), *gradients]
         found.append([torch.cat([each.flatten() for each in listed]) for listed in both])
@@ -224,7 +220,6 @@ def markdown(results: Named) -> str:
 def main(arguments: Sequence[str]) -> int:
     words = 'such as "ResNet" or "eager, forward"'
     parser = common.parser("models", __doc__, 1.0, words)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

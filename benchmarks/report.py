@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from benchmarks import calls, common, models
 from benchmarks.common import (
@@ -28,13 +27,6 @@ from benchmarks.common import (
 )
 from benchmarks.rows import PEERS, PLAIN, Result
 
-CPU, MODELS, CALLS, CALLS_AVX2, GPU, GPU_BESIDE, GPU_PEERS, GPU_EXPECTED = (
-    common.RESULTS / f"{name}.json"
-    for name in (
-        *("cpu", "models", "calls", "calls_avx2"),
-        *("gpu_rows", "gpu_beside", "gpu_peers", "expected"),
-    )
-)
 SHOWN = {
     "core": "max and average pools, layouts, ranks and gradients",
     "overhead": "tiny tensors: what a call costs",
@@ -54,6 +46,11 @@ BY_BANDWIDTH = 4.6 / 3.0
 """How many times as fast as an H100 an H200 copies."""
 
 
+def results(name: str) -> Path:
+    """The file of a command's results."""
+    return common.RESULTS / f"{name}.json"
+
+
 def measured(path: Path) -> tuple[Named, list[Result]]:
     """Conditions and rows of a file; none where there is no file."""
     if not path.exists():
@@ -62,10 +59,10 @@ def measured(path: Path) -> tuple[Named, list[Result]]:
     return data["conditions"], [row for row in map(Result.of, data["rows"]) if row is not None]
 
 
-def means(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
+def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
     """Geometric means by mode, layout and type, of two rows and more."""
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for result in results:
+    for result in measured:
         for peer in PEERS:
             ratio = result.ratio(peer)
             if ratio is not None and not result.is_small and peer not in (OURS, COPY, PLAIN):
@@ -80,27 +77,27 @@ def means(results: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
     return common.table(("pooling alone, eager", *peers), lines)
 
 
-def behind(results: Sequence[Result]) -> str:
+def behind(rows: Sequence[Result]) -> str:
     """The rows in which ATen is faster, the worst first, and the largest difference of small
     rows."""
-    slower = [(ratio, one) for one in results if (ratio := one.ratio(ATEN)) and not one.is_small]
+    slower = [(ratio, one) for one in rows if (ratio := one.ratio(ATEN)) and not one.is_small]
     slower = sorted((pair for pair in slower if pair[0] < 1), key=lambda pair: pair[0])
     lines = [f"- Rows slower than ATen: {len(slower) or 'none'}"]
     for ratio, one in slower:
         ours, theirs = one.seconds[OURS], one.seconds[ATEN]
         close = "; the quartiles overlap" if ours.lower <= theirs.upper else ""
         lines.append(f"  - {one.row.name}: {common.times(ratio)}{close}")
-    small = [one for one in results if one.is_small and ATEN in one.seconds]
+    small = [one for one in rows if one.is_small and ATEN in one.seconds]
     if small:
         worst = max(small, key=lambda one: one.seconds[OURS].median - one.seconds[ATEN].median)
         lines.append(f"- Rows under 50 µs: at most {worst.compared(ATEN)} ({worst.row.name})")
     return "\n".join(lines)
 
 
-def rows_of(results: Sequence[Result], group: str) -> str:
+def rows_of(rows: Sequence[Result], group: str) -> str:
     """A line for each pool of a group, and a column for each mode, layout and peer."""
     pools: dict[str, dict[str, Result]] = defaultdict(dict)
-    for result in results:
+    for result in rows:
         row = result.row
         if group in row.groups:
             pools[row.pool][row.name.removeprefix(row.pool).strip() or "forward"] = result
@@ -127,27 +124,28 @@ def duration(seconds: float) -> str:
 
 def pages() -> dict[str, str]:
     """The whole text of each page."""
-    (known, results), (beside_known, beside) = map(measured, (CPU, GPU_BESIDE))
+    (known, rows), (beside_known, beside) = map(measured, map(results, ("cpu", "gpu_beside")))
     groups = []
-    unshown = results
+    unshown = rows
+    of_calls = common.load(results("calls"))
     for group, meaning in SHOWN.items():
         groups.append(f"### {group}: {meaning}\n\n{rows_of(unshown, group)}")
         unshown = [one for one in unshown if group not in one.row.groups]
     parts = dict(
-        findings=means(results, MAIN),
-        behind=behind(results),
+        findings=means(rows, MAIN),
+        behind=behind(rows),
         where=common.sentence(known),
         networks=networks(),
         threads=common.count(known["threads"], "thread"),
-        means=means(results),
+        means=means(rows),
         groups="\n\n".join(groups),
-        **of_gpu(common.load(GPU)),
+        **of_gpu(common.load(results("gpu_rows"))),
         beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
         beside_where=common.sentence(beside_known),
-        calls=calls.markdown(common.load(CALLS)),
-        calls_least=calls.least(common.load(CALLS)),
-        calls_behind=calls.behind(common.load(CALLS)),
-        calls_avx2=calls.markdown(common.load(CALLS_AVX2)),
+        calls=calls.markdown(of_calls),
+        calls_least=calls.least(of_calls),
+        calls_behind=calls.behind(of_calls),
+        calls_avx2=calls.markdown(common.load(results("calls_avx2"))),
     )
     templates = {page: Path(__file__).with_name(name) for name, page in PAGES.items()}
     return {
@@ -156,26 +154,23 @@ def pages() -> dict[str, str]:
     }
 
 
-def of_gpu(results: Named) -> dict[str, str]:
+def of_gpu(found: Named) -> dict[str, str]:
     """What the page says of `make gpu`, by the names of its places."""
-    known = results["conditions"]
-    rows = {row["name"]: row["seconds"] for row in results["rows"]}
-    ends = [f"`{step['name']}` {ending(step)}" for step in results["steps"]]
-    tables = [
-        gpu_problems(rows),
-        gpu_calls(results["rows"]),
-        gpu_networks(results["models"]),
-    ]
-    _, peers = measured(GPU_PEERS)
-    tables += [rows_of(peers, "peers")] * bool(peers)
+    known = found["conditions"]
+    rows = {row["name"]: row["seconds"] for row in found["rows"]}
+    ends = [f"`{step['name']}` {ending(step)}" for step in found["steps"]]
+    tables = [gpu_problems(rows), gpu_calls(found["rows"]), gpu_networks(found["models"])]
+    for group in ("lowered", "peers"):
+        _, beside = measured(results(f"gpu_{group}"))
+        tables += [rows_of(beside, group)] * bool(beside)
     versions = known["versions"]
     return {
         "gpu": f"{known['machine']['gpu']} ({known['date'].partition('T')[0]}; PyTorch "
         f"{versions['torch']}, Triton {versions['triton']}, CUDA {known['cuda']})",
         "gpu_steps": ", ".join(ends),
         "gpu_measured": str(len(rows)),
-        "gpu_rows": str(len(rows) + len(results["failed"])),
-        "gpu_earlier": str(sum("run" in row for row in results["rows"])),
+        "gpu_rows": str(len(rows) + len(found["failed"])),
+        "gpu_earlier": str(sum("run" in row for row in found["rows"])),
         "gpu_faster": f"{BY_BANDWIDTH:.2f}",
         "gpu_tables": "\n\n".join(tables),
         "windows": gpu_windows(rows),
@@ -206,28 +201,22 @@ def gpu_problems(rows: Named) -> str:
 
 def gpu_calls(measured: Sequence[Named]) -> str:
     """Means of the calls of public models; of those that no GPU has measured T alone."""
-    foreseen = common.load(GPU_EXPECTED)["rows"] if GPU_EXPECTED.exists() else []
-    seconds, expected = (
-        {row["name"]: row["seconds"] for row in rows if "models" in row["groups"]}
-        for rows in (measured, foreseen)
-    )
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for name in seconds.keys() | expected.keys():
-        kinds[re.split(r" \d", name)[0]].append(name)
+    found: dict[str, tuple[list[Named], list[Named]]] = defaultdict(lambda: ([], []))
+    for place, listed in enumerate((measured, common.load(results("expected"))["rows"])):
+        for row in listed:
+            if "models" in row["groups"]:
+                found[re.split(r" \d", row["name"])[0]][place].append(row["seconds"])
+
+    def ratios(rows: list[Named], of: str, to: str) -> list[float]:
+        return [row[of] / row[to] for row in rows if row.keys() >= {of, to}]
 
     lines = []
-    for kind, names in sorted(kinds.items()):
-
-        def ratios(of: str, to: str, rows: Any, names: list[str] = names) -> list[float]:
-            listed = (rows.get(name, {}) for name in names)
-            return [row[of] / row[to] for row in listed if row.keys() >= {of, to}]
-
-        atens, copies = ratios(ATEN, OURS, seconds), ratios(COPY, OURS, seconds)
+    for kind, (known, foreseen) in sorted(found.items()):
+        atens = ratios(known, ATEN, OURS)
         mean = f"{common.mean(atens):.2f}x" if atens else ""
-        slower = sum(each < 1 for each in atens)
-        others = ratios(HOST, HOST_OF_ATEN, seconds), ratios(T_OF_INDUCTOR, OURS, expected)
-        cells = (calls.extremes(each, min) for each in (copies, *others))
-        lines.append((kind, len(copies), mean, slower, *cells))
+        others = ratios(known, HOST, HOST_OF_ATEN), ratios(foreseen, T_OF_INDUCTOR, OURS)
+        cells = (calls.extremes(each, min) for each in (ratios(known, COPY, OURS), *others))
+        lines.append((kind, len(known), mean, sum(each < 1 for each in atens), *cells))
     heads = ["calls of public models, batch 32", "rows", "ATen, mean", "slower than ATen"]
     heads += ["of copy: mean / least", "host over ATen's: mean / least"]
     return common.table([*heads, "Inductor's T over ours: mean / least"], lines)
@@ -262,7 +251,7 @@ def gpu_windows(rows: Named) -> str:
 
 
 def networks() -> str:
-    return models.markdown(common.load(MODELS))
+    return models.markdown(common.load(results("models")))
 
 
 def with_models(text: str, table: str) -> str:

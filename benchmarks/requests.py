@@ -142,7 +142,7 @@ def rows() -> list[Request]:
     models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
     folds = [each for each in models if each.outputs]
     found = common.select("halves")
-    found += [replace(each, channels_last=last) for last in (True, False) for each in folds]
+    found += [replace(each, channels_last=True) for each in folds]
     found += [replace(each, mode="training") for each in models]
     found += [each for each in common.select("masks") if each.mode == "forward"]
     return requests([*found, *common.select("kernelbench"), *models, *common.select("windows")])

@@ -36,7 +36,8 @@ from benchmarks.common import (
 )
 from torch_dmlpool.timing import Call, Times
 
-PLAIN, INDUCTOR, ONNX_RUNTIME, CUDNN = "without a mask", "torch.compile", "ONNX Runtime", "cuDNN"
+PLAIN, ONNX_RUNTIME, CUDNN = "without a mask", "ONNX Runtime", "cuDNN"
+COMPILED = INDUCTOR, LOWERED, CALLED = "torch.compile", "ours, compiled", "ours, called compiled"
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
@@ -136,10 +137,13 @@ def _plain(problem: Problem) -> list[Call]:
     return bound(ours(replace(problem, mask=None)), problem)
 
 
-def _compiled(problem: Problem) -> list[Call]:
-    """Static shapes and one graph per row: the best that Inductor makes of ATen's operator."""
-    torch.compiler.reset()
-    return bound(torch.compile(aten(problem), fullgraph=True, dynamic=False), problem)
+def _compiled(
+    pool_of: Callable[[Problem], Pool], problem: Problem, lowers: bool = True
+) -> list[Call]:
+    """Static shapes and one graph per row: the best that Inductor makes of a pool. It is compiled
+    at its first call."""
+    dmlpool.inductor.lower(lowers)
+    return bound(common.compiled(pool_of(problem), fullgraph=True), problem)
 
 
 def _onnx_runtime(problem: Problem) -> list[Call]:
@@ -289,7 +293,9 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     COPY: _copies,
     PLAIN: _plain,
     ONNX_RUNTIME: _onnx_runtime,
-    INDUCTOR: _compiled,
+    INDUCTOR: functools.partial(_compiled, aten),
+    LOWERED: functools.partial(_compiled, ours),
+    CALLED: functools.partial(_compiled, ours, lowers=False),
     CUDNN: _cudnn,
     "SciPy": _filter(
         "scipy.ndimage",
@@ -420,11 +426,10 @@ def main(arguments: Sequence[str]) -> int:
     words = f"text of names, or groups: all, {', '.join(common.GROUPS)}"
     parser = common.parser("rows", __doc__, 1.5, words)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--compile", action="store_true", help="torch.compile too: seconds a row")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    names = [name for name in PEERS if name != INDUCTOR or options.compile]
+    names = [name for name in PEERS if options.compile or name not in COMPILED]
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
     packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     how = names, options.device, options.row_seconds

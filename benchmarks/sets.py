@@ -22,39 +22,46 @@ SIZES = {
     "ragged sentences": (32, 64, 768),
 }
 """Samples, rows of each, and channels; half of the rows are kept."""
+PRODUCT = "bmm"
 
 
-def calls(pool: str, mode: str) -> Calls:
-    """The formula and ours, of the same result."""
+def calls(pool: str, mode: str, device: str = "cpu") -> Calls:
+    """The formula and ours, of the same result; of tokens a product of matrices, too."""
     samples, length, channels = SIZES[pool]
-    x = torch.randn(samples, length, channels, requires_grad=mode == "training")
-    kept = torch.arange(length) < torch.randint(1, length + 1, (samples, 1))
+    with torch.device(device):
+        x = torch.randn(samples, length, channels, requires_grad=mode == "training")
+        kept = torch.arange(length) < torch.randint(2, length + 1, (samples, 1))
+        gradient = torch.randn(samples, channels)
     weights = kept.unsqueeze(-1).to(x.dtype)
     count = weights.sum(1)
     mean = lambda x: (x * weights).sum(1) / count  # noqa: E731
-    pools: list[Callable[..., Any]] = [mean, lambda x: dmlpool.token_pooling(x, kept)]
+    pools: dict[str, Callable[..., Any]] = {
+        ATEN: mean,
+        OURS: lambda x: dmlpool.token_pooling(x, kept),
+        PRODUCT: lambda x: torch.bmm(weights.mT / count[:, None], x)[:, 0],
+    }
     if pool.startswith("statistics"):
         of_frames = kept[:, None]
-        pools = [
-            lambda x: ((x - mean(x)[:, None]) * weights).square().sum(1).div(count).sqrt(),
-            lambda x: dmlpool.statistics_pooling(x.mT, of_frames, correction=0)[1],
-        ]
+        pools = {
+            ATEN: lambda x: ((x - mean(x)[:, None]) * weights).square().sum(1).div(count).sqrt(),
+            OURS: lambda x: dmlpool.statistics_pooling(x.mT, of_frames, correction=0)[1],
+        }
     elif pool.startswith("ragged"):
         x, lengths = x.detach()[kept].requires_grad_(x.requires_grad), kept.sum(1)
         offsets, which = lengths.cumsum(0) - lengths, kept.nonzero()[:, 0]
         ends = torch.cat([offsets, lengths.sum()[None]])
-        pools = [
-            lambda x: torch.zeros(count.shape[0], channels).index_add(0, which, x) / count,
-            lambda x: dmlpool.segment_pooling(x, ends),
-        ]
-    gradient = torch.randn(samples, channels)
+        pools = {
+            ATEN: lambda x: x.new_zeros(samples, channels).index_add(0, which, x) / count,
+            OURS: lambda x: dmlpool.segment_pooling(x, ends),
+        }
 
     def call(formula: Callable[[Tensor], Tensor]) -> Any:
         result = formula(x)
         return torch.autograd.grad(result, x, gradient)[0] if x.requires_grad else result
 
-    both = {ATEN: functools.partial(call, pools[0]), OURS: functools.partial(call, pools[1])}
-    expected, found = (each() for each in both.values())
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise Disagreement(pool)
-    return both
+    made: Calls = {who: functools.partial(call, formula) for who, formula in pools.items()}
+    expected, *others = (each() for each in made.values())
+    for found in others:
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise Disagreement(pool)
+    return made

@@ -20,9 +20,10 @@ ANY = 2**63
 # of these a thread loads at once, and whether it compensates its sums (rule E6). The keys say
 # whether it adds up, and whether the axis is the innermost one. One warp has a window's positions,
 # where these are few enough, so that the tree over them stays short.
+SHORT = {2: (512, 1, 2), 8: (512, 1, 8)}  # a thread has all of a window
 BLOCKS = {
     (True, True): {
-        6: (512, 1, 2),
+        **SHORT,
         96: (64, 8, 8),
         128: (32, 16, 8),
         384: (16, 32, 8),
@@ -30,9 +31,15 @@ BLOCKS = {
         2048: (2, 256, 8),
         ANY: (1, 512, 16, True),
     },
-    (True, False): {6: (512, 1, 2), 96: (64, 16, 4), 256: (32, 32, 8), ANY: (32, 64, 8, True)},
-    (False, True): {6: (512, 1, 2), 96: (64, 16, 2), 1536: (4, 256, 2), ANY: (1, 1024, 2)},
-    (False, False): {4: (512, 1, 2), 16: (128, 8, 1), 96: (64, 16, 2), ANY: (32, 32, 2)},
+    (True, False): {
+        **SHORT,
+        64: (64, 16, 4),
+        128: (64, 16, 8),
+        256: (32, 32, 8),
+        ANY: (32, 64, 8, True),
+    },
+    (False, True): {**SHORT, 96: (64, 16, 2), 1536: (4, 256, 2), ANY: (1, 1024, 2)},
+    (False, False): {**SHORT, 16: (128, 8, 1), 96: (64, 16, 2), ANY: (32, 32, 2)},
 }
 # Whole axes of more elements than the first number are folded twice, first into slices of the
 # second number, so that enough programs run. The keys say whether the axis is the innermost one.
@@ -213,7 +220,7 @@ def _block(request: Request, along: Along, step: Step, kind: int, bound: int) ->
     if is_sum and is_long and (along.source if rows else along.inner) % vector == 0:
         block = block._replace(vector=vector)
     if step.mode.mask == 3 and block.compensated:  # the mask beside elements takes registers
-        block = block._replace(loads=block.loads // 4)
+        block = block._replace(loads=min(4, vector))
     return block
 
 

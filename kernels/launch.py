@@ -217,7 +217,7 @@ def tile_launch(kernel: str, request: Request, tile: Tile, **constants: Any) -> 
         for part, axis in zip(tile.sizes, axes, strict=True)
     ]
     tiles = [divided(target, part) for target, part in zip(targets, owned, strict=True)]
-    lengths, ends, store = (channels, *sizes), targets, width
+    ends, store = targets, width
     if request.channels_last:
         lengths = (channels // width, *sizes)
         spans = (

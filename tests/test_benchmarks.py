@@ -14,7 +14,7 @@ import torch_dmlpool as dmlpool
 from benchmarks import calls, common, models, report, rows
 from benchmarks.__main__ import QUESTIONS
 
-NAMES = [name for name in rows.PEERS if name != rows.INDUCTOR]
+NAMES = [name for name in rows.PEERS if name not in rows.COMPILED]
 
 
 def reduced(row):
@@ -204,7 +204,8 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch):
     assert found == [True, True, False, True]
     taken: list[float] = []
 
-    def in_turn(_, seconds):
+    def in_turn(_, seconds, device):
+        assert device == "cpu"
         taken.append(seconds)
         ours = 200e-6 if len(taken) == 1 else 100e-6
         times = {rows.ATEN: 100e-6, rows.OURS: ours}

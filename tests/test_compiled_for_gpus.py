@@ -71,6 +71,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
         [AVERAGE],
         [AVERAGE, AVERAGE_GRAD],
     ),
+    "YOLO: average 2/1": (lambda: with_relu(dmlpool.nn.AvgPool2d(2, 1)), [], [AVERAGE_GRAD]),
     "YOLO: max 5/1 three times": (
         lambda: Branches(*(dmlpool.nn.MaxPool2d(5, 1, 2) for _ in range(3)), in_turn=True),
         [MAX] * 3,

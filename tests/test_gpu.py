@@ -241,10 +241,8 @@ def test_what_runs_wrote_becomes_results_and_tables(tmp_path, monkeypatch):
     seconds = {"ours": [2e-4] * 3, "ATen": [3e-4] * 3, "cuDNN": [1e-4] * 3}
     peer = {"name": name, "seconds": seconds}
     common.save(folders[1] / "peers.json", {"conditions": {}, "rows": [peer]})
-    monkeypatch.setattr(report, "GPU_PEERS", tmp_path / "gpu_peers.json")
     foreseen = {"name": names[1], "groups": ["models"], "seconds": {"ours": 1.0, "Inductor": 2.0}}
     common.save(tmp_path / "expected.json", {"rows": [foreseen]})
-    monkeypatch.setattr(report, "GPU_EXPECTED", tmp_path / "expected.json")
     assert gpu.main(["--collect", *map(str, folders)]) == 0
     shown = report.of_gpu(common.load(tmp_path / "gpu_rows.json"))
     assert shown["gpu_steps"] == "`rows` ran out of time, `rows` ran out of time"
