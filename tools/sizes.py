@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 78_800,
+    "torch_dmlpool/**/*.py": 79_600,
     "kernels/cpu/*.[ch]*": 60_300,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_000,
