@@ -26,7 +26,9 @@ struct Winners final : Finish {
         : Finish(sizeof(S), numbers.p.numbering == TAPS, false),
           numbers(numbers),
           op(op),
-          has_values(has_values) {}
+          has_values(has_values) {
+        may_exceed = true;
+    }
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *values, void *to) const override {
         const Winner<S, P> by = op;
@@ -38,8 +40,9 @@ struct Winners final : Finish {
             out[i] = by.value(winners[i]);
         if (has_values && by.are_bools)
             normalize_bools(out, count);
-        const int64_t least = numbers.none();
-        int64_t found[Numbers::PART];
+        using Number = decltype(by.number(0));
+        const Number least = numbers.none();
+        Number found[Numbers::PART];
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(Numbers::PART, count - at);
             VECTORIZE

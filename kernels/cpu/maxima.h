@@ -106,20 +106,22 @@ struct Max {
 template <class S>
 struct Values final : Finish {
     const Max<S> op;
-    const bool are_bools;
+    const S highest;  // of unsigned bytes: 1 for bools, whose bytes but 0 are all True
 
     Values(const Max<S> &op, bool are_bools)
-        : Finish(sizeof(S), true, op.is_plain()), op(op), are_bools(are_bools) {}
+        : Finish(sizeof(S), true, op.is_plain()), op(op), highest(S(are_bools ? 1 : -1)) {}
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
                     void *to) const override {
         const Max<S> by = op;
         const S *from = static_cast<const S *>(values);
         S *out = static_cast<S *>(to);  // may be where the values are
+        const uint8_t most = uint8_t(highest);
         VECTORIZE
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < count; ++i) {
             out[i] = by.store(from[i]);
-        if (are_bools)
-            normalize_bools(out, count);
+            if constexpr (sizeof(S) == 1)
+                out[i] = S(std::min(uint8_t(out[i]), most));
+        }
     }
 };
 
@@ -216,8 +218,9 @@ struct Winner {
     // The element of a winner. It is the lowest one for a window that reads no element.
     S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest)); }
     // The number of a winner's tap, or -1 for a window that reads no element.
-    static int64_t number(P winner) {
-        return winner & IS_TAP ? int64_t(FIRST - (winner & FIRST)) : -1;
+    static auto number(P winner) {
+        using Number = std::conditional_t<(sizeof(P) > 8), int64_t, P>;
+        return winner & IS_TAP ? Number(FIRST - (winner & FIRST)) : Number(-1);
     }
 };
 

@@ -306,8 +306,7 @@ inline Vector<L, n> load(const T *from) {
     else if constexpr (std::is_same_v<T, L>)
         return read<Vector<L, n>>(from);
     else if constexpr (std::is_same_v<T, BFloat16>)
-        return Vector<L, n>(
-            __builtin_convertvector(read<Vector<uint16_t, n>>(from), Vector<uint32_t, n>) << 16);
+        return Vector<L, n>(converted<int32_t, n, int16_t>(read<Vector<int16_t, n>>(from)) << 16);
     else if constexpr (std::is_same_v<T, Half>) {
 #ifdef HAS_HALVES
         if constexpr (n == LANES<L>)
