@@ -99,25 +99,19 @@ struct ChannelWinners final : WindowOperations {
                 std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
             return;
         }
-        // Several taps of all channels are read at a time, in the order of memory.
-        const bool splits = channels < CHAINS * n;
-        const int64_t group = has_values && !splits ? 16 : count;
-        const auto run = splits ? &ChannelWinners::compare<true> : &ChannelWinners::compare<false>;
+        const auto run = channels < CHAINS * n ? &ChannelWinners::compare<true>
+                                               : &ChannelWinners::compare<false>;
         for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {
-            const int64_t offset = t * times.step / element_size;
-            for (int64_t first = 0; first < count; first += group)
-                (this->*run)(taps + first, std::min(group, count - first), channels, offset,
-                             first > 0, which, values);
+            (this->*run)(taps, count, channels, t * times.step / element_size, which, values);
             if (has_values && op.are_bools)
                 normalize_bools(values, channels);
         }
     }
-    // Compares CHAINS vectors of channels at a time, and with `continues` their winners with those
-    // found before. The last vectors may overlap those before. Fewer channels have a chain for each
-    // part of the taps, the last of which may overlap too.
+    // Compares CHAINS vectors of channels at a time. The last vectors may overlap those before.
+    // Fewer channels have a chain for each part of the taps, the last of which may overlap too.
     template <bool splits>
-    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, bool continues,
-                 S *which, S *values) const {
+    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
+                 S *values) const {
         const int64_t length = splits ? parts_of(count, CHAINS) : count;
         const int64_t step = splits ? n : CHAINS * n;
         for (int64_t begin = 0; begin < channels; begin += step) {
@@ -142,13 +136,6 @@ struct ChannelWinners final : WindowOperations {
                     take(best[v], winning[v], best[0], winning[0]);
             const auto store = [&](int64_t v) {
                 const int64_t at = first + v * n;
-                if (continues) {
-                    V earlier = load({reinterpret_cast<const char *>(values), 0}, at);
-                    N earlier_tap = read<N>(which + at);
-                    take(best[v], winning[v], earlier, earlier_tap);
-                    best[v] = earlier;
-                    winning[v] = earlier_tap;
-                }
                 if constexpr (std::is_same_v<E, S>)
                     best[v] = op.template reordered<n>(best[v]);
                 if (has_values)
