@@ -139,9 +139,9 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
         return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
     // Rows are finished in whole vectors, which exceed a row where the next one is written later.
     // They are half as long as the processor's, as results may be half as wide as values.
-    const bool may_exceed = finish.may_exceed && b.outputs_w == w.outputs;
-    const int64_t lanes = std::max<int64_t>(1, BYTES / 2 / finish.result_size);
-    const int64_t most = may_exceed ? parts_of(count, lanes) * lanes : count;
+    const int64_t lanes = BYTES / 2 / finish.result_size;
+    const int64_t most =
+        finish.may_exceed && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
     for (int64_t k = 0; k < rows; ++k)
         finish(b.plane, b.od, b.oh + r + k, b.ow * channels, std::min(most, (rows - k) * count),
                t.to + k * t.pitch * value, out + k * out_pitch);
@@ -194,11 +194,8 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
         const int64_t outputs = t.outputs;
         const int64_t whole = outputs - FEW_BYTES / bytes;
         const char *taken = m.scratch;
-        int64_t o = 0;
-        for (; o < whole; ++o, to += bytes, taken += step * value)
-            std::memcpy(to, taken, FEW_BYTES);
-        for (; o < outputs; ++o, to += bytes, taken += step * value)
-            std::memcpy(to, taken, bytes);
+        for (int64_t o = 0; o < outputs; ++o, to += bytes, taken += step * value)
+            o < whole ? std::memcpy(to, taken, FEW_BYTES) : std::memcpy(to, taken, bytes);
     }
 }
 

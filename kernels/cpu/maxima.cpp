@@ -38,8 +38,6 @@ struct Winners final : Finish {
             VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.value(winners[i]);
-        if (has_values && by.are_bools)
-            normalize_bools(out, count);
         using Number = decltype(by.number(0));
         const Number least = numbers.none();
         Number found[Numbers::PART];
@@ -101,11 +99,8 @@ struct ChannelWinners final : WindowOperations {
         }
         const auto run = channels < CHAINS * n ? &ChannelWinners::compare<true>
                                                : &ChannelWinners::compare<false>;
-        for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {
+        for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels)
             (this->*run)(taps, count, channels, t * times.step / element_size, which, values);
-            if (has_values && op.are_bools)
-                normalize_bools(values, channels);
-        }
     }
     // Compares CHAINS vectors of channels at a time. The last vectors may overlap those before.
     // Fewer channels have a chain for each part of the taps, the last of which may overlap too.
@@ -137,7 +132,7 @@ struct ChannelWinners final : WindowOperations {
             const auto store = [&](int64_t v) {
                 const int64_t at = first + v * n;
                 if constexpr (std::is_same_v<E, S>)
-                    best[v] = op.template reordered<n>(best[v]);
+                    best[v] = limited<S>(op.template reordered<n>(best[v]), op.highest);
                 if (has_values)
                     write(best[v], values + at);
                 write(winning[v], which + at);
@@ -179,7 +174,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, windows, by);
+        pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
     const auto pool_winners = [&](auto element_of_channels, auto element) {
         using S = decltype(element);
