@@ -27,7 +27,15 @@ FLAGS = ["-fno-rtti"]
 # use it. Intel's processors before Broadwell do nothing for PREFETCHW (-mprfchw).
 X86_LEVELS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mprfchw"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprfchw"],
+    "avx512": [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mfma",
+        "-mf16c",
+        "-mprfchw",
+    ],
 }
 
 

@@ -119,10 +119,13 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
     const int64_t out_pitch = p.output_row() * finish.result_size;
     const int64_t output_row = (b.plane * d.outputs + b.od) * h.outputs + b.oh + r;
     char *const out = output + output_row * out_pitch + b.ow * channels * finish.result_size;
-    // Whether values are results, and are written where results go.
-    const bool are_results = finish.is_direct || divisor != 0;
     // Whether rows of values are as long and as far apart as rows of results.
     const bool are_whole = b.outputs_w == w.outputs && row_length == w.outputs;
+    // Maxima of rows shorter than a vector are faster as one run, of which rows are copied.
+    const bool are_copied =
+        op.is_idempotent && is_short && !are_whole && b.outputs_w * value < BYTES;
+    // Whether values are results, and are written where results go.
+    const bool are_results = (finish.is_direct && !are_copied) || divisor != 0;
     const bool are_one = !are_results || are_whole;
     const Target t = {are_results ? out : m.produced,
                       are_results ? p.output_row() : row_length * channels, are_one ? 1 : rows,
@@ -134,16 +137,19 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
     const int64_t count = b.outputs_w * channels;
     if (are_whole && finish.is_uniform)
         return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
+    // Rows are finished in whole vectors, which exceed a row where the next one is written later.
+    // They are half as long as the processor's, as results may be half as wide as values.
+    const int64_t lanes = BYTES / 2 / finish.result_size;
+    const int64_t most =
+        finish.may_exceed && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
     for (int64_t k = 0; k < rows; ++k)
-        finish(b.plane, b.od, b.oh + r + k, b.ow * channels, count, t.to + k * t.pitch * value,
-               out + k * out_pitch);
+        finish(b.plane, b.od, b.oh + r + k, b.ow * channels, std::min(most, (rows - k) * count),
+               t.to + k * t.pitch * value, out + k * out_pitch);
 }
 
 void BlockPooling::combine_windows(const char *from, int64_t values, const Target &t,
                                    const Workspace &m) const {
-    const bool is_short =
-        w.window > 1 && (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
-    if (channels == 1 && is_short && w.dilation == 1 && !without(SHORT_WINDOWS))
+    if (is_short)
         for (int64_t k = 0; k < t.runs; ++k)
             op.combine_short(from + k * pitch * value, w.window, w.stride, t.outputs,
                              t.to + k * t.pitch * value);
@@ -188,11 +194,8 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
         const int64_t outputs = t.outputs;
         const int64_t whole = outputs - FEW_BYTES / bytes;
         const char *taken = m.scratch;
-        int64_t o = 0;
-        for (; o < whole; ++o, to += bytes, taken += step * value)
-            std::memcpy(to, taken, FEW_BYTES);
-        for (; o < outputs; ++o, to += bytes, taken += step * value)
-            std::memcpy(to, taken, bytes);
+        for (int64_t o = 0; o < outputs; ++o, to += bytes, taken += step * value)
+            o < whole ? std::memcpy(to, taken, FEW_BYTES) : std::memcpy(to, taken, bytes);
     }
 }
 

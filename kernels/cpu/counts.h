@@ -55,7 +55,7 @@ struct CountedWindows : Windows {
         const int64_t counted = with_padding ? padded.high(o) : read;
         return {std::max<int64_t>(counted, 1), read};
     }
-    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= TILE_OUTPUTS; }
+    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= 4 * TILE_OUTPUTS; }
     TapCount known_count(int a, int64_t o) const {
         return counted[a].empty() ? count_of(a, o) : TapCount{int64_t(counted[a][o]), read[a][o]};
     }

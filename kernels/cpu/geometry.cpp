@@ -94,14 +94,17 @@ void find_groups(const Windows &windows, int64_t output, int64_t end, std::vecto
     int64_t low = span.begin;
     int64_t high = low + span.count;
     int64_t x = output;
-    // Adds the group of output x, which ends at `stop` or where other positions are read.
+    int64_t leaves = x;  // the output from which on `low` is not read
+    int64_t enters = x;  // the output from which on `high` is read
+    // Adds the group of output x, which ends at `stop` or where other positions are read. It
+    // divides only for what has changed.
     const auto add = [&](int64_t stop, int64_t groups) {
-        const int64_t leaves = are_bins        ? parts_of((low + 1) * w.outputs, w.size)
-                               : low >= w.size ? end
-                                               : read.first(low) + read.extent();
-        const int64_t enters = are_bins         ? high * w.outputs / w.size
-                               : high >= w.size ? end
-                                                : read.first(high);
+        if (leaves <= x)
+            leaves = are_bins        ? parts_of((low + 1) * w.outputs, w.size)
+                     : low >= w.size ? end
+                                     : read.first(low) + read.extent();
+        if (enters <= x)
+            enters = are_bins ? high * w.outputs / w.size : high >= w.size ? end : read.first(high);
         const int64_t next = std::min({stop, leaves, enters});
         runs.push_back({low, high - low, 0, groups, 1, x - output, next - x, read.stride});
         low += leaves <= next;

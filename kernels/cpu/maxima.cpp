@@ -26,7 +26,9 @@ struct Winners final : Finish {
         : Finish(sizeof(S), numbers.p.numbering == TAPS, false),
           numbers(numbers),
           op(op),
-          has_values(has_values) {}
+          has_values(has_values) {
+        may_exceed = true;
+    }
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *values, void *to) const override {
         const Winner<S, P> by = op;
@@ -36,10 +38,9 @@ struct Winners final : Finish {
             VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.value(winners[i]);
-        if (has_values && by.are_bools)
-            normalize_bools(out, count);
-        const int64_t least = numbers.none();
-        int64_t found[Numbers::PART];
+        using Number = decltype(by.number(0));
+        const Number least = numbers.none();
+        Number found[Numbers::PART];
         for (int64_t at = 0, n; at < count; at += n) {
             n = std::min(Numbers::PART, count - at);
             VECTORIZE
@@ -96,25 +97,16 @@ struct ChannelWinners final : WindowOperations {
                 std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
             return;
         }
-        // Several taps of all channels are read at a time, in the order of memory.
-        const bool splits = channels < CHAINS * n;
-        const int64_t group = has_values && !splits ? 16 : count;
-        const auto run = splits ? &ChannelWinners::compare<true> : &ChannelWinners::compare<false>;
-        for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels) {
-            const int64_t offset = t * times.step / element_size;
-            for (int64_t first = 0; first < count; first += group)
-                (this->*run)(taps + first, std::min(group, count - first), channels, offset,
-                             first > 0, which, values);
-            if (has_values && op.are_bools)
-                normalize_bools(values, channels);
-        }
+        const auto run = channels < CHAINS * n ? &ChannelWinners::compare<true>
+                                               : &ChannelWinners::compare<false>;
+        for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels)
+            (this->*run)(taps, count, channels, t * times.step / element_size, which, values);
     }
-    // Compares CHAINS vectors of channels at a time, and with `continues` their winners with those
-    // found before. The last vectors may overlap those before. Fewer channels have a chain for each
-    // part of the taps, the last of which may overlap too.
+    // Compares CHAINS vectors of channels at a time. The last vectors may overlap those before.
+    // Fewer channels have a chain for each part of the taps, the last of which may overlap too.
     template <bool splits>
-    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, bool continues,
-                 S *which, S *values) const {
+    void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
+                 S *values) const {
         const int64_t length = splits ? parts_of(count, CHAINS) : count;
         const int64_t step = splits ? n : CHAINS * n;
         for (int64_t begin = 0; begin < channels; begin += step) {
@@ -139,15 +131,8 @@ struct ChannelWinners final : WindowOperations {
                     take(best[v], winning[v], best[0], winning[0]);
             const auto store = [&](int64_t v) {
                 const int64_t at = first + v * n;
-                if (continues) {
-                    V earlier = load({reinterpret_cast<const char *>(values), 0}, at);
-                    N earlier_tap = read<N>(which + at);
-                    take(best[v], winning[v], earlier, earlier_tap);
-                    best[v] = earlier;
-                    winning[v] = earlier_tap;
-                }
                 if constexpr (std::is_same_v<E, S>)
-                    best[v] = op.template reordered<n>(best[v]);
+                    best[v] = limited<S>(op.template reordered<n>(best[v]), op.highest);
                 if (has_values)
                     write(best[v], values + at);
                 write(winning[v], which + at);
@@ -189,7 +174,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
         const Max<S> op(data_type);
-        pool(Rows<Max<S>>(op), Values<S>(op, data_type.is_bool), input, output, windows, by);
+        pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
     const auto pool_winners = [&](auto element_of_channels, auto element) {
         using S = decltype(element);

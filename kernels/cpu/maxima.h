@@ -19,12 +19,13 @@ constexpr S LOWEST = std::numeric_limits<S>::min();
 template <class S>
 constexpr S HIGHEST = std::numeric_limits<S>::max();
 
-// Sets every byte but 0 to 1, the byte of True, as the keys of all such bytes are equal.
-template <class S>
-void normalize_bools(S *bytes, int64_t count) {
-    VECTORIZE
-    for (int64_t i = 0; i < count; ++i)
-        bytes[i] = bytes[i] != 0;
+// Elements S, of which unsigned bytes become at most `highest`: 1 for bools, whose bytes but 0 are
+// all True.
+template <class S, class V>
+V limited(const V &elements, uint8_t highest) {
+    using Bytes = Vector<uint8_t, sizeof(V)>;
+    const Bytes most = Bytes{} + highest;
+    return sizeof(S) > 1 ? elements : V(Bytes(elements) > most ? most : Bytes(elements));
 }
 
 // The Op of maxima without winners (see reductions.h). Float32 and float64 are compared as they
@@ -43,9 +44,9 @@ struct Max {
     // Subtracted from an element's bits with wraparound. It turns the order of unsigned integers
     // into that of signed ones, and moves NaNs of both signs above infinity.
     S offset = 0;
+    uint8_t highest = 255;
 
-    Max() = default;
-    explicit Max(const DataType &type) {
+    explicit Max(const DataType &type) : highest(type.is_bool ? 1 : 255) {
         if (std::is_floating_point_v<S>)
             return;
         if (type.infinity) {
@@ -90,7 +91,8 @@ struct Max {
         if constexpr (std::is_floating_point_v<S>)
             return value;
         else
-            return flipped(difference<S, 1>(value, difference<S, 1>(0, offset)));
+            return limited<S>(flipped(difference<S, 1>(value, difference<S, 1>(0, offset))),
+                              highest);
     }
     // Inverts the bits of negative elements of half precision, whose order is reversed.
     template <class V>
@@ -106,10 +108,8 @@ struct Max {
 template <class S>
 struct Values final : Finish {
     const Max<S> op;
-    const bool are_bools;
 
-    Values(const Max<S> &op, bool are_bools)
-        : Finish(sizeof(S), true, op.is_plain()), op(op), are_bools(are_bools) {}
+    explicit Values(const Max<S> &op) : Finish(sizeof(S), true, op.is_plain()), op(op) {}
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
                     void *to) const override {
         const Max<S> by = op;
@@ -118,8 +118,6 @@ struct Values final : Finish {
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.store(from[i]);
-        if (are_bools)
-            normalize_bools(out, count);
     }
 };
 
@@ -148,7 +146,7 @@ struct Winner {
     S infinity = HIGHEST<S>;  // elements whose bits without the sign are greater are NaNs
     S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
     S lowest = LOWEST<S>;  // the key of the lowest element of the type
-    bool are_bools = false;
+    uint8_t highest = 255;
 
     explicit Winner(const DataType &type) {
         if (type.infinity) {
@@ -156,7 +154,7 @@ struct Winner {
             infinity = S(type.infinity);
             lowest = S(-infinity);
         } else if (type.is_bool) {  // the key of 0 is -1, and that of every other byte the highest
-            are_bools = true;
+            highest = 1;
             infinity = 0;
             flip = -1;
             lowest = -1;
@@ -214,10 +212,13 @@ struct Winner {
         return result;
     }
     // The element of a winner. It is the lowest one for a window that reads no element.
-    S value(P winner) const { return reordered<1>(std::max(S(winner >> SHIFT), lowest)); }
+    S value(P winner) const {
+        return limited<S>(reordered<1>(std::max(S(winner >> SHIFT), lowest)), highest);
+    }
     // The number of a winner's tap, or -1 for a window that reads no element.
-    static int64_t number(P winner) {
-        return winner & IS_TAP ? int64_t(FIRST - (winner & FIRST)) : -1;
+    static auto number(P winner) {
+        using Number = std::conditional_t<(sizeof(P) > 8), int64_t, P>;
+        return winner & IS_TAP ? Number(FIRST - (winner & FIRST)) : -1;
     }
 };
 

@@ -9,13 +9,14 @@ namespace {
 
 // Writes `count` numbers as integers of `bytes` bytes into `numbers`, from index `at` on.
 template <class From>
-void write_numbers(const From *__restrict from, int64_t count, void *numbers, int bytes,
-                   int64_t at) {
+void write_numbers(const From *which, int64_t count, void *numbers, int bytes, int64_t at) {
     with_integers(bytes, [=](auto number) {
         using N = decltype(number);
         N *__restrict out = static_cast<N *>(numbers) + at;
+        const From *__restrict from = which;  // not of the lambda, whose memory bytes may alias
+        const int64_t end = count;
         VECTORIZE
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < end; ++i)
             out[i] = N(from[i]);
     });
 }

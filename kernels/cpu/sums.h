@@ -35,7 +35,7 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     const L by = L(divisor);
     const L inverse = L(1 / divisor);
     int64_t i = 0;
-#ifdef HAS_HALVES
+#ifdef WIDE
     if constexpr (std::is_same_v<U, Half> || std::is_same_v<T, Half>) {
         constexpr int64_t n = LANES<L>;
         using V = Vector<L, n>;

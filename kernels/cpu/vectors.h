@@ -32,7 +32,7 @@
 #endif
 #endif
 
-#if defined(__AVX512BW__) || defined(__F16C__)
+#ifdef __F16C__
 #include <immintrin.h>
 #endif
 
@@ -157,9 +157,7 @@ inline float widen(BFloat16 value) {
     return bits_as<float>(uint32_t(value.bits) << 16);
 }
 inline float widen(Half value) {
-#if defined(__AVX512VL__)
-    return _mm_cvtss_f32(_mm_maskz_cvtph_ps(1, _mm_cvtsi32_si128(value.bits)));
-#elif defined(__F16C__)
+#ifdef __F16C__
     return _cvtsh_ss(value.bits);
 #else
     const int32_t bits = int32_t(uint32_t(int16_t(value.bits)) << 13 & 0x8fffe000);
@@ -230,26 +228,19 @@ constexpr DataType TYPES[] = {
 #define WIDE(conversion) _mm512_##conversion
 using Halves = __m256i;
 using Integers = __m512i;
-inline __m512 widened(Halves halves) {
-    return _mm512_maskz_cvtph_ps(0xffff, halves);
-}
-inline Halves narrowed(__m512 values) {
-    return _mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT);
-}
-#elif defined(__AVX2__) && defined(__F16C__)
+#elif defined(__F16C__)
 #define WIDE(conversion) _mm256_##conversion
 using Halves = __m128i;
 using Integers = __m256i;
-inline __m256 widened(Halves halves) {
-    return _mm256_cvtph_ps(halves);
-}
-inline Halves narrowed(__m256 values) {
-    return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
-}
 #endif
 
 #ifdef WIDE
-#define HAS_HALVES
+inline auto widened(Halves halves) {
+    return WIDE(cvtph_ps)(halves);
+}
+inline Halves narrowed(decltype(widened(Halves())) values) {
+    return WIDE(cvtps_ph)(values, _MM_FROUND_TO_NEAREST_INT);
+}
 template <class From>
 inline Integers widened(Halves halves, From) {
     if constexpr (std::is_same_v<From, int8_t>)
@@ -282,7 +273,7 @@ template <class To, int64_t n, class From>
 inline Vector<To, n> converted(const Vector<From, n> &from) {
     if constexpr (sizeof(To) == sizeof(From) || n == 1)
         return Vector<To, n>(from);
-#ifdef HAS_HALVES
+#ifdef WIDE
     else if constexpr (sizeof(To) == 4 && sizeof(From) == 1 && sizeof(To) * n == BYTES)
         return Vector<To, n>(widened_twice(from, From()));
 #endif
@@ -290,7 +281,7 @@ inline Vector<To, n> converted(const Vector<From, n> &from) {
         using Between = std::conditional_t<sizeof(From) == 1, int16_t, int32_t>;
         return converted<To, n, Between>(converted<Between, n, From>(from));
     }
-#ifdef HAS_HALVES
+#ifdef WIDE
     else if constexpr (sizeof(To) * n == BYTES)
         return Vector<To, n>(widened(Halves(from), From()));
 #endif
@@ -306,16 +297,15 @@ inline Vector<L, n> load(const T *from) {
     else if constexpr (std::is_same_v<T, L>)
         return read<Vector<L, n>>(from);
     else if constexpr (std::is_same_v<T, BFloat16>)
-        return Vector<L, n>(
-            __builtin_convertvector(read<Vector<uint16_t, n>>(from), Vector<uint32_t, n>) << 16);
+        return Vector<L, n>(converted<int32_t, n, int16_t>(read<Vector<int16_t, n>>(from)) << 16);
     else if constexpr (std::is_same_v<T, Half>) {
-#ifdef HAS_HALVES
+#ifdef WIDE
         if constexpr (n == LANES<L>)
             return Vector<L, n>(widened(read<Halves>(from)));
 #endif
-#ifdef __AVX512VL__
+#ifdef __F16C__
         if constexpr (n == 8)
-            return Vector<L, n>(_mm256_maskz_cvtph_ps(0xff, read<__m128i>(from)));
+            return Vector<L, n>(_mm256_cvtph_ps(read<__m128i>(from)));
 #endif
         Vector<L, n> values = {};
         for (int64_t i = 0; i < n; ++i)
@@ -330,7 +320,7 @@ template <class T, int64_t n>
 inline void store(const Vector<Wide<T>, n> &values, T *to) {
     if constexpr (std::is_same_v<T, Wide<T>>)
         write(values, to);
-#ifdef HAS_HALVES
+#ifdef WIDE
     else if constexpr (std::is_same_v<T, Half> && n == LANES<float>)
         write(narrowed(values), to);
 #endif
