@@ -25,9 +25,9 @@ inline void use_large_pages([[maybe_unused]] void *memory, [[maybe_unused]] int6
 #endif
 }
 
-// Whether a tensor has more bytes than 48 MB or three eighths of the last-level cache. A call then
-// reads it from memory, as results and other tensors share the cache. The size of the cache is
-// what Linux says, and 32 MB elsewhere.
+// Whether a tensor has more bytes than three eighths of the last-level cache. A call then reads it
+// from memory, as results and other tensors share the cache. The size of the cache is what Linux
+// says, and 32 MB elsewhere.
 inline bool is_large(int64_t bytes) {
     static const int64_t cache = [] {
         long kilobytes = 32 << 10;
@@ -38,7 +38,7 @@ inline bool is_large(int64_t bytes) {
         }
         return int64_t(kilobytes) << 10;
     }();
-    return bytes > std::min<int64_t>(48 << 20, cache * 3 / 8);
+    return bytes > cache * 3 / 8;
 }
 
 // Prefetches `bytes` bytes that are read soon. It pauses after each line, because processors drop

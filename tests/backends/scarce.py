@@ -79,7 +79,7 @@ def calls():
         "average_pooling_grad": lambda: cpu.average_pooling_grad(
             row_shares, row.shape[2:], row_window, False, None
         ),
-        "quantized_average_pooling": lambda: cpu.quantized_averages(
+        "quantized_averages": lambda: cpu.quantized_averages(
             quantized, (0.5, 3, 0.25, 1), large, False, torch.uint8
         ),
     }

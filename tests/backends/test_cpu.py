@@ -125,7 +125,7 @@ def test_a_wrong_index_is_found_before_elements_are_written(wrong, monkeypatch):
         ("scatter_positions", {"type": 13, "bytes": 8}, "no data type 13"),
         ("average_pooling", {"type": 6}, "no averages of type 6"),
         ("average_pooling_grad", {"type": 4}, "no averages of type 4"),
-        ("quantized_average_pooling", {"type": 0}, "no quantized averages of type 0"),
+        ("quantized_averages", {"type": 0}, "no quantized averages of type 0"),
     ],
 )
 def test_a_number_that_no_kernel_knows_is_an_error(function, changes, reason):
