@@ -133,6 +133,7 @@ const Operator OPERATORS[] = {
     OPERATOR(max_pooling),
     OPERATOR(max_pooling_indices),
     OPERATOR(max_pooling_grad),
+    OPERATOR(min_pooling),
     OPERATOR(max_unpooling),
     OPERATOR(unique_positions),
     OPERATOR(gather_positions),

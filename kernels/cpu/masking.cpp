@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "counts.h"
@@ -262,6 +263,16 @@ void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
         });
 }
 
+// Copies elements in the opposite order: their bits `inverted`, but 0 for a `zero`.
+template <class S>
+void invert(const S *from, int64_t count, S inverted, S zero, S *to) {
+    VECTORIZE
+    for (int64_t i = 0; i < count; ++i) {
+        const S element = from[i] ^ inverted;
+        to[i] = element == zero ? 0 : element;
+    }
+}
+
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
 // found first. Then the winner is the first element that the mask keeps.
 template <class S>
@@ -341,6 +352,26 @@ std::vector<char> Kept::filled(int64_t count) const {
         std::fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
     });
     return row;
+}
+
+void min_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    const DataType &type = type_of(p);
+    const Masked all{{p, {1, p.planes, 0, 0, p.channels, 0}, nullptr, input, type.bytes}};
+    use_large_pages(output, p.planes * p.output_plane() * type.bytes);
+    with_integers(type.bytes, [&](auto bits) {
+        using S = decltype(bits);
+        const S sign = std::numeric_limits<S>::min();
+        const S inverted = type.infinity != 0 ? sign : S(-1);
+        all.each_part(all.bands_of_results, false, [&](const Part &part) {
+            const std::unique_ptr<S[]> opposite(new S[part.elements()]);
+            invert<S>(static_cast<const S *>(input) + part.input, part.elements(), inverted, 0,
+                      opposite.get());
+            S *const to = static_cast<S *>(output) + part.output;
+            char *const numbers = static_cast<char *>(winners) + part.output * p.bytes;
+            pool_maxima(part.problem, opposite.get(), to, winners ? numbers : nullptr, nullptr);
+            invert<S>(to, part.results(), inverted, type.infinity != 0 ? sign : S(0), to);
+        });
+    });
 }
 
 void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output) {

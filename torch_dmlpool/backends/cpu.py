@@ -147,10 +147,10 @@ class Averages:
 
 class Maxima:
     """The plan of maxima of tensors of one kind, of a window or bins, with an ``index_dtype`` of
-    their indices too.
+    their indices too. That of minima of numbers takes no mask.
     """
 
-    __slots__ = "back", "kind", "problem", "request", "with_taps"
+    __slots__ = "back", "kind", "pool", "problem", "request", "with_taps"
 
     def __init__(
         self,
@@ -158,8 +158,10 @@ class Maxima:
         windows: Any,
         index_dtype: torch.dtype | None = None,
         per_plane: bool = False,
+        are_minima: bool = False,
     ) -> None:
         self.kind, self.request = kind, (windows, index_dtype, per_plane)
+        self.pool = library.dmlpool_min_pooling if are_minima else library.dmlpool_max_pooling
         # That of the results, that with taps, and that of the gradient, each from the first call on
         # that needs it: training never uses the first, inference only the first.
         self.problem: CpuProblem | None = None
@@ -173,15 +175,15 @@ class Maxima:
             numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
             problem = self.problem = problem_of(self.kind, windows, None, None, numbered)
         if index_dtype is not None:
-            return _with_winners(input, problem, mask)
+            return _with_winners(self.pool, input, problem, mask)
         values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
-        return _maximal(values, problem, input, mask, None)
+        return _maximal(self.pool, values, problem, input, mask, None)
 
     def record(self, input: Tensor, mask: Mask = None) -> Tensors:
         windows, index_dtype, per_plane = self.request
         if self.with_taps is None:
             self.with_taps = problem_of(self.kind, windows, None, None, (None, TAPS))
-        values, taps = _with_winners(input, self.with_taps, mask)
+        values, taps = _with_winners(self.pool, input, self.with_taps, mask)
         if index_dtype is None:
             return values, taps
         sizes = self.kind.shape[2:]
@@ -252,10 +254,14 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
 
 
 def _maximal(
-    values: Tensor, problem: CpuProblem, input: Tensor, mask: Mask, winners_at: int | None
+    pool: Any,
+    values: Tensor,
+    problem: CpuProblem,
+    input: Tensor,
+    mask: Mask,
+    winners_at: int | None,
 ) -> Tensor:
     """``values`` filled with a problem's maxima, whose numbers go to address ``winners_at``."""
-    pool = library.dmlpool_max_pooling
     if mask is not None or not problem.is_ready:
         fill = lowest(values.dtype)
         return _run_kernel(values, pool, problem, input, mask=mask, fill=fill, more=(winners_at,))
@@ -265,12 +271,12 @@ def _maximal(
     return values
 
 
-def _with_winners(input: Tensor, problem: CpuProblem, mask: Mask) -> Pair:
+def _with_winners(pool: Any, input: Tensor, problem: CpuProblem, mask: Mask) -> Pair:
     """The maxima of a problem and the numbers of their winners."""
     source = input if problem.wider is None else input.to(problem.wider)
     sizes, strides = problem.output_sizes, problem.output_strides
     values, winners = _new(sizes, strides, source.dtype), _new(sizes, strides, problem.number_dtype)
-    _maximal(values, problem, source, mask, winners.data_ptr())
+    _maximal(pool, values, problem, source, mask, winners.data_ptr())
     if problem.wider is not None:
         # An empty window's maximum is the lowest value of the input's type, not of the wider one.
         if not input.is_floating_point():

@@ -82,6 +82,7 @@ _FUNCTIONS = {
     "max_pooling": 4,
     "max_pooling_indices": 3,
     "max_pooling_grad": 4,
+    "min_pooling": 4,
     "max_unpooling": 5,
     "unique_positions": 3,
     "gather_positions": 4,

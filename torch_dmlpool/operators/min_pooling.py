@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torch_dmlpool import overloads, tensors
-from torch_dmlpool.backends.interface import Backend
-from torch_dmlpool.operators.calls import PublicPool
-from torch_dmlpool.operators.derivatives import records_gradient
+from torch_dmlpool.backends.interface import Backend, kind_of
+from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.max_pooling import (
     Pooled,
+    max_pooling_with_taps_op,
     maxima_of,
     numbered_windows,
     of_bools,
@@ -121,9 +121,6 @@ def _restored(values: Tensor) -> Tensor:
     return 0 - values if values.dtype.is_floating_point else _opposite(values)
 
 
-_ZERO = torch.zeros((), dtype=torch.float32, device="cpu")
-
-
 def prepared_min_pooling(
     like: Tensor,
     backend: Backend,
@@ -132,21 +129,17 @@ def prepared_min_pooling(
     per_plane: bool = False,
 ) -> TensorFunction | None:
     """The call of minima for plain tensors that lie as ``like``, as ``prepared_max_pooling``."""
-    pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
-    if pool is None or not tensors.is_dense(like):
+    if not tensors.is_dense(like):
         return None
-    is_float = like.dtype.is_floating_point
-
-    def minima(input: Tensor) -> Any:
-        maxima = pool(_opposite(input))
-        if is_float and not records_gradient(input):
-            values = maxima if index_dtype is None else maxima[0]
-            torch.sub(_ZERO, values, out=values)  # as _restored, but where the values lie
-        else:
-            maxima = with_values(_restored, maxima)
-        return tensors.laid_out_like(maxima, input)
-
-    return minima
+    is_known = index_dtype is None and like.dtype is not torch.bool and window.taps <= 2**15
+    if backend.maxima is not None and is_known:
+        # Not a Call, whose plan would be given a mask.
+        plan = backend.maxima(kind_of(like), window, are_minima=True)
+        return Call(max_pooling_with_taps_op.apply, plan, like, window).__call__
+    pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
+    return pool and (
+        lambda input: tensors.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
+    )
 
 
 POOL = PublicPool(
