@@ -151,6 +151,7 @@ const Operator OPERATORS[] = {
     OPERATOR(masked_average_pooling_grad),
     OPERATOR(masked_max_pooling),
     OPERATOR(masked_max_pooling_grad),
+    OPERATOR(masked_min_pooling),
     {nullptr, nullptr},
 };
 

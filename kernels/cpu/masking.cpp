@@ -137,12 +137,12 @@ struct Masked : Kept {
         return {p.planes, p.channels,         rows, p.plane(), p.channels, m.is_own ? rows : 0,
                 p.type,   p.counting.divisor, 0,    0};
     }
-    // What is kept of a part. It refers to the part.
-    Kept kept(const Part &part) const {
+    // What is kept of the elements of a part, which lie at `elements`. It refers to the part.
+    Kept kept(const Part &part, const void *elements) const {
         return {part.problem,
                 {1, part.problem.planes, m.is_own, 0, m.channels, m.fill},
                 mask_at(part, part.of.positions),
-                static_cast<const char *>(tensor) + part.input * bytes,
+                elements,
                 bytes};
     }
 };
@@ -223,7 +223,8 @@ void pool_averages(const Masked &masked, T *output) {
                 sums.resize(part.results());
                 to = sums.data();
             }
-            const Kept kept = masked.kept(part);
+            const Kept kept = masked.kept(
+                part, static_cast<const char *>(masked.tensor) + part.input * masked.bytes);
             pool_averages(sums_of(part.problem, masked.p.type), kept.tensor, to, &kept);
             counts.divide_part(part, to, out);
         });
@@ -259,7 +260,7 @@ void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
                 average_pooling_grad(q, shares.data(), sums.data());
                 divide<T>(sums.data(), part.elements(), 1, nullptr, out);
             }
-            masked.kept(part).read(out, part.elements(), out);
+            masked.kept(part, out).read(out, part.elements(), out);
         });
 }
 
@@ -327,6 +328,39 @@ struct FirstKept {
     }
 };
 
+// Maxima of what is kept.
+template <class S>
+void pool_masked(const Kept &kept, void *output, void *winners) {
+    pool_maxima(kept.p, kept.tensor, output, winners, &kept);
+    if (winners != nullptr)
+        FirstKept<S>{kept, static_cast<const S *>(output), winners}.find();
+}
+
+// Minima of numbers: the opposites of the maxima of opposites.
+void pool_minima(const Masked &all, void *output, void *winners) {
+    const Problem &p = all.p;
+    const bool are_floats = type_of(p).infinity != 0;
+    use_large_pages(output, p.planes * p.output_plane() * all.bytes);
+    with_integers(int(all.bytes), [&](auto bits) {
+        using S = decltype(bits);
+        const S sign = std::numeric_limits<S>::min();
+        const S inverted = are_floats ? sign : S(-1);
+        all.each_part(all.bands_of_results, false, [&](const Part &part) {
+            const std::unique_ptr<S[]> opposite(new S[part.elements()]);
+            invert<S>(static_cast<const S *>(all.tensor) + part.input, part.elements(), inverted, 0,
+                      opposite.get());
+            S *const to = static_cast<S *>(output) + part.output;
+            char *const numbers =
+                winners ? static_cast<char *>(winners) + part.output * p.bytes : nullptr;
+            if (all.mask == nullptr)
+                pool_maxima(part.problem, opposite.get(), to, numbers, nullptr);
+            else
+                pool_masked<S>(all.kept(part, opposite.get()), to, numbers);
+            invert<S>(to, part.results(), inverted, are_floats ? sign : S(0), to);
+        });
+    });
+}
+
 }  // namespace
 
 void Kept::read(const void *from, int64_t count, void *to) const {
@@ -355,23 +389,14 @@ std::vector<char> Kept::filled(int64_t count) const {
 }
 
 void min_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    const DataType &type = type_of(p);
-    const Masked all{{p, {1, p.planes, 0, 0, p.channels, 0}, nullptr, input, type.bytes}};
-    use_large_pages(output, p.planes * p.output_plane() * type.bytes);
-    with_integers(type.bytes, [&](auto bits) {
-        using S = decltype(bits);
-        const S sign = std::numeric_limits<S>::min();
-        const S inverted = type.infinity != 0 ? sign : S(-1);
-        all.each_part(all.bands_of_results, false, [&](const Part &part) {
-            const std::unique_ptr<S[]> opposite(new S[part.elements()]);
-            invert<S>(static_cast<const S *>(input) + part.input, part.elements(), inverted, 0,
-                      opposite.get());
-            S *const to = static_cast<S *>(output) + part.output;
-            char *const numbers = static_cast<char *>(winners) + part.output * p.bytes;
-            pool_maxima(part.problem, opposite.get(), to, winners ? numbers : nullptr, nullptr);
-            invert<S>(to, part.results(), inverted, type.infinity != 0 ? sign : S(0), to);
-        });
-    });
+    pool_minima(Masked{{p, {1, p.planes, 0, 0, p.channels, 0}, nullptr, input, type_of(p).bytes}},
+                output, winners);
+}
+
+void masked_min_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
+                        void *output, void *winners) {
+    pool_minima(Masked{{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}}, output,
+                winners);
 }
 
 void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output) {
@@ -410,12 +435,8 @@ void masked_average_pooling_grad(const Problem &p, const Masking &m, const void 
 void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
                         void *output, void *winners) {
     const Kept kept{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes};
-    pool_maxima(p, input, output, winners, &kept);
-    if (winners != nullptr)
-        with_integers(int(kept.bytes), [&](auto bits) {
-            using S = decltype(bits);
-            FirstKept<S>{kept, static_cast<const S *>(output), winners}.find();
-        });
+    with_integers(int(kept.bytes),
+                  [&](auto bits) { pool_masked<decltype(bits)>(kept, output, winners); });
 }
 
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
@@ -426,7 +447,7 @@ void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arr
         max_pooling_grad(part.problem,
                          static_cast<const char *>(arriving) + part.output * masked.bytes,
                          static_cast<const char *>(taps) + part.output * p.bytes, out);
-        masked.kept(part).read(out, part.elements(), out);
+        masked.kept(part, out).read(out, part.elements(), out);
     });
 }
 

@@ -123,6 +123,8 @@ void masked_average_pooling_grad(const Problem &p, const Masking &m, const void 
                                  const void *mask, void *gradient);
 void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
                         void *output, void *winners);
+void masked_min_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
+                        void *output, void *winners);
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
                              const void *taps, const void *mask, void *gradient);
 // Copies the input and writes `Masking::fill` where the mask is false.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends import cpu
 from torch_dmlpool.backends import segments as of_rows
+from torch_dmlpool.backends.interface import kind_of
 from torch_dmlpool.window import Window
 
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
@@ -23,6 +24,11 @@ def windowed(rank, window_size, strides, start_padding=0):
     return Window.directml(
         rank, window_size=window_size, strides=strides, start_padding=start_padding
     )
+
+
+def least_of(input, window):
+    """The plan of minima."""
+    return cpu.Maxima(kind_of(input), window, are_minima=True)
 
 
 def calls():
@@ -62,6 +68,8 @@ def calls():
         "max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
             shares, taps, sizes, three, False
         ),
+        "min_pooling": lambda: least_of(many, large).run(many),
+        "masked_min_pooling": lambda: least_of(small, three).run(small, mask),
         "max_unpooling": lambda: cpu.max_unpooling(shares, positions, sizes, True, True)[:2],
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
@@ -136,6 +144,7 @@ def with_failing_allocations(name, call):
 
     fails.__name__ = function
     setattr(cpu.library, function, fails)
+    cpu._maxima_plan.cache_clear()  # plans keep the function
     while number < 1000 and (number == 0 or allocations.has_failed()):
         leaves.clear()
         # A thread's first exception allocates what it keeps, which is no leak.
@@ -149,6 +158,7 @@ def with_failing_allocations(name, call):
         left.append(min(leaves))
         number += 1
     setattr(cpu.library, function, operator)
+    cpu._maxima_plan.cache_clear()
     is_right = all(torch.equal(*pair) for pair in zip(all_of(again()), expected, strict=True))
     return {"name": name, "errors": errors, "left": left, "right": is_right}
 

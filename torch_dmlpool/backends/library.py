@@ -95,6 +95,7 @@ _FUNCTIONS = {
     "masked_average_pooling_grad": 5,
     "masked_max_pooling": 6,
     "masked_max_pooling_grad": 6,
+    "masked_min_pooling": 6,
     "segment_sums": 5,
     "segment_maxima": 6,
     "segment_shares": 6,
