@@ -208,7 +208,7 @@ FIGURES = {
             r"mean\*\*(?: \|[^|]*){2} \| ([\d.]+)",
         ),
         (r"public models run ([\d.]+) times", CALLS.format("forward", "contiguous")),
-        (r"([\d.]+) times in\nchannels_last", CALLS.format("forward", "channels_last")),
+        (r"([\d.]+) times in\s+channels_last", CALLS.format("forward", "channels_last")),
         (r"and ([\d.]+) and [\d.]+ times in training", CALLS.format("training", "contiguous")),
         (r"and [\d.]+ and ([\d.]+) times in training", CALLS.format("training", "channels_last")),
         (r"maxima at batch 32 run ([\d.]+) times", r"\| max \| \d+ \| ([\d.]+)x"),
