@@ -1,4 +1,4 @@
-// Pools under a mask: an element where the mask is false is not there.
+// Pools under a mask, where an element is not there if the mask is false, and minima.
 //
 // Strategies read what is kept (see kept.h): masked elements become 0 in sums and the lowest value
 // in maxima. Averages are pooled in parts that stay in a cache until they are divided. What the

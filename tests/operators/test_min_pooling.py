@@ -1,5 +1,6 @@
 """Minima, and maxima of bools and under masks, against the oracle (N1, N2, K4)."""
 
+import itertools
 from typing import Any
 
 import cases
@@ -157,6 +158,41 @@ def test_layers(kind, rank, device):
         for found, right, one in zip(layer(input), wanted, layer(input[0]), strict=True):
             samples.assert_same(found, right)
             assert torch.equal(found[0], one)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 9, 11), (1, 2, 300, 500), (2, 2, 5, 9, 11), (3, 9, 100)])
+@pytest.mark.parametrize("dtype", EVERY_TYPE, ids=str)
+def test_minima_without_indices_are_those_with_indices(dtype, sizes, device):
+    """N1, N2, K2 and E6: in every layout, under a mask, for planes that are pooled in bands, and
+    for any number of threads."""
+    if dtype is torch.bool:
+        plain = samples.any_bytes(samples.ties(*sizes) > 0)
+    else:
+        make = samples.special if dtype.is_floating_point else samples.ties
+        plain = make(*sizes, dtype=dtype)
+    innermost = plain.transpose(1, -1).contiguous().transpose(1, -1)
+    layouts = [plain, innermost, plain[..., ::2]]
+    threads = torch.get_num_threads()
+    for at, laid_out in enumerate(layouts):
+        input = laid_out.to(device)
+        masks = [None, samples.mask_of("each sample", tuple(input.shape)).to(device)]
+        for mask, window in itertools.product(masks, [(2, 2), (3, 2, 1, 1), (5, 1, 4, 4)]):
+            torch.set_num_threads(1 + at % 2)
+            found = dmlpool.min_pooling(input, *window, mask=mask)
+            expected, _ = dmlpool.min_pooling(input, *window, mask=mask, return_indices=True)
+            samples.assert_same(found, samples.to_numpy(expected))
+    torch.set_num_threads(threads)
+
+
+def test_gradients_of_minima_without_indices_are_those_with_indices(device):
+    """N2: the gradient goes to the first of equal minima, of planes pooled in bands too."""
+    for sizes in ((2, 3, 9, 11), (1, 2, 300, 500)):
+        leaf = samples.ties(*sizes).to(device).requires_grad_()
+        found = dmlpool.min_pooling(leaf, 3, 2, 1, 1)
+        expected, _ = dmlpool.min_pooling(leaf, 3, 2, 1, 1, return_indices=True)
+        arriving = samples.normal(*found.shape).to(device)
+        pair = [torch.autograd.grad(each, leaf, arriving)[0] for each in (found, expected)]
+        assert torch.equal(*pair)
 
 
 def test_a_layer_of_minima_is_none_of_maxima():

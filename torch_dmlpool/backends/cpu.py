@@ -147,7 +147,7 @@ class Averages:
 
 class Maxima:
     """The plan of maxima of tensors of one kind, of a window or bins, with an ``index_dtype`` of
-    their indices too.
+    their indices too; of minima of numbers if ``are_minima``.
     """
 
     __slots__ = "back", "kind", "pool", "problem", "request", "with_taps"

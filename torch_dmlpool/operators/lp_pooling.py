@@ -113,8 +113,8 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
     """Norms of windows, under a mask if there is one: zeros add nothing to them."""
     if mask is None:
         return lp_pooling_op(input, window, p)
-    window.output_sizes(input.shape[2:])  # rejected before any work
     if records_gradient(input) or not may_skip_dispatcher(input, mask):
+        window.output_sizes(input.shape[2:])  # rejected before any work
         # Powers of masked elements may be infinite, and their gradient would be NaN.
         return lp_pooling_op(kept(input, mask), window, p)
     return tensors.laid_out_like(_norms(input, window, p, mask), input)

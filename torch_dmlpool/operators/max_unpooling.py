@@ -212,7 +212,10 @@ def check(input: Tensor, indices: Tensor) -> None:
     tensors.check_sizes("indices", indices, input.shape, input, "input's")
 
 
-POOL = PublicPool(check=lambda *request: request, compute=_elements_at)
+POOL = PublicPool(
+    check=lambda input, indices, sizes, per_plane: (indices, sizes, per_plane),
+    compute=_elements_at,
+)
 
 
 def _check_operator(input: Tensor, indices: Tensor, spatial_sizes: Sizes, per_plane: bool) -> None:

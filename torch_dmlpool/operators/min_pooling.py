@@ -133,6 +133,7 @@ def prepared_min_pooling(
         return None
     is_known = index_dtype is None and like.dtype is not torch.bool and window.taps <= 2**15
     if backend.maxima is not None and is_known:
+        # The library takes the opposites itself, in parts that stay in a cache.
         plan = backend.maxima(kind_of(like), window, are_minima=True)
         return Call(max_pooling_with_taps_op.apply, plan, like, window)
     pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
