@@ -16,7 +16,7 @@ MOST = {
     "torch_dmlpool/**/*.py": 79_650,
     "kernels/cpu/*.[ch]*": 61_200,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 179_000,
+    "tests/**/*.py": 179_600,
     "benchmarks/*.py tools/*.py tools/*.cpp": 27_600,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""
