@@ -81,8 +81,7 @@ struct Joined {
             return first == 2 && is_gradient;
         if (!is_gradient && joins_tiles(p))
             return true;
-        if (first < 2 || w.size > ROW_MOST || w.window == 0 || w.window >= LONG_CONVERTED ||
-            w.stride >= STRIDE_WITHOUT_VECTORS)
+        if (first < 2 || w.size > ROW_MOST || w.window == 0 || w.window >= LONG_CONVERTED)
             return false;
         return is_tiled(w) || (w.size > TURNED_WIDTH && (w.window > w.stride || !is_gradient));
     }
