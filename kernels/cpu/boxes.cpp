@@ -45,11 +45,17 @@ struct BoxPooling : BlockPooling {
         const int64_t length = b.columns * channels;
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
+        // Whether rows of the box have no margins, and are pooled along W where they are.
+        const bool is_in_place = h.window == 1 && h.stride == 1 && length == pitch && !doubles_w;
         const int64_t parts = doubles_h ? double_windows(m.box, m.sums_h, length, height * length,
                                                          h, op.units[1], m.parts_of_h)
                                         : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
+            if (is_in_place) {
+                pool_along_w(b, r, rows, m.box + r * step, m);
+                continue;
+            }
             for (int64_t k = 0; k < parts; ++k)
                 m.shifted[k] = {m.parts_of_h[k].from + r * step, m.parts_of_h[k].number};
             op.combine(true, m.shifted, parts, length,
@@ -71,14 +77,19 @@ struct BoxPooling : BlockPooling {
         op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
         if (rows == 0)
             return;
-        // Rows are read under a mask one by one.
-        const int64_t at_once = windows.kept != nullptr ? 1 : rows;
+        // Rows are read under a mask one by one, unless they follow each other.
+        const bool are_one = length == p.row();
+        const int64_t at_once = are_one || windows.kept == nullptr ? rows : 1;
         for (int64_t r = 0; r < rows; r += at_once) {
             const int64_t found =
                 find_rows(op, p, input, b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows);
-            read_rows(windows.kept, m.rows, found, length, m.kept);
             char *const into = to + r * length * value;
-            if (length == p.row())
+            if (windows.kept != nullptr && found == 1 && op.is_plain) {
+                windows.kept->read(m.rows->from, at_once * length, into);
+                continue;
+            }
+            read_rows(windows.kept, m.rows, found, at_once * length, m.kept);
+            if (are_one)
                 op.combine(false, m.rows, found, at_once * length, into);
             else
                 op.combine(false, m.rows, found, length, into, {at_once, row_bytes, length});

@@ -12,7 +12,6 @@
 #include <algorithm>
 
 #include "blocks.h"
-#include "kept.h"
 #include "parallel.h"
 #include "strides.h"
 
@@ -47,10 +46,7 @@ struct RowPooling : BlockPooling {
         // Windows of a tile share most of what they read.
         const int64_t outputs_w = block_outputs(w, std::max(least, 4 * w.extent() / w.stride));
         const int64_t rows = rows_at_once(w, outputs_w, channels, op.value_size);
-        // Rows that windows share are masked once for all outputs of a block.
-        return {windows.kept != nullptr ? block_outputs(windows.p.h(), rows)
-                                        : std::min(rows, windows.p.h().outputs),
-                outputs_w};
+        return {std::min(rows, windows.p.h().outputs), outputs_w};
     }
 
     // The outputs along H whose windows lie inside the input. What they read is found once, as each
@@ -73,49 +69,6 @@ struct RowPooling : BlockPooling {
         });
     }
 
-    // Where a block finds the rows that it reads: in a plane of the input, or what a mask keeps of
-    // them in the workspace. There, row `y` and position `low` are the first ones.
-    struct Source {
-        Problem p;
-        const char *rows;
-        const char *end;
-        int64_t plane;
-        Span depth;
-        int64_t y;
-        int64_t low;
-    };
-    Source source_of(const Block &b, int64_t low, int64_t columns, const Workspace &m) const {
-        Source s = {p, input, end_of_input, b.plane, windows.at(0, b.od), 0, 0};
-        if (windows.kept == nullptr) {
-            if (fetches_block)
-                read_new_rows(windows, element, input, b.plane, b.od, b.oh, b.outputs_h,
-                              low * channels, columns * channels);
-            return s;
-        }
-        const Range reach = windows.reach(1, b.oh, b.outputs_h);
-        s.p.axes[0] = {s.depth.count, 1, 1, 1, 0, 1};
-        s.p.axes[1].size = std::max<int64_t>(reach.end - reach.begin, 0);
-        s.p.axes[2].size = columns;
-        const int64_t size = s.p.plane() + vector;
-        if (int64_t(m.kept.size()) < size * element)
-            m.kept.resize(size * element);
-        char *to = m.kept.data();
-        s.rows = to;
-        s.end = to + size * element;
-        const bool is_one = columns == w.size;  // rows follow each other in the input
-        const int64_t rows = is_one ? 1 : s.p.h().size;
-        const int64_t length = (is_one ? s.p.h().size : 1) * s.p.row();
-        for (int64_t z = 0; z < s.depth.count; ++z)
-            for (int64_t y = 0; y < rows; ++y, to += length * element) {
-                const int64_t row =
-                    (b.plane * d.size + s.depth.begin + z * d.dilation) * h.size + reach.begin + y;
-                windows.kept->read(input + (row * w.size + low) * channels * element, length, to);
-            }
-        s.depth.begin = s.plane = 0;
-        s.y = reach.begin;
-        s.low = low;
-        return s;
-    }
     // Combines the rows that each row of outputs of a block reads along D and H. Returns the first
     // combined row: in the workspace, or in the input if there is nothing to combine.
     const char *combine_rows(const Block &b, const Workspace &m) const {
@@ -124,18 +77,18 @@ struct RowPooling : BlockPooling {
         const int64_t before = (b.low - b.first) * channels;
         const int64_t vectors = (inside + vector - 1) & -vector;
         const int64_t from = spacing == 1 ? b.low : parts_of(b.low, spacing);
-        const Source s = source_of(b, from, parts_of(b.columns, spacing), m);
-        const int64_t row_bytes = s.p.row() * element;
+        const Span depth = windows.at(0, b.od);
+        if (fetches_block)
+            read_new_rows(windows, element, input, b.plane, b.od, b.oh, b.outputs_h,
+                          from * channels, parts_of(b.columns, spacing) * channels);
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
             char *const into = m.staged + r * pitch * value;
             const int64_t row = b.oh + r;
-            repeated = s.depth.count == 0        ? b.outputs_h - r
+            repeated = depth.count == 0          ? b.outputs_h - r
                        : repeating.contains(row) ? std::min(b.outputs_h - r, repeating.end - row)
                                                  : 1;
-            Span height = windows.at(1, row);
-            height.begin -= s.y;
             const int64_t found =
-                find_rows(op, s.p, s.rows, s.plane, s.depth, height, from - s.low, m.rows);
+                find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows);
             if (found == 0) {
                 op.fill(into, repeated * pitch, 0, 1);
                 continue;
@@ -154,7 +107,7 @@ struct RowPooling : BlockPooling {
                 inside == w.span(b.outputs_w) * channels && !doubles_w)
                 return latest;
             const char *const last_row = latest + (repeated - 1) * h.stride * row_bytes;
-            const int64_t length = last_row + vectors * element <= s.end ? vectors : inside;
+            const int64_t length = last_row + vectors * element <= end_of_input ? vectors : inside;
             combine_repeated(found, length, repeated, h.stride * row_bytes, into + before * value,
                              m);
         }
