@@ -414,10 +414,8 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
         pool_planes(op, finish, input, output, windows);
     else if (strategy == WINDOWS)
         pool_windows(op, finish, input, output, windows);
-    else if (strategy == ROWS)
-        pool_rows(op, finish, input, output, windows);
     else
-        pool_boxes(op, finish, input, output, windows);
+        pool_rows(op, finish, input, output, windows, strategy == BOXES);
 }
 
 }  // namespace dmlpool

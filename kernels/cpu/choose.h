@@ -14,7 +14,7 @@ enum Strategy : int64_t {
     AUTOMATIC,
     PLANES,     // one window over each plane: planes.cpp
     ROWS,       // rows of outputs: rows.cpp
-    BOXES,      // blocks of the input, pooled along one axis after the other: boxes.cpp
+    BOXES,      // blocks of the input, pooled along one axis after the other: rows.cpp
     WINDOWS,    // each window by itself: windows.cpp
     TURNED,     // channels of small planes that are transposed first: turned.h
     COMPARED,   // winners by WINDOWS that compare channels in vectors: maxima.cpp
