@@ -68,16 +68,20 @@ def highest(call):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["average_pooling", "max_pooling", "lp_pooling", "min_pooling"])
-@torch.no_grad()
-def test_a_mask_takes_at_most_64_mebibytes(name, dtype):
+@pytest.mark.parametrize("trains", [False, True], ids=["forward", "training"])
+def test_a_mask_takes_at_most_64_mebibytes(trains, name, dtype):
     """K4, beside a call without one."""
     if backends.serving("cpu") is reference.BACKEND:
         pytest.skip("plain PyTorch copies what it masks")
-    input = torch.ones(1, 32, 2048, 1024, dtype=dtype)
-    mask = torch.ones(1, 1, 2048, 1024, dtype=torch.bool)
-    pool = getattr(dmlpool, name)
-    plain = highest(lambda: pool(input, 4, 4))
-    masked = highest(lambda: pool(input, 4, 4, mask=mask))
+    input = torch.ones(1, 32, 1536, 1024, dtype=dtype, requires_grad=trains)
+    mask = torch.ones(1, 1, 1536, 1024, dtype=torch.bool)
+
+    def call(**under):
+        pooled = getattr(dmlpool, name)(input, 4, 4, **under)
+        return torch.autograd.grad(pooled.sum(), input) if trains else pooled
+
+    # The allocator takes some more from the system now and then.
+    plain, masked = (min(highest(each), highest(each)) for each in (call, lambda: call(mask=mask)))
     assert masked - plain <= 64 * MEBIBYTE
 
 

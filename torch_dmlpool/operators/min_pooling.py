@@ -19,6 +19,7 @@ from torch_dmlpool.operators.max_pooling import (
     numbered_windows,
     of_bools,
     prepared_max_pooling,
+    train_under_mask,
     with_values,
 )
 from torch_dmlpool.tensors import TensorFunction
@@ -143,5 +144,9 @@ def prepared_min_pooling(
 
 
 POOL = PublicPool(
-    check=numbered_windows, compute=maxima_of, prepare=prepared_min_pooling, wrap=minima
+    check=numbered_windows,
+    compute=maxima_of,
+    prepare=prepared_min_pooling,
+    wrap=minima,
+    train=train_under_mask,
 )
