@@ -31,6 +31,9 @@ struct Joined {
     int64_t *const ends = p.counting.end_padding;
 
     explicit Joined(const Problem &plain) : p(plain) {
+        for (Axis &axis : p.axes)
+            if (axis.window == 0 && axis.outputs == 1)  // a bin of all positions is a window
+                axis.window = axis.stride = axis.size;
         while (first < 2 && axes[first].size == 1 && axes[first].outputs == 1 &&
                axes[first].window <= 1 && axes[first].padding == 0 && ends[first] == 0)
             ++first;
