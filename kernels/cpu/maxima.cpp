@@ -97,51 +97,38 @@ struct ChannelWinners final : WindowOperations {
                 std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
             return;
         }
-        const auto run = channels < CHAINS * n ? &ChannelWinners::compare<true>
-                                               : &ChannelWinners::compare<false>;
+        const auto run =
+            channels < CHAINS * n ? &ChannelWinners::compare<1> : &ChannelWinners::compare<CHAINS>;
         for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels)
             (this->*run)(taps, count, channels, t * times.step / element_size, which, values);
     }
-    // Compares CHAINS vectors of channels at a time. The last vectors may overlap those before.
-    // Fewer channels have a chain for each part of the taps, the last of which may overlap too.
-    template <bool splits>
+    // Compares `chains` vectors of channels at a time. The last vectors may overlap those before.
+    template <int64_t chains>
     void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
                  S *values) const {
-        const int64_t length = splits ? parts_of(count, CHAINS) : count;
-        const int64_t step = splits ? n : CHAINS * n;
-        for (int64_t begin = 0; begin < channels; begin += step) {
-            const int64_t first = std::min(begin, channels - step);
-            const Row *from[CHAINS];
-            V best[CHAINS];
-            N winning[CHAINS];
+        for (int64_t begin = 0; begin < channels; begin += chains * n) {
+            const int64_t first = std::min(begin, channels - chains * n);
+            V best[chains];
+            N winning[chains];
 #pragma GCC unroll 4
-            for (int64_t v = 0; v < CHAINS; ++v) {
-                from[v] = taps + (splits ? std::min(v * length, count - length) : 0);
-                best[v] = load(from[v][0], offset + first + (splits ? 0 : v * n));
-                winning[v] = N{} + S(from[v][0].number);
+            for (int64_t v = 0; v < chains; ++v) {
+                best[v] = load(taps[0], offset + first + v * n);
+                winning[v] = N{} + S(taps[0].number);
             }
-            for (int64_t t = 1; t < length; ++t)
+            for (int64_t t = 1; t < count; ++t)
 #pragma GCC unroll 4
-                for (int64_t v = 0; v < CHAINS; ++v)
-                    take(load(from[v][t], offset + first + (splits ? 0 : v * n)),
-                         N{} + S(from[v][t].number), best[v], winning[v]);
-            if (splits)
+                for (int64_t v = 0; v < chains; ++v)
+                    take(load(taps[t], offset + first + v * n), N{} + S(taps[t].number), best[v],
+                         winning[v]);
 #pragma GCC unroll 4
-                for (int64_t v = 1; v < CHAINS; ++v)
-                    take(best[v], winning[v], best[0], winning[0]);
-            const auto store = [&](int64_t v) {
+            for (int64_t v = 0; v < chains; ++v) {
                 const int64_t at = first + v * n;
                 if constexpr (std::is_same_v<E, S>)
                     best[v] = limited<S>(op.template reordered<n>(best[v]), op.highest);
                 if (has_values)
                     write(best[v], values + at);
                 write(winning[v], which + at);
-            };
-            store(0);
-#pragma GCC unroll 4
-            for (int64_t v = 1; v < CHAINS; ++v)
-                if (!splits)
-                    store(v);
+            }
         }
     }
     // Takes the challenger and its tap where it wins.
