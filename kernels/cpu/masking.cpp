@@ -48,16 +48,6 @@ void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fil
                 copy(k * each + std::min(at, each - n), Vector<S, n>{} + S(mask[k]));
 }
 
-// Writes `share` to `count` elements, and 0 where the mask is false: a vector of n or more.
-template <int64_t n, class S>
-void spread(S share, const uint8_t *mask, int64_t count, S *to) {
-    for (int64_t at = 0; at < count; at += n) {
-        const int64_t i = std::min(at, count - n);
-        write(Vector<S, n>(load<S, n>(mask + i) != 0 ? Vector<S, n>{} + share : Vector<S, n>{}),
-              to + i);
-    }
-}
-
 // Some planes whose masks follow each other or are one, or a band of one plane.
 struct Part {
     PlanePart of;  // from the first plane on
@@ -233,35 +223,23 @@ void pool_averages(const Masked &masked, T *output) {
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    masked.each_part(
-        masked.bands_of_elements, true,
-        [&, counts = Counts{masked}, shares = std::vector<L>(),
-         sums = std::vector<L>()](const Part &part) mutable {
-            counts.find(part);
-            shares.resize(part.results());
-            counts.divide_part(part, arriving + part.output, shares.data());
-            const Problem q = sums_of(part.problem, sizeof(L) == 8);
-            T *const out = gradient + part.input;
-            if (masked.windows.are_planes() && q.channels == 1) {
-                using S = IntegerOf<T>;
-                const int64_t n = q.plane();
-                const int64_t first = part.of.positions.begin * masked.parts.slab;
-                for (int64_t k = 0; k < q.planes; ++k)
-                    (n < LANES<S> ? spread<1, S>
-                                  : spread<LANES<S>, S>)(bits_as<S>(narrow<T>(shares[k])),
-                                                         masked.mask_of(part.of.plane + k) + first,
-                                                         n, reinterpret_cast<S *>(out + k * n));
-                return;
-            }
-            if constexpr (std::is_same_v<T, L>)
-                average_pooling_grad(q, shares.data(), out);
-            else {
-                sums.resize(part.elements());
-                average_pooling_grad(q, shares.data(), sums.data());
-                divide<T>(sums.data(), part.elements(), 1, nullptr, out);
-            }
-            masked.kept(part, out).read(out, part.elements(), out);
-        });
+    masked.each_part(masked.bands_of_elements, true,
+                     [&, counts = Counts{masked}, shares = std::vector<L>(),
+                      sums = std::vector<L>()](const Part &part) mutable {
+                         counts.find(part);
+                         shares.resize(part.results());
+                         counts.divide_part(part, arriving + part.output, shares.data());
+                         const Problem q = sums_of(part.problem, sizeof(L) == 8);
+                         T *const out = gradient + part.input;
+                         if constexpr (std::is_same_v<T, L>)
+                             average_pooling_grad(q, shares.data(), out);
+                         else {
+                             sums.resize(part.elements());
+                             average_pooling_grad(q, shares.data(), sums.data());
+                             divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+                         }
+                         masked.kept(part, out).read(out, part.elements(), out);
+                     });
 }
 
 // Copies elements in the opposite order: their bits `inverted`, but 0 for a `zero`.
