@@ -94,7 +94,7 @@ struct ChannelWinners final : WindowOperations {
         if (count == 0) {
             std::fill_n(which, times.count * channels, S(none));
             if (has_values)
-                std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
+                std::fill_n(values, times.count * channels, op.template element<1>(op.lowest));
             return;
         }
         const auto run =
@@ -124,7 +124,7 @@ struct ChannelWinners final : WindowOperations {
             for (int64_t v = 0; v < chains; ++v) {
                 const int64_t at = first + v * n;
                 if constexpr (std::is_same_v<E, S>)
-                    best[v] = limited<S>(op.template reordered<n>(best[v]), op.highest);
+                    best[v] = op.template element<n>(best[v]);
                 if (has_values)
                     write(best[v], values + at);
                 write(winning[v], which + at);
@@ -154,13 +154,13 @@ struct WinningTaps final : Finish {
 
 // Pools a problem, or a block of turned planes, from plane `first` on.
 void pool_by(const Windows &windows, Strategy strategy, int64_t first, const void *input,
-             void *output, void *winners) {
+             void *output, void *winners, bool are_minima) {
     const Problem &p = windows.p;
     const DataType &data_type = type_of(p);
     const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
-        const Max<S> op(data_type);
+        const Max<S> op(data_type, are_minima);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
     const auto pool_winners = [&](auto element_of_channels, auto element) {
@@ -168,7 +168,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         using P = std::conditional_t<sizeof(S) == 8, __int128,
                                      std::conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
         const Numbers numbers(p, winners, first);
-        const Winner<S, P> op(data_type);
+        const Winner<S, P> op(data_type, are_minima);
         void *const to = output ? output : winners;  // nothing is written where it is winners
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
             const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
@@ -179,13 +179,13 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
              input, to, windows, by);
     };
     if (winners != nullptr) {
-        if (p.type == 0)
+        if (p.type == 0 && !are_minima)
             pool_winners(float(), int32_t());
         else
             with_integers(data_type.bytes, [&](auto element) { pool_winners(element, element); });
-    } else if (p.type == 0)
+    } else if (p.type == 0 && !are_minima)
         pool_values(float());
-    else if (p.type == 1)
+    else if (p.type == 1 && !are_minima)
         pool_values(double());
     else
         with_integers(data_type.bytes, pool_values);
@@ -194,7 +194,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
 }  // namespace
 
 void pool_maxima(const Problem &plain, const void *input, void *output, void *winners,
-                 const Kept *kept) {
+                 const Kept *kept, bool are_minima) {
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
@@ -208,7 +208,7 @@ void pool_maxima(const Problem &plain, const void *input, void *output, void *wi
     const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
                                       winners != nullptr, false, numbers.units});
     if (strategy != TURNED)
-        return pool_by(windows, strategy, 0, input, output, winners);
+        return pool_by(windows, strategy, 0, input, output, winners, are_minima);
     const Windows turned(turned_problem(p));
     turn_planes(p.planes, turned.p.channels, 1,
                 {{input, bytes, p.plane(), kept},
@@ -216,12 +216,16 @@ void pool_maxima(const Problem &plain, const void *input, void *output, void *wi
                  {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
                 [&](int64_t first, void *const *blocks) {
                     pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
-                            winners ? blocks[2] : nullptr);
+                            winners ? blocks[2] : nullptr, are_minima);
                 });
 }
 
 void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    pool_maxima(p, input, output, winners, nullptr);
+    pool_maxima(p, input, output, winners, nullptr, false);
+}
+
+void min_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    pool_maxima(p, input, output, winners, nullptr, true);
 }
 
 }  // namespace dmlpool

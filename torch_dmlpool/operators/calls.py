@@ -177,7 +177,7 @@ class PublicPool:
             request[0].output_sizes(like.shape[2:])  # rejected before any work
         # The plan of a Call takes a mask. A function around one, as of norms, does not.
         run = made.plan.run if backend.spreads_masks and isinstance(made, Call) else None
-        train = self.train if run is not None else None
+        train = self.train if run is not None and len(request) == 1 else None  # without indices
         leading = (None,) * (like.dim() - len(mask_sizes))
 
         def call(input: Tensor, mask: Tensor) -> Any:
