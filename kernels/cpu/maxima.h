@@ -41,28 +41,28 @@ struct Max {
     static constexpr bool can_divide = false;
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t rows_at_once = 9;
-    S inverted_bits = 0;  // the bits that are inverted in negative elements: all but the sign
-    // Subtracted from an element's bits with wraparound. It turns the order of unsigned integers
-    // into that of signed ones, and moves NaNs of both signs above infinity.
+    S inverted_bits = 0;  // the bits that are inverted in negative floats: all but the sign
+    // Subtracted from the bits of a float with wraparound. It moves NaNs of both signs above
+    // infinity.
     S offset = 0;
-    // For minima the bits that are inverted in all elements, and a zero that becomes positive.
+    // The bits that are inverted in all elements: the highest of unsigned integers, and for minima
+    // the sign of floats and all bits of integers.
     S opposite = 0;
-    S zero = 0;
+    S zero = 0;  // of minima, which becomes positive
     uint8_t highest = 255;
 
     Max(const DataType &type, bool are_minima) : highest(type.is_bool ? 1 : 255) {
         if constexpr (!std::is_floating_point_v<S>) {
+            const S sign = LOWEST<S>;
             if (type.infinity) {
                 inverted_bits = HIGHEST<S>;
                 offset = S(HIGHEST<S> - type.infinity);
-            } else if (type.is_unsigned) {
-                offset = LOWEST<S>;
-            }
-            if (are_minima)
-                opposite = type.infinity ? zero = LOWEST<S> : S(-1);
+                opposite = zero = are_minima ? sign : 0;
+            } else
+                opposite = (type.is_unsigned ? sign : 0) ^ (are_minima ? -1 : 0);
         }
     }
-    bool is_plain() const { return inverted_bits == 0 && offset == 0 && opposite == 0; }
+    bool is_plain() const { return inverted_bits == 0 && opposite == 0; }
     static constexpr S identity() {
         return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity()
                                            : std::numeric_limits<S>::lowest();
@@ -89,6 +89,8 @@ struct Max {
         const auto element = read<Vector<S, n>>(from);
         if constexpr (std::is_floating_point_v<S>)
             return {{element}};
+        else if constexpr (sizeof(S) == 1)  // no float
+            return {{element ^ opposite}};
         else
             return {{difference<S, n>(flipped(element ^ opposite), Vector<S, n>{} + offset)}};
     }
@@ -96,19 +98,18 @@ struct Max {
     S store(S value) const {
         if constexpr (std::is_floating_point_v<S>)
             return value;
+        else if constexpr (sizeof(S) == 1)
+            return limited<S>(S(value ^ opposite), highest);
         else {
             const S element =
                 flipped(difference<S, 1>(value, difference<S, 1>(0, offset))) ^ opposite;
-            return limited<S>(element == zero ? S(0) : element, highest);
+            return element == zero ? S(0) : element;
         }
     }
     // Inverts the bits of negative floats, whose order is reversed.
     template <class V>
     V flipped(V value) const {
-        if constexpr (sizeof(S) > 1)
-            return V(value ^ (value >> (8 * sizeof(S) - 1) & inverted_bits));
-        else
-            return value;
+        return V(value ^ (value >> (8 * sizeof(S) - 1) & inverted_bits));
     }
 };
 
