@@ -81,26 +81,30 @@ int64_t BlockPooling::find_taps(const char *data, int64_t n, const Axis &axis, i
     return axis.window;
 }
 
-int64_t BlockPooling::double_windows(char *data, char *sums, int64_t n, int64_t length,
-                                     const Axis &axis, int64_t unit, Row *parts) const {
+int64_t BlockPooling::widen_windows(char *data, char *sums, int64_t n, int64_t length,
+                                    const Axis &axis, int64_t unit, Row *parts) const {
     const int64_t k = axis.window;
     const int64_t step = axis.dilation * n;
     const auto part = [=](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
     const int64_t outputs = length - (k - 1) * step;
     int64_t taken = 0;  // taps that are in `sums`
-    int64_t power = 1;
-    for (; 2 * power <= k; power *= 2) {
-        if (!op.is_idempotent && (k & power)) {
+    int64_t width = 1;
+    for (; 4 * width <= k; width *= 4) {
+        for (int64_t left = op.is_idempotent ? 0 : k / width % 4; left > 0; --left) {
             const Row row = part(taken);
             taken == 0 ? op.combine(true, &row, 1, outputs, sums)
-                       : op.accumulate(row, outputs, sums);
-            taken += power;
+                       : op.accumulate(&row, 1, outputs, sums);
+            taken += width;
         }
-        op.accumulate(part(power), length - power * step, data);
+        const Row next[] = {part(width), part(2 * width), part(3 * width)};
+        op.accumulate(next, 3, length - 3 * width * step, data);
     }
-    parts[0] = part(taken);
-    parts[1] = op.is_idempotent ? part(k - power) : Row{sums, 0};
-    return power < k ? 2 : 1;
+    int64_t count = 0;
+    for (int64_t tap = taken; tap < k; tap += width)
+        parts[count++] = part(std::min(tap, k - width));
+    if (taken > 0)
+        parts[count++] = {sums, 0};
+    return count;
 }
 
 void BlockPooling::fill_margins(const Block &b, int64_t rows, const Workspace &m) const {
@@ -164,7 +168,7 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
                                 const Workspace &m) const {
     // Rows that are doubled lie in the workspace.
     const int64_t parts =
-        doubles_w ? double_windows(m.staged, m.sums_w, channels, values, w, op.units[2], m.parts)
+        doubles_w ? widen_windows(m.staged, m.sums_w, channels, values, w, op.units[2], m.parts)
                   : find_taps(from, channels, w, op.units[2], m.parts);
     if (w.stride == 1)
         return op.combine(true, m.parts, parts, t.outputs * channels, t.to,

@@ -106,11 +106,11 @@ struct BlockPooling {
     // begins with the first tap and has n values at each position. `unit` is the distance of the
     // numbers of two taps.
     int64_t find_taps(const char *data, int64_t n, const Axis &axis, int64_t unit, Row *taps) const;
-    // Combines windows of 1, 2, 4, ... taps in place. Lists in `parts` the windows that make the
-    // first window, and returns how many there are: of maxima two that overlap, of sums the largest
-    // one and those of the other powers of two, which are added up in `sums`.
-    int64_t double_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
-                           int64_t unit, Row *parts) const;
+    // Combines windows of 1, 4, 16, ... taps in place. Lists in `parts` the windows that make the
+    // first window, and returns how many there are: of maxima the last two may overlap, of sums
+    // those of fewer taps are added up in `sums`.
+    int64_t widen_windows(char *data, char *sums, int64_t n, int64_t length, const Axis &axis,
+                          int64_t unit, Row *parts) const;
     // Fills what lies outside the input in `rows` rows of workspace with the value that changes
     // nothing. The end of a row and the start of the next one are filled together.
     void fill_margins(const Block &b, int64_t rows, const Workspace &m) const;

@@ -90,8 +90,8 @@ struct RowOperations : WindowOperations {
     // Combines `count` rows of `length` elements or values into `out`, as often as `times` says.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
-    // Combines a row of values with the values of `into`, which are the first operand.
-    virtual void accumulate(const Row &values, int64_t length, void *into) const = 0;
+    // Combines 1 or 3 rows of values with the values of `into`, which are the first operand.
+    virtual void accumulate(const Row *rows, int64_t count, int64_t length, void *into) const = 0;
     // Combines short windows of a row of values: 2 at stride 2, 3 at stride 2 or 3, 4 at stride 4.
     virtual void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                                void *out) const = 0;

@@ -48,8 +48,9 @@ struct Rows final : RowOperations {
         for (int64_t k = 0; k < places; ++k)
             std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
-    void accumulate(const Row &values, int64_t length, void *into) const override {
-        accumulate<LANES<L>>(values, 0, length, static_cast<L *>(into));
+    void accumulate(const Row *rows, int64_t count, int64_t length, void *into) const override {
+        (count == 1 ? &accumulate_rows<LANES<L>, 1>
+                    : &accumulate_rows<LANES<L>, 3>)(rows, 0, length, static_cast<L *>(into));
     }
     // GCC would inline it into combine_window, so that all of its code would be there twice.
     [[gnu::noinline]] void combine(bool are_values, const Row *rows, int64_t count, int64_t length,
@@ -257,15 +258,19 @@ struct Rows final : RowOperations {
         }
     }
     // Combines values from number i on with those of `out`, in order: they may overlap.
-    template <int64_t n>
-    static void accumulate(const Row &values, int64_t i, int64_t length, L *out) {
+    template <int64_t n, int64_t count>
+    static void accumulate_rows(const Row *rows, int64_t i, int64_t length, L *out) {
         using V = Vector<L, n>;
-        for (; i + n <= length; i += n)
-            write(Op::of(read<V>(out + i),
-                         Op::renumbered(read<V>(values.from + i * SIZE<true>), values.number)),
-                  out + i);
+        for (; i + n <= length; i += n) {
+            V result = read<V>(out + i);
+#pragma GCC unroll 3
+            for (int64_t k = 0; k < count; ++k)
+                result = Op::of(
+                    result, Op::renumbered(read<V>(rows[k].from + i * SIZE<true>), rows[k].number));
+            write(result, out + i);
+        }
         if constexpr (n > 1)
-            accumulate<FEWER<true, n>>(values, i, length, out);
+            accumulate_rows<FEWER<true, n>, count>(rows, i, length, out);
     }
 
     // Combines the lanes of a vector into one value.

@@ -163,8 +163,8 @@ struct RowPooling : BlockPooling {
         pool_along_d(b, height, length, m);
         // Whether rows of the box have no margins, and are pooled along W where they are.
         const bool is_in_place = h.window == 1 && h.stride == 1 && length == pitch && !doubles_w;
-        const int64_t parts = doubles_h ? double_windows(m.box, m.sums_h, length, height * length,
-                                                         h, op.units[1], m.parts_of_h)
+        const int64_t parts = doubles_h ? widen_windows(m.box, m.sums_h, length, height * length, h,
+                                                        op.units[1], m.parts_of_h)
                                         : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
