@@ -183,7 +183,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
             pool_winners(float(), int32_t());
         else
             with_integers(data_type.bytes, [&](auto element) { pool_winners(element, element); });
-    } else if (p.type == 0 && !are_minima)
+    } else if (p.type == 0 && !are_minima && !is_wide(true, p.channels, p.h()))
         pool_values(float());
     else if (p.type == 1 && !are_minima)
         pool_values(double());
