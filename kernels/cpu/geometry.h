@@ -57,15 +57,16 @@ struct Range {
     bool contains(int64_t i) const { return begin <= i && i < end; }
 };
 
+// Declares the fields of a struct that Python fills, each of 8 bytes or of several numbers of 8
+// bytes. DECLARED is their text: backends/library.py compares it with its own fields.
+#define FIELDS(...) \
+    __VA_ARGS__     \
+    static constexpr const char *DECLARED = #__VA_ARGS__;
+
 // One spatial axis of the tensor that is pooled, and the windows along it. An axis of bins has
 // `window` 0 and no padding. Its stride and its extent are estimates for plans.
 struct Axis {
-    int64_t size;
-    int64_t outputs;
-    int64_t window;
-    int64_t stride;
-    int64_t padding;
-    int64_t dilation;
+    FIELDS(int64_t size, outputs, window, stride, padding, dilation;)
 
     // The position of a window's first tap. It lies before 0 in the padding.
     int64_t first(int64_t output) const { return output * stride - padding; }
@@ -106,21 +107,16 @@ struct Axis {
 // How averages count taps. A divisor of 0 means that each window divides by the taps it counts.
 // `end_padding` has three entries: with fewer spatial dimensions the first ones are 0.
 struct Counting {
-    int64_t include_padding;
-    int64_t divisor;
-    int64_t end_padding[3];
+    FIELDS(int64_t include_padding, divisor, end_padding[3];)
 };
 
 // The sizes of a call. A contiguous tensor has N * C planes of 1 channel. A channels_last one has
-// N planes of C channels.
+// N planes of C channels. `type` is that of the first tensor, a number of DATA_TYPES in
+// backends/problems.py. Winners, taps or positions have `bytes` bytes, and `numbering` says what
+// winners are numbered by: TAPS, POSITIONS or INDICES.
 struct Problem {
-    int64_t planes;
-    int64_t channels;
-    Axis axes[3];
-    Counting counting;
-    int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/problems.py
-    int64_t bytes;      // of winners, taps or positions
-    int64_t numbering;  // what winners are numbered by: TAPS, POSITIONS or INDICES
+    FIELDS(int64_t planes, channels; Axis axes[3]; Counting counting;
+           int64_t type, bytes, numbering;)
 
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }
