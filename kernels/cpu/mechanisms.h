@@ -14,8 +14,7 @@ namespace dmlpool {
     M(REPEATED_ROWS, "rows of windows are listed once for many rows")      \
     M(REDUCED_ALONG_W, "windows of large strides read their own elements") \
     M(DIVIDED_SUMS, "sums are divided in the loop that adds them")         \
-    M(SEVERAL_WINDOWS, "one call combines several windows of channels")    \
-    M(TAP_OFFSETS, "offsets of taps are kept in a table")
+    M(SEVERAL_WINDOWS, "one call combines several windows of channels")
 
 enum Mechanism : int {
 #define NUMBERED(mechanism, name) mechanism,
