@@ -94,6 +94,13 @@ struct Axis {
         const int64_t count = high(output) - tap;
         return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap};
     }
+    // The outputs whose windows begin at or before position x and end after it.
+    Range outputs_around(int64_t x) const {
+        const int64_t place = x + padding;
+        const int64_t before = place - extent() + 1;
+        const int64_t begin = before <= 0 ? 0 : parts_of(before, stride);
+        return {std::min(begin, outputs), place < 0 ? 0 : std::min(outputs, place / stride + 1)};
+    }
     // The outputs whose windows lie inside the input; none of bins.
     Range whole() const {
         const int64_t last = size + padding - extent();
@@ -141,14 +148,6 @@ struct SeenAxis {
     int64_t step;
 
     explicit SeenAxis(const Axis &axis);
-    // The outputs whose windows begin at or before position x and end after it.
-    Range outputs_around(int64_t x) const {
-        const int64_t place = x + axis.padding;
-        const int64_t before = place - axis.extent() + 1;
-        const int64_t begin = before <= 0 ? 0 : parts_of(before, axis.stride);
-        return {std::min(begin, axis.outputs),
-                place < 0 ? 0 : std::min(axis.outputs, place / axis.stride + 1)};
-    }
     // The outputs whose windows have a tap on position x. Its `begin` and `count` number outputs,
     // and `tap` is the tap with which the first of them reads x.
     Span span_of(int64_t x) const;
@@ -182,10 +181,9 @@ struct PlaneParts {
         const int64_t stop = std::min(axis.size, start + step);
         if (count == 1)
             return {number, {start, stop}, {0, axis.outputs}};
-        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
-        const int64_t low = std::clamp<int64_t>(before / axis.stride, 0, axis.outputs - 1);
-        const int64_t high = (stop - 1 + axis.padding) / axis.stride + 1;
-        return {number / count, {start, stop}, {low, std::clamp(high, low + 1, axis.outputs)}};
+        const int64_t low = std::min(axis.outputs_around(start).begin, axis.outputs - 1);
+        const int64_t high = std::max(axis.outputs_around(stop - 1).end, low + 1);
+        return {number / count, {start, stop}, {low, high}};
     }
     // The problem of some outputs of planes and of the positions that they read.
     Problem problem(int64_t planes, const Range &positions, const Range &outputs) const {
