@@ -35,38 +35,32 @@ struct GatheredMaxima final : WindowOperations {
     }
     void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *,
                         const Times &times) const override {
-        const auto run = count == 1   ? &GatheredMaxima::gather<1>
-                         : count == 2 ? &GatheredMaxima::gather<2>
-                         : count == 4 ? &GatheredMaxima::gather<4>
-                                      : &GatheredMaxima::gather<0>;
-        (this->*run)(taps, count, channels, times, reinterpret_cast<T *>(produced));
-    }
-    // `number` is how many taps there are. It is compiled as `fixed` where it is common, so that
-    // loops unroll; a `fixed` of 0 is any number.
-    template <int64_t fixed>
-    void gather(const Row *taps, int64_t number, int64_t channels, const Times &times,
-                T *out) const {
-        const int64_t count = fixed ? fixed : number;
-        const T *from = arriving;
-        const uint8_t *which = winners;
-        // A copy stays in registers, because nothing else can change it.
-        Row copies[std::max<int64_t>(fixed, 1)];
-        std::copy_n(taps, fixed, copies);
-        const Row *const windows = fixed ? copies : taps;
-        const int64_t step = times.step / int64_t(sizeof(T));
-        for (int64_t t = 0; t < times.count; ++t, from += step, which += step, out += times.pitch)
-            for (int64_t begin = 0; begin < channels; begin += n) {
-                const int64_t at = std::min(begin, channels - n);
-                Vector<L, n> sum = {};
+        // The number of taps is compiled where it is common, so that loops unroll.
+        const auto run = [=](auto known) {
+            const int64_t number = known;
+            T *out = reinterpret_cast<T *>(produced);
+            const T *from = arriving;
+            const uint8_t *which = winners;
+            const int64_t step = times.step / int64_t(sizeof(T));
+            for (int64_t t = 0; t < times.count;
+                 ++t, from += step, which += step, out += times.pitch)
+                for (int64_t begin = 0; begin < channels; begin += n) {
+                    const int64_t at = std::min(begin, channels - n);
+                    Vector<L, n> sum = {};
 #pragma GCC unroll 4
-                for (int64_t k = 0; k < count; ++k) {
-                    const int64_t place = elements<T>(windows[k]) - arriving + at;
-                    const auto winner = load<Integer, n>(which + place);
-                    const auto value = load<L, n>(from + place);
-                    sum += winner == Integer(windows[k].number) ? value : Vector<L, n>{};
+                    for (int64_t k = 0; k < number; ++k) {
+                        const int64_t place = elements<T>(taps[k]) - arriving + at;
+                        const auto winner = load<Integer, n>(which + place);
+                        const auto value = load<L, n>(from + place);
+                        sum += winner == Integer(taps[k].number) ? value : Vector<L, n>{};
+                    }
+                    store<T, n>(sum, out + at);
                 }
-                store<T, n>(sum, out + at);
-            }
+        };
+        count == 1   ? run(Count<1>())
+        : count == 2 ? run(Count<2>())
+        : count == 4 ? run(Count<4>())
+                     : run(count);
     }
 };
 

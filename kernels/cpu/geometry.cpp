@@ -9,7 +9,7 @@ SeenAxis::SeenAxis(const Axis &axis)
     : axis(axis), divisor(std::gcd(axis.stride, axis.dilation)), step(axis.dilation / divisor) {}
 
 Span SeenAxis::span_of(int64_t x) const {
-    const Range around = outputs_around(x);
+    const Range around = axis.outputs_around(x);
     if (axis.dilation == 1 || around.begin >= around.end)
         return {around.begin, std::max<int64_t>(around.end - around.begin, 0),
                 x - axis.first(around.begin)};
@@ -38,10 +38,9 @@ Windows adjoint_of(const Windows &windows) {
 
 Range Windows::reach(int a, int64_t output, int64_t outputs) const {
     const int64_t last = output + outputs - 1;
+    const Axis &axis = seen[a].empty() ? p.axes[a] : seen[a].front().axis;
     if (!seen[a].empty())
-        return {seen[a].front().outputs_around(output).begin,
-                seen[a].front().outputs_around(last).end};
-    const Axis &axis = p.axes[a];
+        return {axis.outputs_around(output).begin, axis.outputs_around(last).end};
     if (axis.window > 0)
         return {std::clamp<int64_t>(axis.first(output), 0, axis.size),
                 std::clamp<int64_t>(axis.first(last) + axis.extent(), 0, axis.size)};

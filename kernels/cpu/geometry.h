@@ -57,15 +57,16 @@ struct Range {
     bool contains(int64_t i) const { return begin <= i && i < end; }
 };
 
+// Declares the fields of a struct that Python fills, each of 8 bytes or of several numbers of 8
+// bytes. DECLARED is their text: backends/library.py compares it with its own fields.
+#define FIELDS(...) \
+    __VA_ARGS__     \
+    static constexpr const char *DECLARED = #__VA_ARGS__;
+
 // One spatial axis of the tensor that is pooled, and the windows along it. An axis of bins has
 // `window` 0 and no padding. Its stride and its extent are estimates for plans.
 struct Axis {
-    int64_t size;
-    int64_t outputs;
-    int64_t window;
-    int64_t stride;
-    int64_t padding;
-    int64_t dilation;
+    FIELDS(int64_t size, outputs, window, stride, padding, dilation;)
 
     // The position of a window's first tap. It lies before 0 in the padding.
     int64_t first(int64_t output) const { return output * stride - padding; }
@@ -93,6 +94,13 @@ struct Axis {
         const int64_t count = high(output) - tap;
         return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap};
     }
+    // The outputs whose windows begin at or before position x and end after it.
+    Range outputs_around(int64_t x) const {
+        const int64_t place = x + padding;
+        const int64_t before = place - extent() + 1;
+        const int64_t begin = before <= 0 ? 0 : parts_of(before, stride);
+        return {std::min(begin, outputs), place < 0 ? 0 : std::min(outputs, place / stride + 1)};
+    }
     // The outputs whose windows lie inside the input; none of bins.
     Range whole() const {
         const int64_t last = size + padding - extent();
@@ -106,21 +114,16 @@ struct Axis {
 // How averages count taps. A divisor of 0 means that each window divides by the taps it counts.
 // `end_padding` has three entries: with fewer spatial dimensions the first ones are 0.
 struct Counting {
-    int64_t include_padding;
-    int64_t divisor;
-    int64_t end_padding[3];
+    FIELDS(int64_t include_padding, divisor, end_padding[3];)
 };
 
 // The sizes of a call. A contiguous tensor has N * C planes of 1 channel. A channels_last one has
-// N planes of C channels.
+// N planes of C channels. `type` is that of the first tensor, a number of DATA_TYPES in
+// backends/problems.py. Winners, taps or positions have `bytes` bytes, and `numbering` says what
+// winners are numbered by: TAPS, POSITIONS or INDICES.
 struct Problem {
-    int64_t planes;
-    int64_t channels;
-    Axis axes[3];
-    Counting counting;
-    int64_t type;       // of the first tensor: a number of DATA_TYPES in backends/problems.py
-    int64_t bytes;      // of winners, taps or positions
-    int64_t numbering;  // what winners are numbered by: TAPS, POSITIONS or INDICES
+    FIELDS(int64_t planes, channels; Axis axes[3]; Counting counting;
+           int64_t type, bytes, numbering;)
 
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }
@@ -145,14 +148,6 @@ struct SeenAxis {
     int64_t step;
 
     explicit SeenAxis(const Axis &axis);
-    // The outputs whose windows begin at or before position x and end after it.
-    Range outputs_around(int64_t x) const {
-        const int64_t place = x + axis.padding;
-        const int64_t before = place - axis.extent() + 1;
-        const int64_t begin = before <= 0 ? 0 : parts_of(before, axis.stride);
-        return {std::min(begin, axis.outputs),
-                place < 0 ? 0 : std::min(axis.outputs, place / axis.stride + 1)};
-    }
     // The outputs whose windows have a tap on position x. Its `begin` and `count` number outputs,
     // and `tap` is the tap with which the first of them reads x.
     Span span_of(int64_t x) const;
@@ -186,10 +181,9 @@ struct PlaneParts {
         const int64_t stop = std::min(axis.size, start + step);
         if (count == 1)
             return {number, {start, stop}, {0, axis.outputs}};
-        const int64_t before = start + axis.padding - axis.extent() + axis.stride;
-        const int64_t low = std::clamp<int64_t>(before / axis.stride, 0, axis.outputs - 1);
-        const int64_t high = (stop - 1 + axis.padding) / axis.stride + 1;
-        return {number / count, {start, stop}, {low, std::clamp(high, low + 1, axis.outputs)}};
+        const int64_t low = std::min(axis.outputs_around(start).begin, axis.outputs - 1);
+        const int64_t high = std::max(axis.outputs_around(stop - 1).end, low + 1);
+        return {number / count, {start, stop}, {low, high}};
     }
     // The problem of some outputs of planes and of the positions that they read.
     Problem problem(int64_t planes, const Range &positions, const Range &outputs) const {

@@ -27,34 +27,21 @@ struct TapPlaces {
     static constexpr int64_t NOWHERE = std::numeric_limits<int64_t>::min() / 4;
     const Problem &p;
     const int64_t unit;
-    const int64_t taps;  // of a window
     const int64_t channel_unit;
-    // The places of the first taps of a row of windows, from that of window 0 on, if there are at
-    // most MOST_COLUMNS.
-    static constexpr int64_t MOST_COLUMNS = 1 << 16;
-    std::vector<int64_t> columns;
-    // The distance of each tap's place from that of tap 0, if there are few taps, else empty.
-    std::vector<int64_t> offsets;
+    const int64_t taps = int64_t(
+        std::min(0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)));
+    bool is_any_empty = false;  // whether an output reads no position along W
+    // The distance of each tap's place from that of tap 0, for the first taps: at least for those
+    // of a byte.
+    std::vector<int64_t> offsets = {};
 
-    __attribute__((noinline)) TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
-        : p(p),
-          unit(unit),
-          taps(int64_t(std::min(
-              0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)))),
-          channel_unit(channel_unit) {
-        for (int64_t i = 0; i < p.output_row() && p.output_row() <= MOST_COLUMNS; ++i)
-            columns.push_back(column_of(i));
-        if (without(TAP_OFFSETS) || taps > std::min<int64_t>(4096, p.planes * p.output_plane()))
-            return;
-        offsets.assign(std::max<int64_t>(taps, 256), NOWHERE);  // taps of a byte need no check
-        for (int64_t tap = 0; tap < taps; ++tap)
-            offsets[tap] = computed_offset(tap);
-    }
-    int64_t column_of(int64_t i) const {
-        const int64_t output = p.channels == 1 ? i : i / p.channels;
-        return p.w().is_empty(output)
-                   ? NOWHERE
-                   : output * p.w().stride * unit + (i - output * p.channels) * channel_unit;
+    TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
+        : p(p), unit(unit), channel_unit(channel_unit) {
+        const int64_t count = std::min({taps, int64_t(4096), p.planes * p.output_plane()});
+        for (int64_t tap = 0; tap < std::max<int64_t>(256, count); ++tap)
+            offsets.push_back(computed_offset(tap));
+        for (int64_t o = 0; o < p.w().outputs; ++o)
+            is_any_empty |= p.w().is_empty(o);
     }
     __attribute__((noinline)) int64_t computed_offset(int64_t tap) const {
         if (uint64_t(tap) >= uint64_t(taps))
@@ -65,43 +52,41 @@ struct TapPlaces {
         const int64_t y = row / p.h().window * p.d().dilation * p.h().size + th * p.h().dilation;
         return (y * p.w().size + tw * p.w().dilation) * unit;
     }
-    // Calls visit(i, place) for elements [from, to) of a row of outputs, whose taps are `which`, of
-    // `bytes` bytes each. The place is below 0 if the window is empty or has no such tap.
+    // Calls visit(i, place) for the elements of some outputs of a row. Its taps are `which`, of
+    // `bytes` bytes each. The place is below 0 if the window is empty or has no such tap. If
+    // there is one channel, and no window is empty, they are one loop.
     template <class Visit>
-    void each(const void *which, int bytes, int64_t od, int64_t oh, int64_t from, int64_t to,
-              Visit visit) const {
-        if (bytes == 1)
-            visit_all(static_cast<const uint8_t *>(which), od, oh, from, to, visit);
-        else if (bytes == 2)
-            visit_all(static_cast<const int16_t *>(which), od, oh, from, to, visit);
-        else if (bytes == 4)
-            visit_all(static_cast<const int32_t *>(which), od, oh, from, to, visit);
-        else
+    void each(const void *which, int bytes, int64_t od, int64_t oh, const Range &outputs,
+              const Visit &visit) const {
+        if (bytes > 4)
             reject("tap has this many bytes:", bytes);
-    }
-
-  private:
-    template <class Tap, class Visit>
-    void visit_all(const Tap *which, int64_t od, int64_t oh, int64_t from, int64_t to,
-                   Visit visit) const {
-        const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
-        const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
-        const int64_t first = is_empty ? NOWHERE : (y * p.w().size - p.w().padding) * unit;
-        const int64_t *__restrict column = columns.data();
-        const int64_t *__restrict offset = offsets.data();
-        const uint64_t known = offsets.size();
-        const auto visit_each = [&](auto column_at, auto offset_at) {
-            for (int64_t i = from; i < to; ++i)
-                visit(i, first + column_at(i) + offset_at(which[i]));
-        };
-        if (columns.empty() || offsets.empty())
-            return visit_each([&](int64_t i) { return column_of(i); },
-                              [&](int64_t tap) { return computed_offset(tap); });
-        visit_each([=](int64_t i) { return column[i]; },
-                   [=](int64_t tap) {
-                       const bool is_known = sizeof(Tap) == 1 || uint64_t(tap) < known;
-                       return is_known ? offset[tap] : NOWHERE;
-                   });
+        with_integers(bytes, [&](auto type) {
+            using Tap = std::make_unsigned_t<decltype(type)>;
+            const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
+            const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
+            const int64_t *const offset = offsets.data();
+            const uint64_t known = offsets.size();
+            const bool is_flat = p.channels == 1;
+            const int64_t next_output = p.w().stride * unit;
+            const int64_t step = is_flat ? next_output : channel_unit;
+            for (int64_t o = outputs.begin, end; o < outputs.end; o = end) {
+                end = is_any_empty ? o + 1 : outputs.end;
+                int64_t from = is_empty || (is_any_empty && p.w().is_empty(o))
+                                   ? NOWHERE
+                                   : (y * p.w().size + p.w().first(o)) * unit;
+                const int64_t count = is_flat ? end - o : p.channels;
+                for (int64_t i = o * p.channels; i < end * p.channels;
+                     i += count, from += next_output) {
+                    const Tap *const row = static_cast<const Tap *>(which) + i;
+                    for (int64_t k = 0; k < count; ++k) {
+                        const uint64_t tap = row[k];
+                        const bool is_known = sizeof(Tap) == 1 || tap < known;
+                        const int64_t distance = is_known ? offset[tap] : computed_offset(tap);
+                        visit(i + k, from + k * step + distance);
+                    }
+                }
+            }
+        });
     }
 };
 
@@ -147,8 +132,6 @@ struct Scatter {
         const Range height = parts.outputs_along(part, 1);
         const Range columns = parts.outputs_along(part, 2);
         const int64_t width = p.output_row();
-        const int64_t begin = columns.begin * p.channels;
-        const int64_t end = columns.end * p.channels;
         for (int64_t od = depth.begin; od < depth.end; ++od) {
             int64_t row = (part.plane * p.d().outputs + od) * p.h().outputs + height.begin;
             row *= width;
@@ -158,7 +141,7 @@ struct Scatter {
                         write_pairs(row, od, oh, first, size, sums);
                         continue;
                     }
-                places.each(numbers + row * bytes, bytes, od, oh, begin, end,
+                places.each(numbers + row * bytes, bytes, od, oh, columns,
                             [=, from = arriving + row](int64_t i, int64_t place) {
                                 const int64_t at = place - first;
                                 if (uint64_t(at) < uint64_t(size))
@@ -227,27 +210,28 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 
 void max_pooling_indices(const Problem &plain, const void *taps, void *indices) {
     const Problem p = joined_maxima(plain, true, true);
-    constexpr int64_t BLOCK = 4096;
     const int tap_bytes = type_of(p).bytes;  // the problem's first tensor holds taps
     const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
     const TapPlaces places(p, 1, plane_size);
-    const int64_t width = p.output_row();
-    const int64_t blocks = parts_of(width, BLOCK);
-    const auto write_block = [&](const Digits<4> &digits) {
-        int64_t found[BLOCK];
-        const int64_t plane_row = digits[2] * p.h().outputs + digits[1];
-        const int64_t row = digits[3] * p.output_plane() + plane_row * width;
-        const int64_t from = digits[0] * BLOCK;
-        const int64_t to = std::min(width, from + BLOCK);
-        const int64_t origin = digits[3] * p.channels * plane_size;
-        places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[2],
-                    digits[1], from, to, [&](int64_t i, int64_t place) {
-                        found[i - from] = place < 0 ? -1 : origin + place;
-                    });
-        write_numbers(found, to - from, indices, int(p.bytes), row + from);
-    };
-    parallel_loops<4>({blocks, p.h().outputs, p.d().outputs, p.planes},
-                      4. * double(std::min(BLOCK, width)), [&] { return write_block; });
+    const int64_t block = std::max<int64_t>(1, 4096 / p.channels);  // outputs
+    const int64_t width = p.w().outputs;
+    const double cost = 4. * double(std::min(block, width) * p.channels);
+    with_integers(int(p.bytes), [&](auto number) {
+        using N = decltype(number);
+        const auto write_block = [&](const Digits<4> &digits) {
+            const int64_t plane_row = digits[2] * p.h().outputs + digits[1];
+            const int64_t row = digits[3] * p.output_plane() + plane_row * p.output_row();
+            const int64_t from = digits[0] * block;
+            const int64_t origin = digits[3] * p.channels * plane_size;
+            N *const out = static_cast<N *>(indices) + row;
+            places.each(
+                static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[2], digits[1],
+                {from, std::min(width, from + block)},
+                [=](int64_t i, int64_t place) { out[i] = N(place < 0 ? -1 : origin + place); });
+        };
+        parallel_loops<4>({parts_of(width, block), p.h().outputs, p.d().outputs, p.planes}, cost,
+                          [&] { return write_block; });
+    });
 }
 
 void max_pooling_grad(const Problem &plain, const void *arriving, const void *taps,

@@ -3,7 +3,6 @@
 // Python compares the version and the layout of the structs when it loads the library. Operators
 // return one of `Code`: no exception leaves the library, and none ends the process.
 
-#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -18,7 +17,7 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 5;
+constexpr int64_t VERSION = 6;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 
@@ -50,67 +49,38 @@ struct Guarded<operate> {
     }
 };
 
-// A line of the table that Python compares. A field of a struct has its offset and its bytes. A
-// struct has offset 0 and its bytes. A constant has its value as `offset`, and 0 bytes.
-struct Field {
+// The operators, in the order of `_FUNCTIONS` in backends/library.py. operators.h says what each of
+// them reads and writes. Any byte of a bool but 0 is True.
+#define OPERATORS                                                                                 \
+    max_pooling, max_pooling_indices, max_pooling_grad, min_pooling, max_unpooling,               \
+        unique_positions, gather_positions, scatter_positions, average_pooling,                   \
+        average_pooling_grad, quantized_averages, segment_sums, segment_maxima, segment_shares,   \
+        statistics, statistics_grad, masked, masked_average_pooling, masked_average_pooling_grad, \
+        masked_max_pooling, masked_max_pooling_grad, masked_min_pooling
+
+template <auto... operators>
+const void *const FUNCTIONS[] = {reinterpret_cast<const void *>(Guarded<operators>::call)...};
+
+// A line of the table that Python compares: a struct with its fields and its bytes, the names of
+// the operators, or a constant and its value.
+struct Line {
     const char *name;
-    int64_t offset;
-    int64_t bytes;
+    const char *declared;
+    int64_t number;
 };
 
-#define SIZE(Struct) {#Struct, 0, sizeof(Struct)}
-#define FIELD(Struct, field) {#Struct "." #field, offsetof(Struct, field), sizeof(Struct::field)}
-#define VALUE(constant) {#constant, constant, 0}
-constexpr Field LAYOUT[] = {
-    SIZE(Axis),
-    FIELD(Axis, size),
-    FIELD(Axis, outputs),
-    FIELD(Axis, window),
-    FIELD(Axis, stride),
-    FIELD(Axis, padding),
-    FIELD(Axis, dilation),
-    SIZE(Counting),
-    FIELD(Counting, include_padding),
-    FIELD(Counting, divisor),
-    FIELD(Counting, end_padding),
-    SIZE(Problem),
-    FIELD(Problem, planes),
-    FIELD(Problem, channels),
-    FIELD(Problem, axes),
-    FIELD(Problem, counting),
-    FIELD(Problem, type),
-    FIELD(Problem, bytes),
-    FIELD(Problem, numbering),
-    SIZE(Quantization),
-    FIELD(Quantization, input_scale),
-    FIELD(Quantization, output_scale),
-    FIELD(Quantization, input_zero),
-    FIELD(Quantization, output_zero),
-    FIELD(Quantization, input_scales),
-    FIELD(Quantization, output_scales),
-    FIELD(Quantization, input_zeros),
-    FIELD(Quantization, output_zeros),
-    FIELD(Quantization, channels),
-    FIELD(Quantization, low),
-    FIELD(Quantization, high),
-    SIZE(Masking),
-    FIELD(Masking, groups),
-    FIELD(Masking, planes),
-    FIELD(Masking, is_own),
-    FIELD(Masking, step),
-    FIELD(Masking, channels),
-    FIELD(Masking, fill),
-    SIZE(Segments),
-    FIELD(Segments, segments),
-    FIELD(Segments, channels),
-    FIELD(Segments, length),
-    FIELD(Segments, set_step),
-    FIELD(Segments, row_step),
-    FIELD(Segments, mask_step),
-    FIELD(Segments, type),
-    FIELD(Segments, divisor),
-    FIELD(Segments, are_minima),
-    FIELD(Segments, correction),
+#define TEXT(...) #__VA_ARGS__
+#define EXPANDED(...) TEXT(__VA_ARGS__)
+#define STRUCT(Struct) {#Struct, Struct::DECLARED, sizeof(Struct)}
+#define VALUE(constant) {#constant, "", constant}
+constexpr Line LAYOUT[] = {
+    STRUCT(Axis),
+    STRUCT(Counting),
+    STRUCT(Problem),
+    STRUCT(Quantization),
+    STRUCT(Masking),
+    STRUCT(Segments),
+    {"operators", EXPANDED(OPERATORS), 0},
     VALUE(TAPS),
     VALUE(POSITIONS),
     VALUE(INDICES),
@@ -118,41 +88,7 @@ constexpr Field LAYOUT[] = {
     VALUE(NO_MEMORY),
     VALUE(FAILED),
     VALUE(OUTSIDE),
-    {nullptr, 0, 0},
-};
-
-// A line of the table of operators. operators.h says what each of them reads and writes. Any byte
-// of a bool but 0 is True.
-struct Operator {
-    const char *name;
-    const void *function;
-};
-
-#define OPERATOR(name) {#name, reinterpret_cast<const void *>(Guarded<name>::call)}
-const Operator OPERATORS[] = {
-    OPERATOR(max_pooling),
-    OPERATOR(max_pooling_indices),
-    OPERATOR(max_pooling_grad),
-    OPERATOR(min_pooling),
-    OPERATOR(max_unpooling),
-    OPERATOR(unique_positions),
-    OPERATOR(gather_positions),
-    OPERATOR(scatter_positions),
-    OPERATOR(average_pooling),
-    OPERATOR(average_pooling_grad),
-    OPERATOR(quantized_averages),
-    OPERATOR(segment_sums),
-    OPERATOR(segment_maxima),
-    OPERATOR(segment_shares),
-    OPERATOR(statistics),
-    OPERATOR(statistics_grad),
-    OPERATOR(masked),
-    OPERATOR(masked_average_pooling),
-    OPERATOR(masked_average_pooling_grad),
-    OPERATOR(masked_max_pooling),
-    OPERATOR(masked_max_pooling_grad),
-    OPERATOR(masked_min_pooling),
-    {nullptr, nullptr},
+    {nullptr, nullptr, 0},
 };
 
 }  // namespace
@@ -167,7 +103,7 @@ int64_t dmlpool_version() {
     return VERSION;
 }
 
-// The table of `Field`. It ends with a field whose name is null.
+// The table of `Line`. It ends with a line whose name is null.
 const void *dmlpool_layout() {
     return LAYOUT;
 }
@@ -202,9 +138,9 @@ int64_t dmlpool_calls_forced() {
     return calls_forced();
 }
 
-// The table of `Operator`. It ends with an operator whose name is null.
-const void *dmlpool_operators() {
-    return OPERATORS;
+// The address of each operator.
+const void *const *dmlpool_operators() {
+    return FUNCTIONS<OPERATORS>;
 }
 }
 #pragma GCC visibility pop

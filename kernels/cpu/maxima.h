@@ -90,7 +90,7 @@ struct Max {
         if constexpr (std::is_floating_point_v<S>)
             return {{element}};
         else if constexpr (sizeof(S) == 1)  // no float
-            return {{element ^ opposite}};
+            return {{Vector<S, n>(element ^ opposite)}};
         else
             return {{difference<S, n>(flipped(element ^ opposite), Vector<S, n>{} + offset)}};
     }

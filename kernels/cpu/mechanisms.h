@@ -7,13 +7,12 @@
 namespace dmlpool {
 
 // A mechanism is a bit of `switched_off`, and has a name.
-#define MECHANISMS(M)                                                   \
-    M(LARGE_PAGES, "large pages for large results")                     \
-    M(READ_FIRST, "large inputs are read in order first")               \
-    M(REPEATED_ROWS, "rows of windows are listed once for many rows")   \
-    M(DIVIDED_SUMS, "sums are divided in the loop that adds them")      \
-    M(SEVERAL_WINDOWS, "one call combines several windows of channels") \
-    M(TAP_OFFSETS, "offsets of taps are kept in a table")
+#define MECHANISMS(M)                                                 \
+    M(LARGE_PAGES, "large pages for large results")                   \
+    M(READ_FIRST, "large inputs are read in order first")             \
+    M(REPEATED_ROWS, "rows of windows are listed once for many rows") \
+    M(DIVIDED_SUMS, "sums are divided in the loop that adds them")    \
+    M(SEVERAL_WINDOWS, "one call combines several windows of channels")
 
 enum Mechanism : int {
 #define NUMBERED(mechanism, name) mechanism,

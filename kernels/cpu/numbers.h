@@ -7,20 +7,6 @@
 namespace dmlpool {
 namespace {
 
-// Writes `count` numbers as integers of `bytes` bytes into `numbers`, from index `at` on.
-template <class From>
-void write_numbers(const From *which, int64_t count, void *numbers, int bytes, int64_t at) {
-    with_integers(bytes, [=](auto number) {
-        using N = decltype(number);
-        N *__restrict out = static_cast<N *>(numbers) + at;
-        const From *__restrict from = which;  // not of the lambda, whose memory bytes may alias
-        const int64_t end = count;
-        VECTORIZE
-        for (int64_t i = 0; i < end; ++i)
-            out[i] = N(from[i]);
-    });
-}
-
 // Turns the winners of outputs into the numbers that the caller asked for (`Problem::numbering`),
 // and writes them.
 struct Numbers {
@@ -53,10 +39,11 @@ struct Numbers {
     template <class N, class Number>
     static void write_positions(const Number *__restrict which, int64_t count, int64_t origin,
                                 int64_t step, N *__restrict out) {
-        if constexpr (sizeof(N) >= 4)  // no position has fewer bytes, so there is no loop for them
-            VECTORIZE
+        using U = std::make_unsigned_t<N>;  // whose overflow is defined, for indices above 2^31
+        const U first = U(origin), next = U(step);
+        VECTORIZE
         for (int64_t i = 0; i < count; ++i)
-            out[i] = N(which[i] < 0 ? -1 : origin + i * step + which[i]);
+            out[i] = N(which[i] < 0 ? U(-1) : U(first + U(i) * next + U(which[i])));
     }
     // What `which` has, and what is written, for a window that reads no element.
     int none() const { return p.numbering == TAPS ? 0 : -1; }
@@ -69,10 +56,10 @@ struct Numbers {
             plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
                                (plane * p.channels + first_plane) * plane_size;
-        if (p.numbering == TAPS)
-            return write_numbers(which, count, numbers, int(p.bytes), row);
         with_integers(int(p.bytes), [=](auto position) {
             auto *const out = static_cast<decltype(position) *>(numbers) + row;
+            if (p.numbering == TAPS)
+                return write_positions(which, count, 0, 0, out);
             if (p.channels == 1 && p.w().window > 0)
                 return write_positions(which, count, origin + p.w().first(from), p.w().stride, out);
             int64_t output = from / p.channels;

@@ -8,17 +8,8 @@
 // and so on for the other three: 1 for all channels, or `channels`. `low` and `high` are the limits
 // of the output's type.
 struct Quantization {
-    const float *input_scale;
-    const float *output_scale;
-    const int32_t *input_zero;
-    const int32_t *output_zero;
-    int64_t input_scales;
-    int64_t output_scales;
-    int64_t input_zeros;
-    int64_t output_zeros;
-    int64_t channels;
-    int64_t low;
-    int64_t high;
+    FIELDS(const float *input_scale, *output_scale; const int32_t *input_zero, *output_zero;
+           int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;)
 
     bool is_uniform() const {
         return input_scales * output_scales * input_zeros * output_zeros == 1;
@@ -27,14 +18,10 @@ struct Quantization {
 
 // How a mask lies beside a tensor: `groups` times `planes` planes of it share a mask of one plane,
 // or with `is_own` have one each. The masks of a group begin `step` planes after those of the group
-// before. A mask has `channels` channels: those of the tensor's planes, or one for all.
+// before. A mask has `channels` channels: those of the tensor's planes, or one for all. `fill` has
+// the bits of what stands for masked elements.
 struct Masking {
-    int64_t groups;
-    int64_t planes;
-    int64_t is_own;
-    int64_t step;
-    int64_t channels;
-    int64_t fill;  // the bits of what stands for masked elements
+    FIELDS(int64_t groups, planes, is_own, step, channels, fill;)
 };
 
 // Sets of rows of `channels` contiguous elements of data type `type`. With offsets, the rows of set
@@ -46,16 +33,8 @@ struct Masking {
 // number of rows less `correction`, and where row_step is 1 they are of contiguous planes: channels
 // lie `length` elements apart.
 struct Segments {
-    int64_t segments;
-    int64_t channels;
-    int64_t length;
-    int64_t set_step;
-    int64_t row_step;
-    int64_t mask_step;
-    int64_t type;
-    int64_t divisor;
-    int64_t are_minima;
-    int64_t correction;
+    FIELDS(int64_t segments, channels, length, set_step, row_step, mask_step, type, divisor,
+           are_minima, correction;)
 };
 
 namespace dmlpool {

@@ -19,119 +19,107 @@ inline Vector<double, n> doubles(const T *from) {
 }
 
 // The sum of distances from a mean that was rounded, and that of their squares.
+template <int64_t n>
 struct Distances {
-    double sum = 0;
-    double squares = 0;
+    Vector<double, n> sum = {};
+    Vector<double, n> squares = {};
 
-    void add(double distance, double square) {
+    // Adds those of elements from `from` on, or of those that the mask keeps if it is not null.
+    template <class T>
+    void add(const T *from, const uint8_t *mask, const Vector<double, n> &centre) {
+        Vector<double, n> distance = doubles<T, n>(from) - centre;
+        if (mask != nullptr) {
+            const auto bytes = converted<int64_t, n, int8_t>(read<Vector<int8_t, n>>(mask));
+            distance = bytes != 0 ? distance : Vector<double, n>{};
+        }
         sum += distance;
-        squares += square;
-    }
-    double deviation(int64_t count, int64_t correction) const {
-        if (count <= correction || count == 0)
-            return 0;
-        const double all = squares - sum * sum / double(count);
-        return __builtin_sqrt((all < 0 ? 0 : all) / double(count - correction));
+        squares += distance * distance;
     }
 };
 
-// Means and deviations over the rows of a set. A mean is that of `Adder`. Distances from it are
-// added in a second pass, while a cache holds the rows.
+double deviation(const Distances<1> &all, int64_t count, int64_t correction) {
+    if (count <= correction || count == 0)
+        return 0;
+    const double squares = all.squares - all.sum * all.sum / double(count);
+    return __builtin_sqrt((squares < 0 ? 0 : squares) / double(count - correction));
+}
+
+// Means and deviations over the rows of a set, whose means are those of `Adder`, or of contiguous
+// planes of `length` elements: then numbers of channels count planes.
 template <class T>
-struct RowStatistics {
-    static constexpr int64_t GROUP = 4;  // rows that one loop adds
+struct Statistics {
     static constexpr int64_t n = LANES<double>;
     Adder<T> adder;
     T *const deviations;
+    double centre[WIDTH];
     double sums[WIDTH];
     double squares[WIDTH];
 
+    // Adds elements [begin, end) of a row, as many vectors as they fill.
     template <int64_t width>
-    __attribute__((noinline)) void add(const Row *rows, int64_t count, const T *mean, int64_t from,
-                                       int64_t to) {
-        for (int64_t i = from; i + width <= to; i += width) {
-            const auto centre = doubles<T, width>(mean + i);
-            auto sum = read<Vector<double, width>>(sums + i);
-            auto square = read<Vector<double, width>>(squares + i);
-            for (int64_t k = 0; k < count; ++k) {
-                const auto distance = doubles<T, width>(elements<T>(rows[k]) + i) - centre;
-                sum += distance;
-                square += distance * distance;
-            }
-            write(sum, sums + i);
-            write(square, squares + i);
+    void add_row(const T *from, int64_t begin, int64_t end) {
+        using V = Vector<double, width>;
+        for (int64_t i = begin; i + width <= end; i += width) {
+            Distances<width> all = {read<V>(sums + i), read<V>(squares + i)};
+            all.add(from + i, nullptr, read<V>(centre + i));
+            write(all.sum, sums + i);
+            write(all.squares, squares + i);
         }
     }
-    void operator()(const Piece &piece) {
-        adder(piece);
-        const Segments &s = adder.s;
-        const int64_t at = piece.set * s.channels + piece.at, vectors = piece.channels / n * n;
-        std::fill_n(sums, piece.channels, 0.);
-        std::fill_n(squares, piece.channels, 0.);
-        List &list = adder.list;
-        list.next = piece.begin;
-        while (list.fill(s, piece, adder.values, sizeof(T)))
-            for (int64_t k = 0; k < list.count; k += GROUP) {
-                const int64_t count = std::min(GROUP, list.count - k);
-                add<n>(list.rows.data() + k, count, adder.output + at, 0, vectors);
-                add<1>(list.rows.data() + k, count, adder.output + at, vectors, piece.channels);
-            }
-        const int64_t kept = piece.kept_rows();
-        for (int64_t i = 0; i < piece.channels; ++i)
-            deviations[at + i] =
-                narrow<T>(Wide<T>(Distances{sums[i], squares[i]}.deviation(kept, s.correction)));
-    }
-};
-
-// The same of contiguous planes of `length` elements: numbers of channels count planes.
-template <class T>
-struct PlaneStatistics {
-    static constexpr int64_t n = LANES<double>;
-    const Segments &s;
-    const T *const values;
-    T *const means;
-    T *const deviations;
-
-    // The distances from `centre` of the elements that the mask keeps.
-    Distances distances(const T *from, const uint8_t *mask, double centre) const {
-        using V = Vector<double, n>;
-        Distances all;
-        V sums[4] = {}, squares[4] = {};
+    Distances<1> of_plane(const T *from, const uint8_t *mask, double centre) const {
+        const int64_t length = adder.s.length;
+        const auto mask_at = [=](int64_t i) { return mask != nullptr ? mask + i : nullptr; };
+        Distances<n> parts[4];
+        Distances<1> all;
         int64_t i = 0;
-        for (; i + 4 * n <= s.length; i += 4 * n)
+        for (; i + 4 * n <= length; i += 4 * n)
 #pragma GCC unroll 4
-            for (int64_t k = 0; k < 4; ++k) {
-                V distance = doubles<T, n>(from + i + k * n) - centre;
-                if (mask != nullptr) {
-                    const auto bytes = read<Vector<int8_t, n>>(mask + i + k * n);
-                    const auto keeps = converted<int64_t, n, int8_t>(bytes) != 0;
-                    distance = keeps ? distance : V{};
-                }
-                sums[k] += distance;
-                squares[k] += distance * distance;
-            }
-        for (; i < s.length; ++i)
-            if (mask == nullptr || mask[i]) {
-                const double distance = double(widen(from[i])) - centre;
-                all.add(distance, distance * distance);
-            }
-        const V sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        const V square = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-        for (int64_t k = 0; k < n; ++k)
-            all.add(sum[k], square[k]);
+            for (int64_t k = 0; k < 4; ++k)
+                parts[k].add(from + i + k * n, mask_at(i + k * n), Vector<double, n>{} + centre);
+        for (; i < length; ++i)
+            all.add(from + i, mask_at(i), centre);
+        const auto sum = (parts[0].sum + parts[1].sum) + (parts[2].sum + parts[3].sum);
+        const auto square =
+            (parts[0].squares + parts[1].squares) + (parts[2].squares + parts[3].squares);
+        for (int64_t k = 0; k < n; ++k) {
+            all.sum += sum[k];
+            all.squares += square[k];
+        }
         return all;
     }
-    void operator()(const Piece &piece) const {
+    void operator()(const Piece &piece) {
+        const Segments &s = adder.s;
         const int64_t kept = piece.kept_rows();
-        for (int64_t c = piece.at; c < piece.at + piece.channels; ++c) {
-            const T *const from = values + piece.set * s.set_step + c * s.length;
-            const double sum = distances(from, piece.mask, 0).sum;
-            const double mean = sum / double(std::max<int64_t>(kept, 1));
-            const double deviation =
-                distances(from, piece.mask, mean).deviation(kept, s.correction);
-            means[piece.set * s.channels + c] = narrow<T>(Wide<T>(mean));
-            deviations[piece.set * s.channels + c] = narrow<T>(Wide<T>(deviation));
+        const T *from = reinterpret_cast<const T *>(adder.values) + piece.set * s.set_step;
+        T *const mean = adder.output + piece.set * s.channels + piece.at;
+        T *const to = deviations + piece.set * s.channels + piece.at;
+        const auto finish = [&](int64_t i, const Distances<1> &all) {
+            to[i] = narrow<T>(Wide<T>(deviation(all, kept, s.correction)));
+        };
+        if (s.row_step == 1) {
+            from += piece.at * s.length;
+            for (int64_t i = 0; i < piece.channels; ++i, from += s.length) {
+                const double sum = of_plane(from, piece.mask, 0).sum;
+                const double exact = sum / double(std::max<int64_t>(kept, 1));
+                mean[i] = narrow<T>(Wide<T>(exact));
+                finish(i, of_plane(from, piece.mask, exact));
+            }
+            return;
         }
+        adder(piece);
+        const int64_t vectors = piece.channels / n * n;
+        for (int64_t i = 0; i < piece.channels; ++i) {
+            centre[i] = double(widen(mean[i]));
+            sums[i] = squares[i] = 0;
+        }
+        from += piece.at;
+        for (int64_t row = 0; row < s.length; ++row, from += s.row_step)
+            if (piece.keeps(row)) {
+                add_row<n>(from, 0, vectors);
+                add_row<1>(from, vectors, piece.channels);
+            }
+        for (int64_t i = 0; i < piece.channels; ++i)
+            finish(i, {sums[i], squares[i]});
     }
 };
 
@@ -195,14 +183,10 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
                 void *deviations) {
     with_floats(s.type, "statistics of type", [&](auto element) {
         using T = decltype(element);
-        T *const to = static_cast<T *>(means), *const widths = static_cast<T *>(deviations);
-        const T *const from = static_cast<const T *>(values);
-        if (s.row_step == 1)
-            each_piece(s, nullptr, mask, [&] { return PlaneStatistics<T>{s, from, to, widths}; });
-        else
-            each_piece(s, nullptr, mask, [&] {
-                return RowStatistics<T>{{s, static_cast<const char *>(values), to}, widths};
-            });
+        each_piece(s, nullptr, mask, [&] {
+            return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
+                                 static_cast<T *>(deviations)};
+        });
     });
 }
 

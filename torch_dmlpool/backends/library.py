@@ -8,6 +8,7 @@ compared when it is loaded. ``library`` is None where there is none that can be 
 """
 
 import ctypes
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 
 from torch_dmlpool import kernels
 
-VERSION = 5
+VERSION = 6
 """``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that run on a processor, the fastest first, by the processor's capability as
@@ -66,16 +67,10 @@ Segments = _struct(
 )
 
 
-class _Field(ctypes.Structure):
-    """``Field`` of kernels/cpu/library.cpp."""
+class _Line(ctypes.Structure):
+    """``Line`` of kernels/cpu/library.cpp."""
 
-    _fields_ = (("name", ctypes.c_char_p), ("offset", _NUMBER), ("bytes", _NUMBER))
-
-
-class _Operator(ctypes.Structure):
-    """``Operator`` of kernels/cpu/library.cpp."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("function", _POINTER))
+    _fields_ = (("name", ctypes.c_char_p), ("declared", ctypes.c_char_p), ("number", _NUMBER))
 
 
 _FUNCTIONS = {
@@ -90,34 +85,33 @@ _FUNCTIONS = {
     "average_pooling": 3,
     "average_pooling_grad": 3,
     "quantized_averages": 4,
+    "segment_sums": 5,
+    "segment_maxima": 6,
+    "segment_shares": 6,
+    "statistics": 5,
+    "statistics_grad": 5,
     "masked": 5,
     "masked_average_pooling": 5,
     "masked_average_pooling_grad": 5,
     "masked_max_pooling": 6,
     "masked_max_pooling_grad": 6,
     "masked_min_pooling": 6,
-    "segment_sums": 5,
-    "segment_maxima": 6,
-    "segment_shares": 6,
-    "statistics": 5,
-    "statistics_grad": 5,
 }
-"""How many pointers each operator of the library takes."""
+"""How many pointers each operator takes, in the order of ``OPERATORS`` in kernels/cpu/library.cpp.
+"""
 
 
-def layout() -> dict[str, tuple[int, int]]:
-    """Where each field of the structs lies and how many bytes it has, and the value of each
+def layout() -> dict[str, tuple[list[str], int]]:
+    """The fields of each struct and its bytes, the names of the operators, and the value of each
     constant: what ``dmlpool_layout`` of a library that fits says.
     """
-    found = {}
+    found: dict[str, tuple[list[str], int]] = {"operators": ([*_FUNCTIONS], 0)}
     for struct in (AxisStruct, Counting, Problem, Quantization, Masking, Segments):
-        found[struct.__name__] = 0, ctypes.sizeof(struct)
-        for name, *_ in struct._fields_:
-            field = getattr(struct, name)
-            found[f"{struct.__name__}.{name}"] = field.offset, field.size
+        fields = [name for name, *_ in struct._fields_]
+        found[struct.__name__] = fields, ctypes.sizeof(struct)
     constants = {"TAPS": TAPS, "POSITIONS": POSITIONS, "INDICES": INDICES}
     constants |= {"DONE": DONE, "NO_MEMORY": NO_MEMORY, "FAILED": FAILED, "OUTSIDE": OUTSIDE}
-    return found | {name: (value, 0) for name, value in constants.items()}
+    return found | {name: ([], value) for name, value in constants.items()}
 
 
 def _difference(library: Any) -> str | None:
@@ -128,12 +122,14 @@ def _difference(library: Any) -> str | None:
     version = library.dmlpool_version()
     if version != VERSION:
         return f"it has version {version}, not {VERSION}"
-    library.dmlpool_layout.restype = ctypes.POINTER(_Field)
-    theirs: dict[str, tuple[int, int]] = {}
-    for field in library.dmlpool_layout():
-        if field.name is None:  # the table ends here
+    library.dmlpool_layout.restype = ctypes.POINTER(_Line)
+    theirs: dict[str, tuple[list[str], int]] = {}
+    for line in library.dmlpool_layout():
+        if line.name is None:  # the table ends here
             break
-        theirs[field.name.decode()] = field.offset, field.bytes
+        # Each name in "int64_t size, end_padding[3];" that is declared.
+        names = re.findall(r"\w+(?=[,;[]|$)", line.declared.decode())
+        theirs[line.name.decode()] = names, line.number
     ours = layout()
     different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     return f"{different[0]} is laid out otherwise" if different else None
@@ -157,13 +153,11 @@ def load(path: Path) -> tuple[Any, str | None]:
                 f"{path.name} was built from other sources than this package ({difference}): "
                 "install torch_dmlpool again, from source"
             )
-        library.dmlpool_operators.restype = ctypes.POINTER(_Operator)
-        for operator in library.dmlpool_operators():
-            if operator.name is None:  # the table ends here
-                break
-            name = operator.name.decode()
-            prototype: Any = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * _FUNCTIONS[name])
-            function = prototype(operator.function)
+        library.dmlpool_operators.restype = ctypes.POINTER(_POINTER)
+        operators = library.dmlpool_operators()
+        for at, (name, pointers) in enumerate(_FUNCTIONS.items()):
+            prototype: Any = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * pointers)
+            function = prototype(operators[at])
             function.__name__ = f"dmlpool_{name}"
             setattr(library, function.__name__, function)
         library.dmlpool_message.restype = ctypes.c_char_p
