@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import _assert_async, constant_in_graphs
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.max_pooling import max_pooling
 from torch_dmlpool.operators.min_pooling import min_pooling
+from torch_dmlpool.tensors import ORDERED_TYPES, SIGNED_FOR, check_pooled, name_of, signed
 from torch_dmlpool.window import ArgumentError, Integers, check_spatial_sizes, entries
 
 __all__ = ["bottom_hat", "closing", "dilation", "erosion", "gradient", "opening", "top_hat"]
@@ -264,13 +264,13 @@ def bottom_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
 def _extremes(images: Tensor, footprint: Integers | Tensor, are_maxima: bool) -> Tensor:
     """The dilation or the erosion of ``images``."""
-    tensors.check_pooled(images, tensors.ORDERED_TYPES, "images")
+    check_pooled(images, ORDERED_TYPES, "images")
     check_spatial_sizes("images", images.shape[2:])
     boxes = _boxes(footprint, images.dim() - 2)
-    if len(boxes) > 1 and images.dtype in tensors.SIGNED_FOR:
+    if len(boxes) > 1 and images.dtype in SIGNED_FOR:
         # PyTorch compares no wide unsigned integers. These signed ones have the same order.
-        lowest = torch.iinfo(tensors.SIGNED_FOR[images.dtype]).min
-        shifted = _extremes(tensors.signed(images) ^ lowest, footprint, are_maxima)
+        lowest = torch.iinfo(SIGNED_FOR[images.dtype]).min
+        shifted = _extremes(signed(images) ^ lowest, footprint, are_maxima)
         return (shifted ^ lowest).view(images.dtype)
     found = _over(boxes[0], images, are_maxima)
     for box in boxes[1:]:
@@ -305,8 +305,8 @@ def _greater(found: Tensor, other: Tensor, are_maxima: bool) -> Tensor:
 def _difference(minuend: Tensor, subtrahend: Tensor) -> Tensor:
     if minuend.dtype is torch.bool:
         return minuend ^ subtrahend
-    if minuend.dtype in tensors.SIGNED_FOR:
-        return (tensors.signed(minuend) - tensors.signed(subtrahend)).view(minuend.dtype)
+    if minuend.dtype in SIGNED_FOR:
+        return (signed(minuend) - signed(subtrahend)).view(minuend.dtype)
     return minuend - subtrahend
 
 
@@ -318,7 +318,7 @@ def _boxes(footprint: Integers | Tensor, rank: int) -> tuple[Box, ...]:
     else:
         sizes = tuple(footprint.shape)
         if footprint.dtype is not torch.bool:
-            kind = tensors.name_of(footprint.dtype)
+            kind = name_of(footprint.dtype)
             raise TypeError(f"footprint must be ints or a bool tensor, got a tensor of {kind}")
         if len(sizes) != rank:
             wanted = f"the {rank} spatial dimensions of images"

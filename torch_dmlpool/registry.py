@@ -7,8 +7,7 @@ NAMESPACE = "dmlpool"
 # package.
 WINDOW_SCHEMA = (
     "SymInt[] window_size, SymInt[] strides, SymInt[] start_padding, SymInt[] end_padding, "
-    "SymInt[] dilations, "
-    "bool ceil_mode"
+    "SymInt[] dilations, bool ceil_mode"
 )
 OPERATORS: dict[str, Any] = {}
 """All registered operators, each a ``registration.Operator``, by their names."""

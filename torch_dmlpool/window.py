@@ -29,6 +29,10 @@ Named: TypeAlias = dict[str, Any]
 Function: TypeAlias = Callable[..., Any]
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
 Integers: TypeAlias = int | Sequence[int]
+# As in torch.nn: None is the window's size.
+Stride: TypeAlias = Integers | None
+# What averages are divided by; None counts taps.
+Divisor: TypeAlias = int | None
 # The forms are the same; None keeps the input's size.
 OutputSize: TypeAlias = int | Sequence[int | None] | None
 # As in torch.nn, ints pad both ends. Pairs are the start and the end of a dimension, and a word
@@ -135,7 +139,7 @@ class Window:
     def pytorch(
         rank: int,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         padding: Padding = 0,
         dilation: Integers = 1,
         ceil_mode: bool = False,

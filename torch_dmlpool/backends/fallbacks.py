@@ -91,12 +91,7 @@ _warned: list[str] = []
 
 def warn_of_slowness(message: str) -> None:
     """Warn with the line of the caller that is outside this package and PyTorch."""
-    level, frame = 1, sys._getframe(0)
-    while frame.f_back is not None and _is_inside(frame.f_globals):
+    level, frame, inside = 1, sys._getframe(0), ("torch", "torch_dmlpool", "contextlib")
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in inside:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, SlowBackendWarning, stacklevel=level)
-
-
-def _is_inside(names: dict[str, object]) -> bool:
-    """Whether a frame with these global names is code of this package or PyTorch."""
-    return str(names.get("__name__")).split(".")[0] in ("torch", "torch_dmlpool", "contextlib")

@@ -3,12 +3,12 @@ structs of masks and of scales and zero points. Each is made once for each reque
 """
 
 import ctypes
-import functools
 import itertools
 import math
 import operator
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameters
 from torch_dmlpool.backends.library import TAPS, Masking, Quantization
-from torch_dmlpool.window import Ints, Sizes, Window
+from torch_dmlpool.window import Divisor, Ints, Sizes, Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 DATA_TYPES = {
@@ -51,9 +51,9 @@ class CpuProblem:
 def problem_of(
     kind: Kind,
     window: AnyWindow,
-    counted: tuple[bool, int | None] | None = None,
-    spatial_sizes: Ints | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
+    spatial_sizes: Ints | None = None,
+    counted: tuple[bool, Divisor] = (False, None),
 ) -> CpuProblem:
     """The problem of a call for a tensor.
 
@@ -62,9 +62,9 @@ def problem_of(
 
     - ``window``: the window, or the output sizes of bins. Functions of positions give the spatial
       sizes of the positions.
-    - ``counted``: for averages whether padding counts, and the divisor or None.
     - ``numbered``: the data type of taps, positions or indices (None for the one that holds the
       window's taps), and which of these three they are.
+    - ``counted``: for averages whether padding counts, and the divisor or None.
     """
     shape, strides, dtype, channels_last = kind
     if channels_last is None:
@@ -80,7 +80,7 @@ def problem_of(
     wider = _wider(axes, numbering, dtype) if are_found else None
     missing = 3 - len(axes)
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
-    include_padding, divisor = counted or (False, None)
+    include_padding, divisor = counted
     counting = include_padding, divisor or 0, *[0] * missing, *ends
     last = DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
     every_axis = itertools.chain(unit * missing, *axes)
@@ -115,13 +115,13 @@ def problem_of(
     )
 
 
-@functools.lru_cache(1024)
+@lru_cache(1024)
 def _tap_dtype(window: Any) -> torch.dtype:
     """The data type of the numbers of a window's taps."""
     return tensors.tap_dtype(window.taps)
 
 
-remembered_problem = functools.lru_cache(4096)(problem_of)
+remembered_problem = lru_cache(4096)(problem_of)
 """The problem of an operator's call, which no prepared call keeps."""
 
 
@@ -181,7 +181,7 @@ def strides_of(sizes: Ints, channels_last: bool) -> Ints:
     return (strides[-1], 1, *strides[-2:0:-1]) if channels_last else strides[::-1]
 
 
-@functools.lru_cache(1024)
+@lru_cache(1024)
 def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: float) -> Any:
     """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``."""
     if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
@@ -224,6 +224,6 @@ def _quantization(
     return Quantization(*pointers, *counts, channels, limits.min, limits.max), vectors
 
 
-_remembered_quantization = functools.lru_cache(256)(_quantization)
+_remembered_quantization = lru_cache(256)(_quantization)
 """Keeps the structs of scales and zero points that are numbers, because a small
 call would spend much of its time on them."""

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.tensors import Tensors, ascending, lowest
-from torch_dmlpool.window import Axis, Sizes, Window, is_known
+from torch_dmlpool.window import Axis, Divisor, Sizes, Window, is_known
 
 NOWHERE = 2**63 - 1
 """The position of padding, which is greater than all others."""
@@ -273,7 +273,7 @@ def divisor(
     sizes: Sizes,
     like: Tensor,
     include_padding: bool = False,
-    override: int | None = None,
+    override: Divisor = None,
 ) -> Any:
     """What sums of windows are divided by: ``override``, or the taps that count, at least 1 (rules
     A3 and A5). It is a number or a tensor.

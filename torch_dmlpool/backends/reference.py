@@ -12,22 +12,26 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, reference_segments
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter, Parameters
-from torch_dmlpool.backends.reductions import are_ints
+from torch_dmlpool.backends.reductions import NOWHERE, are_ints, first_maximum
 from torch_dmlpool.tensors import (
     SIGNED_FOR,
     Pair,
     ascending,
     full_sizes,
+    is_channels_last,
+    laid_out,
+    laid_out_like,
     lowest,
     numbered,
+    position_dtype,
     signed,
+    tap_dtype,
     where,
     widened,
 )
-from torch_dmlpool.window import Axis, Sizes, Window, is_known
+from torch_dmlpool.window import Axis, Divisor, Sizes, Window, is_known
 
 
 def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
@@ -40,7 +44,7 @@ def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
 
 
 def average_pooling(
-    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: Divisor
 ) -> Tensor:
     """Averages of windows or bins."""
     _reject_sizes(input, windows)
@@ -48,7 +52,7 @@ def average_pooling(
     (sums,) = reductions.pooled((wide,), windows, reductions.SUM)
     count = reductions.divisor(windows, input.shape[2:], wide, include_padding, divisor)
     averages = sums if isinstance(count, int) and count == 1 else sums / count
-    return tensors.laid_out_like(averages.to(input.dtype), input)
+    return laid_out_like(averages.to(input.dtype), input)
 
 
 def average_pooling_grad(
@@ -56,7 +60,7 @@ def average_pooling_grad(
     spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
-    divisor: int | None,
+    divisor: Divisor,
 ) -> Tensor:
     """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
     the windows that read it.
@@ -64,7 +68,7 @@ def average_pooling_grad(
     wide = widened(input_gradient)
     shares = wide / reductions.divisor(windows, spatial_sizes, wide, include_padding, divisor)
     sums = reductions.spread(shares, windows, spatial_sizes)
-    return tensors.laid_out_like(sums.to(input_gradient.dtype), input_gradient)
+    return laid_out_like(sums.to(input_gradient.dtype), input_gradient)
 
 
 def quantized_averages(
@@ -83,7 +87,7 @@ def quantized_averages(
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = reductions.pooled((input.to(sum_type),), window, reductions.SUM)
     kind = parameters, window, include_padding, output_dtype
-    return tensors.laid_out_like(requantized(sums, input.shape[2:], *kind), input)
+    return laid_out_like(requantized(sums, input.shape[2:], *kind), input)
 
 
 def requantized(
@@ -159,10 +163,8 @@ def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     """
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = ascending(math.prod(sizes), input).view(sizes).expand(input.shape)
-    _, found = reductions.pooled(
-        (ordered, positions), windows, reductions.first_maximum(ordered.dtype)
-    )
-    return cast(Tensor, found.where(found != reductions.NOWHERE, -1))
+    _, found = reductions.pooled((ordered, positions), windows, first_maximum(ordered.dtype))
+    return cast(Tensor, found.where(found != NOWHERE, -1))
 
 
 def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
@@ -200,7 +202,7 @@ def taps_of(positions: Tensor, sizes: Sizes, window: Window) -> Tensor:
         left, at = _divided(left, size)
         taps = taps + _divided(at - first, axis.dilation)[0] * step
         step *= axis.window
-    return taps.where(positions >= 0, 0).to(tensors.tap_dtype(window.taps))
+    return taps.where(positions >= 0, 0).to(tap_dtype(window.taps))
 
 
 def _positions(taps: Tensor, sizes: Sizes, window: Window) -> Tensor:
@@ -229,7 +231,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     if input.dtype in SIGNED_FOR:
         return _found(input, window)[0]
     (values,) = reductions.pooled((input,), window, reductions.maximum(input.dtype))
-    return tensors.laid_out_like(values, input)
+    return laid_out_like(values, input)
 
 
 def _found(input: Tensor, windows: AnyWindow) -> Pair:
@@ -241,7 +243,7 @@ def _found(input: Tensor, windows: AnyWindow) -> Pair:
         fill = (
             0 if input.dtype in SIGNED_FOR else lowest(input.dtype)
         )  # of windows without an element
-        found = tensors.laid_out_like(_elements(input, positions, fill), input), positions
+        found = laid_out_like(_elements(input, positions, fill), input), positions
     return found
 
 
@@ -249,7 +251,7 @@ def max_pooling_with_taps(input: Tensor, window: Window) -> Pair:
     """Maxima and the numbers of their taps."""
     values, positions = _found(input, window)
     taps = taps_of(positions, input.shape[2:], window)
-    return values, tensors.laid_out_like(taps, input)
+    return values, laid_out_like(taps, input)
 
 
 def max_pooling_with_indices(
@@ -258,7 +260,7 @@ def max_pooling_with_indices(
     """Maxima and their indices, which count in each plane or else in the whole tensor."""
     values, positions = _found(input, windows)
     indices = numbered(positions, input.shape, index_dtype, per_plane)
-    return values, tensors.laid_out_like(indices, input)
+    return values, laid_out_like(indices, input)
 
 
 def max_pooling_indices(
@@ -271,7 +273,7 @@ def max_pooling_indices(
     """The indices of taps."""
     positions = _positions(taps, spatial_sizes, window)
     indices = numbered(positions, full_sizes(taps, spatial_sizes), index_dtype, per_plane)
-    return tensors.laid_out_like(indices, taps)
+    return laid_out_like(indices, taps)
 
 
 def max_pooling_grad_from_taps(
@@ -286,7 +288,7 @@ def max_pooling_grad_from_taps(
     """
     positions = _positions(taps, spatial_sizes, window)
     gradient = _scattered(input_gradient, positions, spatial_sizes)
-    return tensors.laid_out(gradient, channels_last)
+    return laid_out(gradient, channels_last)
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
@@ -302,14 +304,14 @@ def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     places, order = flat.where(flat >= 0, plane), ascending(flat.shape[-1], flat).expand(flat.shape)
     last = flat.new_full((*flat.shape[:2], plane + 1), -1).scatter_reduce(-1, places, order, "amax")
     unique = flat.where(last.gather(-1, places) == order, -1).view(positions.shape)
-    return tensors.laid_out_like(unique.to(tensors.position_dtype(spatial_sizes)), positions)
+    return laid_out_like(unique.to(position_dtype(spatial_sizes)), positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
     """The element at each position, 0 where there is none. ``bins`` is unused: its gradient reads
     it.
     """
-    return tensors.laid_out_like(
+    return laid_out_like(
         _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
     )
 
@@ -325,16 +327,14 @@ def scatter_positions(
     are added.
     """
     total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
-    return tensors.laid_out(total, channels_last)
+    return laid_out(total, channels_last)
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     # PyTorch's operator would follow the layout of the mask.
-    mask = tensors.laid_out(mask, tensors.is_channels_last(input))
-    return tensors.laid_out_like(
-        where(mask, input, lowest(input.dtype) if fills_lowest else 0), input
-    )
+    mask = laid_out(mask, is_channels_last(input))
+    return laid_out_like(where(mask, input, lowest(input.dtype) if fills_lowest else 0), input)
 
 
 def window_counts(window: Window, sizes: Sizes, like: Tensor) -> Tensor:

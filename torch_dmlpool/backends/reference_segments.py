@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED_FOR, Mask, Pair, ascending, lowest, widened
+from torch_dmlpool.tensors import SIGNED_FOR, Mask, Offsets, Pair, ascending, lowest, widened
 from torch_dmlpool.window import ArgumentError, Ints
 
 
@@ -31,12 +31,12 @@ def check_offsets(offsets: Tensor, rows: int) -> None:
         )
 
 
-def set_sizes(input: Tensor, offsets: Tensor | None) -> tuple[int, int]:
+def set_sizes(input: Tensor, offsets: Offsets) -> tuple[int, int]:
     """The sizes of a result for each set and channel."""
     return input.shape[0] if offsets is None else offsets.shape[0] - 1, input.shape[-1]
 
 
-def row_sizes(arriving: Tensor, offsets: Tensor | None, rows: int) -> Ints:
+def row_sizes(arriving: Tensor, offsets: Offsets, rows: int) -> Ints:
     """The sizes of the rows that sets are made of, for what arrives at the sets."""
     samples = () if offsets is not None else arriving.shape[:1]
     return *samples, rows, arriving.shape[-1]
@@ -73,7 +73,7 @@ def _kept(tensor: Tensor, mask: Mask, dim: int, fill: float = 0) -> Tensor:
     return tensor if mask is None else torch.where(mask.unsqueeze(dim), tensor, fill)
 
 
-def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
+def segment_sums(input: Tensor, offsets: Offsets, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     wide = widened(input)
     if offsets is None:
@@ -90,7 +90,7 @@ def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: boo
 
 def segment_shares(
     arriving: Tensor,
-    offsets: Tensor | None,
+    offsets: Offsets,
     mask: Mask,
     rows: int,
     is_mean: bool,
@@ -112,7 +112,7 @@ def segment_shares(
     return _kept(spread, mask, -1).contiguous()
 
 
-def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
+def segment_maxima(input: Tensor, offsets: Offsets, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     source = _turned(ordered(input), are_minima)
     if offsets is None:

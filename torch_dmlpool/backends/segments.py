@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
-from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Pair, Tensors
+from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Offsets, Pair, Tensors
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -31,7 +31,7 @@ def _call(
     rows: Tensor,
     given: tuple[Tensor | None, ...],
     results: Tensors,
-    offsets: Tensor | None = None,
+    offsets: Offsets = None,
     **fields: int,
 ) -> None:
     """Call a function of the library for sets of ``rows``, which reads the tensors ``given``.
@@ -61,7 +61,7 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
+def segment_sums(input: Tensor, offsets: Offsets, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     rows = _in_rows(input)
     # Divided by 1, or with 0 by the rows that are kept.
@@ -71,7 +71,7 @@ def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: boo
     return output
 
 
-def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
+def segment_maxima(input: Tensor, offsets: Offsets, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
         return reference_segments.segment_maxima(input, offsets, mask, are_minima)
@@ -86,7 +86,7 @@ def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima
 
 def segment_shares(
     arriving: Tensor,
-    offsets: Tensor | None,
+    offsets: Offsets,
     mask: Mask,
     rows: int,
     is_mean: bool,

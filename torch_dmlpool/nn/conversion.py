@@ -21,8 +21,6 @@ from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.operators import missing_kernels
 from torch_dmlpool.window import ArgumentError, Named, Window, plain
 
-__all__ = ["Conversion", "convert", "reverted"]
-
 # All names that each module has.
 NamedModules: TypeAlias = dict[Module, list[str]]
 _COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], Named]] = {

@@ -15,11 +15,10 @@ from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import PublicPool, prepared
-from torch_dmlpool.tensors import Mask, Types
+from torch_dmlpool.tensors import Mask, Types, changed, check_dense, checked_mask
 from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
 
 
@@ -92,7 +91,7 @@ class Family:
             if answer is not NotImplemented:
                 return answer
             is_quantized = self.of_quantized is not None and is_usual and input.is_quantized
-            tensors.check_dense("input", input, (input.dtype,) if is_quantized else self.types)
+            check_dense("input", input, (input.dtype,) if is_quantized else self.types)
         batched = self.batched(rank, input)
         checked = None if mask is None else _mask_for(input, batched is not input, mask)
         request = self.request_of(rank, batched, *arguments)
@@ -165,10 +164,10 @@ def _mask_for(input: Tensor, is_single: bool, mask: Tensor) -> Tensor:
     """``mask`` of an ``input`` as it is pooled, in a batch if it is ``is_single``."""
     if input.is_quantized:
         raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-    checked: Any = tensors.checked_mask(mask, input, 1 if is_single else 2)
+    checked: Any = checked_mask(mask, input, 1 if is_single else 2)
     return checked.unsqueeze(0) if is_single else checked
 
 
 def _without_batch(output: Any) -> Any:
     """The results of the only one in a batch."""
-    return tensors.changed(output, lambda each: each.squeeze(0))
+    return changed(output, lambda each: each.squeeze(0))

@@ -3,6 +3,7 @@
 Where torch.nn.functional has the same pool, the call is PyTorch's: observers know its functions.
 """
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -44,7 +45,10 @@ def answer(pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: Arg
         return NotImplemented
     masked = {} if mask is None else {"mask": mask}
     if tracers:
-        path = _path_of(tracers[0], who)
+        path = ""
+        if type(who) is not int:  # a layer, which the tracer may not know
+            with contextlib.suppress(NameError):
+                path = tracers[0].path_of_module(who)
         if path:
             passed = (input, named["indices"]) if "indices" in named else (input,)
             sizes = {"output_size": named["output_size"]} if passed[1:] else {}
@@ -68,16 +72,6 @@ def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
         return False
     is_recorded = is_replaced(pool.names[rank]) or _is_tracing()
     return is_recorded and not _are_functorch_transforms_active()
-
-
-def _path_of(tracer: Any, who: Any) -> str:
-    """A layer's path in the traced model, if the tracer keeps it as one node. It is empty if the
-    tracer does not, or if no layer was called.
-    """
-    try:
-        return "" if type(who) is int else tracer.path_of_module(who)
-    except NameError:
-        return ""
 
 
 def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:

@@ -15,14 +15,14 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.dispatching import is_readable
-from torch_dmlpool.operators.max_pooling import Pooled, max_pooling
+from torch_dmlpool.operators.max_pooling import POOL
 from torch_dmlpool.operators.quantized_linear_average_pooling import (
     check_output_type,
     check_range,
     checked_quantization,
     pooled_integers,
 )
-from torch_dmlpool.tensors import TensorFunction
+from torch_dmlpool.tensors import Mask, Pooled, TensorFunction
 from torch_dmlpool.window import (
     ArgumentError,
     Integers,
@@ -152,7 +152,7 @@ def quantized_max_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pooled:
     """Max pooling of a quantized tensor, whose scale and zero point the result keeps:
     :func:`max_pooling` of integers.
@@ -194,10 +194,11 @@ def quantized_max_pooling(
         >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
         tensor([[[[4.]]]])
     """
-    window = window_size, strides, start_padding, end_padding, dilations
-    how: Named = {"ceil_mode": ceil_mode, "return_indices": return_indices}
-    how |= {"index_dtype": index_dtype, "mask": mask}
-    return of_integers(input, lambda plain: max_pooling(plain, *window, **how))
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    dtypes = (index_dtype,)
+    return of_integers(
+        input, lambda plain: POOL(plain, mask, return_indices, *window, dtypes=dtypes)
+    )
 
 
 def of_integers(input: Tensor, pool: TensorFunction) -> Any:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import backends, integrations, tensors
+from torch_dmlpool import backends, integrations
 from torch_dmlpool._private import (
     OpOverload,
     _are_functorch_transforms_active,
@@ -40,7 +40,16 @@ from torch_dmlpool.operators.derivatives import (
 )
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
-from torch_dmlpool.tensors import Types, shards_of
+from torch_dmlpool.tensors import (
+    Types,
+    changed,
+    check_memory,
+    check_pooled,
+    empty,
+    is_channels_last,
+    laid_out_like,
+    shards_of,
+)
 from torch_dmlpool.window import Arguments, Window
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -150,7 +159,7 @@ class Operator:
         """The results by other operators."""
         results = self.compose(*arguments)  # type: ignore[misc]
         # What PyTorch's operators return may follow the layout of a mask.
-        return tensors.laid_out_like(results, arguments[0]) if self.is_composite else results
+        return laid_out_like(results, arguments[0]) if self.is_composite else results
 
     def decomposed(self, arguments: Arguments) -> Any:
         """``composed`` for arguments as the schema has them: a decomposition."""
@@ -159,7 +168,7 @@ class Operator:
     def _checked(self, arguments: Arguments) -> tuple[Arguments, Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.names, arguments, self.types, strict=False):
-            tensors.check_pooled(tensor, types, name)
+            check_pooled(tensor, types, name)
         at = self.window_at
         if at is not None:
             window = _window(arguments[0].dim() - 2, *arguments[at : at + 6])
@@ -171,7 +180,7 @@ class Operator:
     def _compute(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd. A call by name may arrive here first."""
         for tensor in self._tensors(arguments):
-            tensors.check_memory(tensor)
+            check_memory(tensor)
         checked, _sizes = self._checked(arguments)
         return self.backend_function(arguments[0])(*checked)
 
@@ -187,9 +196,9 @@ class Operator:
             channels_last = checked[-1]
         else:
             like = checked[self.layout_of]
-            channels_last = bool(self.types) and tensors.is_channels_last(like)
+            channels_last = bool(self.types) and is_channels_last(like)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
-        results = tuple(tensors.empty(sizes, input, channels_last, dtype) for dtype in dtypes)
+        results = tuple(empty(sizes, input, channels_last, dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
     def _autograd(self, *arguments: Any, **_: str) -> Any:
@@ -257,7 +266,7 @@ def over_batches(
     ]
     results = operator.dispatch((*folded, *arguments[count:]))
     unfold = lambda each: each.unflatten(0, (size, each.shape[0] // size))  # noqa: E731
-    return tensors.changed(results, unfold), 0 if isinstance(results, Tensor) else (0, 0)
+    return changed(results, unfold), 0 if isinstance(results, Tensor) else (0, 0)
 
 
 def one_by_one(
@@ -297,7 +306,7 @@ class Below:
 
     def __init__(self, operator: Operator, input: Tensor, arguments: Arguments) -> None:
         self.operator, self.arguments, self.shape = operator, arguments, input.shape
-        self.channels_last = tensors.is_channels_last(input)
+        self.channels_last = is_channels_last(input)
         self.shards = shards_of(input)
 
     def run(self, *tensors: Tensor) -> Any:
