@@ -12,7 +12,7 @@ from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.registry import OPERATORS
-from torch_dmlpool.window import AXIS_NAMES, Divisor, Function, Sizes, Window
+from torch_dmlpool.window import AXIS_NAMES, Arguments, Divisor, Function, Sizes, Window
 
 __all__ = ["decompositions"]
 _ATEN = torch.ops.aten
@@ -68,7 +68,7 @@ def decompositions(*, pools: Literal["aten", "slices"] = "aten") -> dict[OpOverl
 
 
 def _decomposed(
-    operator: Any, given: Sequence[Any], pool: Function | None, dynamic: Sequence[str]
+    operator: Any, given: Arguments, pool: Function | None, dynamic: Sequence[str]
 ) -> Any:
     """The results of ATen's ``pool`` for a call of ``operator``, or else of the reference backend.
     NotImplemented, which keeps the call, if image sizes are dynamic, ATen has no such pool and
@@ -104,7 +104,7 @@ def _decomposed(
     return NotImplemented
 
 
-def for_onnx(operator: Any, given: Sequence[Any]) -> Any:
+def for_onnx(operator: Any, given: Arguments) -> Any:
     """The results in a program that PyTorch writes for ONNX by its own translations alone.
 
     These write plain maxima and averages right, but leave divisors out, fix the sizes of adaptive
@@ -120,8 +120,7 @@ def _averages_in_onnx(
     input: Tensor, window: Window, include_padding: bool, divisor: Divisor
 ) -> Tensor | None:
     same = counterparts.for_onnx(window, input.shape[2:], include_padding)
-    is_same = same is not None and divisor is None
-    return _averages(input, same[0], same[1], None) if is_same else None
+    return _averages(input, same[0], same[1], None) if same and divisor is None else None
 
 
 def _maxima_in_onnx(input: Tensor, window: Window) -> Tensor | None:
@@ -164,8 +163,7 @@ def _bin_averages(input: Tensor, output_sizes: Sizes) -> Any:
     pools = _ATEN._adaptive_avg_pool2d.default, _ATEN._adaptive_avg_pool3d.default
     # ATen adds volumes of half precision in half precision (rule A4).
     wide = tensors.widened(input) if input.dim() == 5 else input
-    averages: Tensor = _bins(pools, wide, output_sizes)
-    return averages.to(input.dtype)
+    return _bins(pools, wide, output_sizes).to(input.dtype)
 
 
 def _bin_maxima(input: Tensor, output_sizes: Sizes) -> Any:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-NAMESPACE = "dmlpool"
 # A seventh argument would change Window.arguments and each slice of six window arguments in the
 # package.
 WINDOW_SCHEMA = (

@@ -116,8 +116,6 @@ def _check_fit(tensor: Tensor, sizes: Sizes, dtype: torch.dtype) -> None:
 class Averages:
     """The plan of averages of tensors of one kind, over a window or bins."""
 
-    __slots__ = "problem", "request"
-
     def __init__(
         self, kind: Kind, windows: AnyWindow, include_padding: bool, divisor: Divisor
     ) -> None:
@@ -159,14 +157,8 @@ class Maxima:
     their indices too; of minima of numbers if ``are_minima``.
     """
 
-    __slots__ = "back", "kind", "numbering", "pool", "problem", "windows", "with_taps"
-
     def __init__(
-        self,
-        kind: Kind,
-        windows: Any,
-        numbering: Numbering | None = None,
-        are_minima: bool = False,
+        self, kind: Kind, windows: Any, numbering: Numbering | None = None, are_minima: bool = False
     ) -> None:
         self.kind, self.windows, self.numbering = kind, windows, numbering
         self.pool = library.dmlpool_min_pooling if are_minima else library.dmlpool_max_pooling
@@ -179,7 +171,7 @@ class Maxima:
     def run(self, input: Tensor, mask: Mask = None) -> Any:
         problem, numbering = self.problem, self.numbering
         if problem is None:
-            numbered = numbering and _numbered(*numbering)
+            numbered = numbering and _numbered(numbering.dtype, numbering.per_plane)
             problem = self.problem = problem_of(self.kind, self.windows, numbered)
         if numbering is not None:
             return _with_winners(self.pool, input, problem, mask)
@@ -192,8 +184,9 @@ class Maxima:
         values, taps = _with_winners(self.pool, input, self.with_taps, mask)
         if self.numbering is None:
             return values, taps
-        sizes = self.kind.shape[2:]
-        return values, max_pooling_indices(taps, sizes, self.windows, *self.numbering), taps
+        index_dtype, per_plane = self.numbering
+        given = self.kind.shape[2:], self.windows, index_dtype, per_plane
+        return values, max_pooling_indices(taps, *given), taps
 
     def gradient(self, arriving: Tensor, taps: Tensor, mask: Mask = None) -> Tensor:
         back, dtype = self.back, self.kind.dtype
@@ -243,11 +236,7 @@ def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> A
 
 
 def max_pooling_with_indices(
-    input: Tensor,
-    windows: AnyWindow,
-    index_dtype: torch.dtype,
-    per_plane: bool,
-    mask: Mask = None,
+    input: Tensor, windows: AnyWindow, index_dtype: torch.dtype, per_plane: bool, mask: Mask = None
 ) -> Any:
     return _maxima_plan(kind_of(input), windows, Numbering(index_dtype, per_plane)).run(input, mask)
 
@@ -290,11 +279,7 @@ def _with_winners(pool: Any, input: Tensor, problem: CpuProblem, mask: Mask) -> 
 
 
 def max_pooling_indices(
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    index_dtype: torch.dtype,
-    per_plane: bool,
+    taps: Tensor, spatial_sizes: Sizes, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     numbered = _numbered(index_dtype, per_plane)
     problem = remembered_problem(kind_of(taps), window, numbered, tuple(spatial_sizes))
@@ -374,11 +359,7 @@ def scatter_positions(
 
 
 def average_pooling(
-    input: Tensor,
-    windows: AnyWindow,
-    include_padding: bool,
-    divisor: Divisor,
-    mask: Mask = None,
+    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: Divisor, mask: Mask = None
 ) -> Any:
     """Averages of windows or bins."""
     return _averages_plan(kind_of(input), windows, include_padding, divisor).run(input, mask)
@@ -412,7 +393,9 @@ def quantized_averages(
         slow = reference.quantized_averages
         return slow(input, parameters, window, include_padding, output_dtype)
     output = _results(problem, output_dtype)
-    struct, _alive = quantization(input.shape[1], output_dtype, parameters)
+    are_tensors = any(isinstance(each, Tensor) for each in parameters)
+    made = quantization.__wrapped__ if are_tensors else quantization
+    struct, _alive = made(input.shape[1], output_dtype, parameters)
     pool, more = library.dmlpool_quantized_averages, (ctypes.addressof(struct),)
     return _run_kernel(output, pool, problem, input, more=more)
 

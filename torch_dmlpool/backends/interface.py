@@ -126,13 +126,17 @@ class Backend(NamedTuple):
         def run(input: Tensor) -> Any:
             if numbering is None:
                 return self.max_pooling(input, window)
-            return self.max_pooling_with_indices(input, window, *numbering)
+            return self.max_pooling_with_indices(
+                input, window, numbering.dtype, numbering.per_plane
+            )
 
         def record(input: Tensor) -> Any:
             values, taps = self.max_pooling_with_taps(input, window)
             if numbering is None:
                 return values, taps
-            indices = self.max_pooling_indices(taps, sizes, window, *numbering)
+            indices = self.max_pooling_indices(
+                taps, sizes, window, numbering.dtype, numbering.per_plane
+            )
             return values, indices, taps
 
         def gradient(arriving: Tensor, taps: Tensor) -> Any:

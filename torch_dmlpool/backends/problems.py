@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameters
@@ -198,22 +197,15 @@ def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: f
     return Masking(groups, planes, is_own, step, batch[1] if is_last else 1, bits)
 
 
+@lru_cache(256)
 def quantization(
     channels: int, output_dtype: torch.dtype, parameters: Parameters
 ) -> tuple[Any, Any]:
-    """The struct of scales and zero points, and the tensors whose memory it points to.
+    """The struct of scales and zero points, and the tensors whose memory it points to. Those of
+    numbers are kept, because a small call would spend much of its time on them.
 
     ``parameters``: the input's scale and zero point, and then the output's.
     """
-    are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
-    return (_remembered_quantization if are_numbers else _quantization)(
-        channels, output_dtype, parameters
-    )
-
-
-def _quantization(
-    channels: int, output_dtype: torch.dtype, parameters: Parameters
-) -> tuple[Any, Any]:
     scale, zero, output_scale, output_zero = (0 if each is None else each for each in parameters)
     floats, ints = (scale, output_scale), (zero, output_zero)
     vectors = [torch.as_tensor(each, dtype=torch.float32, device="cpu") for each in floats]
@@ -222,8 +214,3 @@ def _quantization(
     pointers, counts = [each.data_ptr() for each in vectors], [each.numel() for each in vectors]
     limits = torch.iinfo(output_dtype)
     return Quantization(*pointers, *counts, channels, limits.min, limits.max), vectors
-
-
-_remembered_quantization = lru_cache(256)(_quantization)
-"""Keeps the structs of scales and zero points that are numbers, because a small
-call would spend much of its time on them."""

@@ -7,7 +7,6 @@ be symbolic. A position is an index into the flattened plane. Negative positions
 
 import math
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -164,7 +163,7 @@ def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     sizes, ordered = input.shape[2:], _ordered(input)
     positions = ascending(math.prod(sizes), input).view(sizes).expand(input.shape)
     _, found = reductions.pooled((ordered, positions), windows, first_maximum(ordered.dtype))
-    return cast(Tensor, found.where(found != NOWHERE, -1))
+    return found.where(found != NOWHERE, -1)
 
 
 def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
@@ -264,11 +263,7 @@ def max_pooling_with_indices(
 
 
 def max_pooling_indices(
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    index_dtype: torch.dtype,
-    per_plane: bool,
+    taps: Tensor, spatial_sizes: Sizes, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """The indices of taps."""
     positions = _positions(taps, spatial_sizes, window)
@@ -277,11 +272,7 @@ def max_pooling_indices(
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor,
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    channels_last: bool,
+    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sizes, window: Window, channels_last: bool
 ) -> Tensor:
     """The gradient of the input: each window's gradient is added to its winner's, in the order of
     the windows.

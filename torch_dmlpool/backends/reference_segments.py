@@ -241,12 +241,7 @@ def statistics_grad(
 
 
 def statistics_tangent(
-    direction: Tensor,
-    input: Tensor,
-    mask: Mask,
-    mean: Tensor,
-    deviation: Tensor,
-    correction: int,
+    direction: Tensor, input: Tensor, mask: Mask, mean: Tensor, deviation: Tensor, correction: int
 ) -> Pair:
     """The tangents of means and deviations."""
     wide, count = _counted(input, mask)

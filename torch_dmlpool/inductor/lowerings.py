@@ -69,7 +69,7 @@ def _number(value: Any, dtype: torch.dtype) -> Any:
     return ops.to_dtype(ops.index_expr(sympy.sympify(value), torch.int64), dtype)
 
 
-def _tree(terms: Sequence[Any]) -> Any:
+def _tree(terms: Index) -> Any:
     """A sum whose chain of dependent additions is as short as possible (rule E6)."""
     if len(terms) == 1:
         return terms[0]
@@ -157,7 +157,7 @@ def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Calla
     return lambda index: [tap_of(index, taps) for taps in itertools.product(*every)]
 
 
-def _winner(taps: Sequence[Any]) -> Any:
+def _winner(taps: Index) -> Any:
     """The number of the first greatest tap or of the first NaN."""
     best, winner = taps[0], ops.constant(0, torch.int32)
     for number, tap in enumerate(taps[1:], 1):

@@ -23,7 +23,9 @@ from torch_dmlpool.window import ArgumentError, Named, Window, plain
 
 # All names that each module has.
 NamedModules: TypeAlias = dict[Module, list[str]]
-_COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], Named]] = {
+# A layer's class, and attributes that are set.
+Form: TypeAlias = tuple[type[Module], Named]
+_COUNTERPARTS: dict[tuple[str, str], Form] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever
     # its attribute says.
@@ -263,7 +265,7 @@ def reverted(model: Module) -> Iterator[Conversion]:
         report.revert()
 
 
-def _original_of(layer: Any) -> tuple[type[Module], Named] | str:
+def _original_of(layer: Any) -> Form | str:
     """The class of torch.nn's, or of the library's that a layer is from, which means the same, and
     the attributes that it needs; else why there is none.
     """
@@ -358,7 +360,7 @@ class _Counterpart:
 
 
 _ABSENT = object()
-_BEFORE: MutableMapping[Module, tuple[type[Module], Named]] = WeakKeyDictionary()
+_BEFORE: MutableMapping[Module, Form] = WeakKeyDictionary()
 """The class and the attributes that converted layers had which were not torch.nn's."""
 
 

@@ -19,7 +19,7 @@ from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import PublicPool, prepared
 from torch_dmlpool.tensors import Mask, Types, changed, check_dense, checked_mask
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, Ints, NoOutputError
 
 
 @dataclass(eq=False)
@@ -103,13 +103,7 @@ class Family:
         return output if batched is input else _without_batch(output)
 
     def make(
-        self,
-        rank: int,
-        like: Tensor,
-        backend: Any,
-        _dtypes: tuple[()],
-        mask_sizes: tuple[int, ...] | None,
-        *given: Any,
+        self, rank: int, like: Tensor, backend: Any, _: Any, mask_sizes: Ints | None, *given: Any
     ) -> Function | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:

@@ -39,7 +39,7 @@ def answer(pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: Arg
     """
     named = dict(zip(pool.parameters, arguments, strict=True))
     values = (input, mask, *named.values())
-    tracers = [tracer for tracer in map(observers.tracer_of, values) if tracer is not None]
+    tracers = list(filter(None, map(observers.tracer_of, values)))
     is_seen = bool(tracers) or observers.are_seen(values)
     if not (is_seen or _is_recorded(pool, rank, input)):
         return NotImplemented

@@ -175,42 +175,18 @@ def _adaptive_averages(pool: TensorFunction, input: Tensor, request: tuple[Outpu
     return quantized.of_integers(input, exactly)
 
 
-avg_pool = Family(
-    "avg_pool",
-    AVERAGED_TYPES,
-    _counted_windows,
-    average_pooling.POOL,
-    _averages,
-)
-lp_pool = Family(
-    "lp_pool",
-    FLOAT_TYPES,
-    _normed_windows,
-    lp_pooling.POOL,
-)
+avg_pool = Family("avg_pool", AVERAGED_TYPES, _counted_windows, average_pooling.POOL, _averages)
+lp_pool = Family("lp_pool", FLOAT_TYPES, _normed_windows, lp_pooling.POOL)
 adaptive_avg_pool = Family(
-    "adaptive_avg_pool",
-    AVERAGED_TYPES,
-    _bins,
-    adaptive_pooling.AVERAGES,
-    _adaptive_averages,
+    "adaptive_avg_pool", AVERAGED_TYPES, _bins, adaptive_pooling.AVERAGES, _adaptive_averages
 )
 
 
-max_pool = Family(
-    "max_pool",
-    ORDERED_TYPES,
-    _numbered_windows,
-    max_pooling.POOL,
-    _extremes,
-)
+max_pool = Family("max_pool", ORDERED_TYPES, _numbered_windows, max_pooling.POOL, _extremes)
 max_pool_with_indices = replace(max_pool, suffix="_with_indices")
 min_pool = replace(max_pool, family="min_pool", pool=min_pooling.POOL)
 adaptive_max_pool = replace(
-    max_pool,
-    family="adaptive_max_pool",
-    request_of=_numbered_bins,
-    pool=adaptive_pooling.MAXIMA,
+    max_pool, family="adaptive_max_pool", request_of=_numbered_bins, pool=adaptive_pooling.MAXIMA
 )
 adaptive_max_pool_with_indices = replace(adaptive_max_pool, suffix="_with_indices")
 adaptive_min_pool = replace(
@@ -254,9 +230,4 @@ def _unpooled_sizes(
     return indices, sizes, True
 
 
-max_unpool = Family(
-    "max_unpool",
-    MAX_TYPES + COMPLEX_TYPES,
-    _unpooled_sizes,
-    max_unpooling.POOL,
-)
+max_unpool = Family("max_unpool", MAX_TYPES + COMPLEX_TYPES, _unpooled_sizes, max_unpooling.POOL)

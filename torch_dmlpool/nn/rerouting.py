@@ -17,10 +17,7 @@ from torch_dmlpool.window import Arguments, Function
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 ROUTES = {
-    getattr(module, name): (
-        getattr(functional, name),
-        FLOAT_TYPES if "avg" in name else MAX_TYPES,
-    )
+    getattr(module, name): (getattr(functional, name), FLOAT_TYPES if "avg" in name else MAX_TYPES)
     for name in functional.__all__
     # Some models call the functions beneath torch.nn.functional's maxima. The averages there are
     # torch.nn.functional's own, and adaptive maxima there return indices.

@@ -20,13 +20,7 @@ from torch_dmlpool.operators.average_pooling import averages, prepared_average_p
 from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
-from torch_dmlpool.operators.masks import (
-    Winners,
-    averages_under,
-    by_kernel,
-    gathered,
-    winners_of,
-)
+from torch_dmlpool.operators.masks import Winners, averages_under, by_kernel, gathered, winners_of
 from torch_dmlpool.operators.max_pooling import maxima_of, of_bools, prepared_max_pooling
 from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
 from torch_dmlpool.operators.min_pooling import minima
@@ -250,7 +244,7 @@ def maxima_of_bins(input: Tensor, mask: Mask, output_size: Any, numbering: Numbe
     values, positions = _with_zeros(lambda sizes: _bin_winners(input, mask, sizes), sizes)
     if numbering is None:
         return values if mask is None else laid_out_like(values, input)
-    indices = numbered(positions, input.shape, *numbering)
+    indices = numbered(positions, input.shape, numbering.dtype, numbering.per_plane)
     return laid_out_like((values, indices), input)
 
 

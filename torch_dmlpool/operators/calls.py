@@ -38,7 +38,6 @@ class Call:
     ``arguments`` are what the backward pass gives the gradient's operator beside tensors.
     """
 
-    __slots__ = ("apply", "arguments", "plan", "record", "run", "shape", "strides")
     is_planned = True  # ``plan`` computes the gradient of plain tensors
 
     def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
@@ -135,11 +134,7 @@ class PublicPool:
         self.make = self._make  # one object, which keys compare by identity
 
     def __call__(
-        self,
-        input: Tensor,
-        mask: Mask,
-        *given: Any,
-        dtypes: tuple[torch.dtype | None, ...] = (),
+        self, input: Tensor, mask: Mask, *given: Any, dtypes: tuple[torch.dtype | None, ...] = ()
     ) -> Any:
         call = prepared(self.make, input, mask, given, dtypes)
         if call is not None:

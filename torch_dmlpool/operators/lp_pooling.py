@@ -10,9 +10,7 @@ from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import PublicPool
-from torch_dmlpool.operators.derivatives import (
-    records_gradient,
-)
+from torch_dmlpool.operators.derivatives import records_gradient
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.operators.masks import kept
 from torch_dmlpool.operators.max_pooling import maxima_of, prepared_max_pooling
@@ -29,11 +27,7 @@ from torch_dmlpool.tensors import (
     sum_type,
     widened,
 )
-from torch_dmlpool.window import (
-    Integers,
-    Sizes,
-    Window,
-)
+from torch_dmlpool.window import Integers, Sizes, Window
 
 
 @with_directml_names

@@ -60,12 +60,7 @@ from torch_dmlpool.tensors import (
     tap_dtype,
     where,
 )
-from torch_dmlpool.window import (
-    Arguments,
-    Integers,
-    Sizes,
-    Window,
-)
+from torch_dmlpool.window import Arguments, Integers, Sizes, Window
 
 
 @overloads.pooling
@@ -233,8 +228,10 @@ def maxima_of(input: Tensor, mask: Mask, window: Window, numbering: Numbering | 
             return max_pooling_op(input, window)
         return masked_max_pooling_op(input, mask, window)
     if mask is None:
-        return max_pooling_with_indices_op(input, window, *numbering)
-    return masked_max_pooling_with_indices_op(input, mask, window, *numbering)
+        return max_pooling_with_indices_op(input, window, numbering.dtype, numbering.per_plane)
+    return masked_max_pooling_with_indices_op(
+        input, mask, window, numbering.dtype, numbering.per_plane
+    )
 
 
 def of_bools(pool: TensorFunction, input: Tensor) -> Any:
@@ -425,15 +422,16 @@ def _masked(
     if index_dtype is None:
         values = by_kernel(max_pooling_op.kernel_of, input, window, mask=mask)
         return max_pooling_op(kept(input, mask, True), window) if values is None else values
-    numbers = index_dtype, per_plane
-    found = by_kernel(max_pooling_with_indices_op.kernel_of, input, window, *numbers, mask=mask)
+    found = by_kernel(
+        max_pooling_with_indices_op.kernel_of, input, window, index_dtype, per_plane, mask=mask
+    )
     if found is not None:
         return found
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling_with_indices_op
     winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))
     positions = torch.where(winners.are_there, winners.places, -1)
-    return winners.values, numbered(positions, input.shape, *numbers)
+    return winners.values, numbered(positions, input.shape, index_dtype, per_plane)
 
 
 _apply_masked_max_pooling = applied_at_a_single_level(MaskedMaxPooling)

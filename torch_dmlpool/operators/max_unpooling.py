@@ -17,12 +17,7 @@ from torch_dmlpool import backends
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import PublicPool
-from torch_dmlpool.operators.derivatives import (
-    Gradients,
-    records_gradient,
-    save,
-    saved,
-)
+from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Below, Operator
 from torch_dmlpool.tensors import (
@@ -219,8 +214,7 @@ def check(input: Tensor, indices: Tensor) -> None:
 
 
 POOL = PublicPool(
-    check=lambda input, indices, sizes, per_plane: (indices, sizes, per_plane),
-    compute=_elements_at,
+    check=lambda input, indices, sizes, per_plane: (indices, sizes, per_plane), compute=_elements_at
 )
 
 
@@ -260,11 +254,7 @@ def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sizes:
 
 
 def _check_scatter(
-    input: Tensor,
-    positions: Tensor,
-    spatial_sizes: Sizes,
-    bins: bool,
-    channels_last: bool,
+    input: Tensor, positions: Tensor, spatial_sizes: Sizes, bins: bool, channels_last: bool
 ) -> Sizes:
     check_pooled(input, FLOAT_TYPES if bins else MAX_TYPES)
     _check_unique(positions, spatial_sizes)

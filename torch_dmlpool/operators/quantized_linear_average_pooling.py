@@ -5,7 +5,6 @@ each sum is rescaled and rounded once.
 import ctypes
 import math
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import prepared
-from torch_dmlpool.operators.derivatives import (
-    carries_derivative,
-)
+from torch_dmlpool.operators.derivatives import carries_derivative
 from torch_dmlpool.operators.dispatching import is_plain, is_readable
 from torch_dmlpool.operators.registration import Operator, one_by_one
 from torch_dmlpool.tensors import (
@@ -152,7 +149,7 @@ def _make(
 
 def pooled_integers(
     input: Tensor,
-    parameters: Sequence[Any],
+    parameters: Arguments,
     window: Window,
     include_padding: bool,
     output_dtype: torch.dtype,
@@ -187,7 +184,7 @@ def _output_sizes(input: Tensor, *given: Any) -> Sizes:
     return pooled_sizes(input, window)
 
 
-def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
+def _check_tensors(parameters: Arguments, gradients: bool = True, values: bool = True) -> None:
     """Reject scales and zero points that are differentiated, and bad scale values on the CPU.
 
     ``gradients`` and ``values`` turn the first and the second check on.
@@ -270,10 +267,7 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         if not is_scale and parameter.dtype in QUANTIZED_INTEGERS:
             check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
         check_dense(
-            name,
-            parameter,
-            FLOAT_TYPES if is_scale else (dtype,),
-            "a number or a dense tensor",
+            name, parameter, FLOAT_TYPES if is_scale else (dtype,), "a number or a dense tensor"
         )
         check_device(name, parameter, input)
         channels, shape = input.shape[1], tuple(parameter.shape)
@@ -322,7 +316,7 @@ def check_output_type(output_dtype: torch.dtype | None, types: Types = QUANTIZED
 
 
 def checked_quantization(
-    input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
+    input: Tensor, parameters: Any, output_dtype: torch.dtype | None
 ) -> tuple[Arguments, torch.dtype]:
     """Scale and zero point of ``input`` and of the output, and the output's data type, checked
     (rules Q3 and Q4). Without ``output_dtype`` the type is that of a tensor

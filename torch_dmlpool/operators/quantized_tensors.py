@@ -23,12 +23,7 @@ from torch_dmlpool.operators.quantized_linear_average_pooling import (
     pooled_integers,
 )
 from torch_dmlpool.tensors import Mask, Pooled, TensorFunction
-from torch_dmlpool.window import (
-    ArgumentError,
-    Integers,
-    Named,
-    Window,
-)
+from torch_dmlpool.window import ArgumentError, Integers, Named, Window
 
 CHANNEL_AXIS = 1
 

@@ -39,7 +39,7 @@ from torch_dmlpool.operators.derivatives import (
     with_ordinary_tangent,
 )
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
-from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
+from torch_dmlpool.registry import OPERATORS, WINDOW_SCHEMA
 from torch_dmlpool.tensors import (
     Types,
     changed,
@@ -52,7 +52,7 @@ from torch_dmlpool.tensors import (
 )
 from torch_dmlpool.window import Arguments, Window
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library = torch.library.Library("dmlpool", "FRAGMENT")
 
 
 @dataclass(eq=False)
@@ -192,11 +192,9 @@ class Operator:
         revision.sign_traced_call(self.overload)
         checked, sizes = self._checked(arguments)
         input = checked[0]
+        channels_last = bool(self.types) and is_channels_last(checked[self.layout_of])
         if self.names[-1] == "channels_last":
             channels_last = checked[-1]
-        else:
-            like = checked[self.layout_of]
-            channels_last = bool(self.types) and is_channels_last(like)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
         results = tuple(empty(sizes, input, channels_last, dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]

@@ -180,11 +180,11 @@ segment_maxima = Operator(
 """The greatest or least element of each channel of a set, and its row."""
 
 
-def _as_bools(name: str, mask: Mask) -> Tensor | None:
+def _as_bools(mask: Mask) -> Mask:
     """A mask as bools: what is not 0 is kept."""
     if mask is None:
         return None
-    check_dense(name, mask, (torch.bool, *INTEGER_TYPES))
+    check_dense("mask", mask, (torch.bool, *INTEGER_TYPES))
     return mask if mask.dtype is torch.bool else mask != 0
 
 
@@ -195,12 +195,11 @@ def check_reduction(reduction: str) -> Types:
     return FLOAT_TYPES if reduction in ("mean", "sum") else ORDERED_TYPES
 
 
-def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> tuple[Tensor, Any]:
+def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> Any:
     """The results of a reduction, and the rows of maxima and minima."""
     if reduction in ("mean", "sum"):
         return of_rows(segment_sums, input, offsets, mask, reduction == "mean"), None
-    values, indices = of_rows(segment_maxima, input, offsets, mask, reduction == "min")
-    return values, indices
+    return of_rows(segment_maxima, input, offsets, mask, reduction == "min")
 
 
 @overload
@@ -280,7 +279,7 @@ def segment_pooling(
         raise ArgumentError("input must be (L, *features), got a tensor without dimensions")
     features = input.shape[1:]
     rows = input if input.dim() == 2 else input.reshape(input.shape[0], features.numel())
-    values, indices = _pooled(rows, offsets.long(), _as_bools("mask", mask), reduction)
+    values, indices = _pooled(rows, offsets.long(), _as_bools(mask), reduction)
     if input.dim() != 2:
         values = values.reshape(values.shape[0], *features)
         indices = None if indices is None else indices.reshape(values.shape)
@@ -322,4 +321,4 @@ def token_pooling(tokens: Tensor, mask: Mask = None, reduction: Reduction = "mea
     check_dense("tokens", tokens, check_reduction(reduction))
     if tokens.dim() != 3:
         raise ArgumentError(f"tokens must be (B, T, C), got shape {tuple(tokens.shape)}")
-    return _pooled(tokens, None, _as_bools("mask", mask), reduction)[0]
+    return _pooled(tokens, None, _as_bools(mask), reduction)[0]

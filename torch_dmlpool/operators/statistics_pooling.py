@@ -114,6 +114,5 @@ def statistics_pooling(input: Tensor, mask: Mask = None, *, correction: int = 1)
             flat = flat[:, 0]
         else:  # a mask of its own for each channel: samples of one channel
             planes, flat = planes.flatten(0, 1).unsqueeze(1), flat.flatten(0, 1)
-    results = of_rows(statistics, planes, flat, correction)
-    mean, deviation = (each.view(n, c) for each in results)
-    return mean, deviation
+    mean, deviation = of_rows(statistics, planes, flat, correction)
+    return mean.view(n, c), deviation.view(n, c)

@@ -184,11 +184,7 @@ def max_pool3d_with_indices(
 
 @overloads.adaptive_pool
 def adaptive_max_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pooled:
     """Maxima over ``output_size`` windows that cover the input evenly.
 
@@ -209,11 +205,7 @@ def adaptive_max_pool1d(
 
 @overloads.adaptive_pool
 def adaptive_max_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pooled:
     """Maxima over ``output_size`` windows that cover the input evenly.
 
@@ -234,11 +226,7 @@ def adaptive_max_pool2d(
 
 @overloads.adaptive_pool
 def adaptive_max_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pooled:
     """Maxima over ``output_size`` windows that cover the input evenly.
 
@@ -259,11 +247,7 @@ def adaptive_max_pool3d(
 
 @with_pytorch_names
 def adaptive_max_pool1d_with_indices(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pair:
     """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
     return adaptive_max_pool_with_indices.call(1, input, mask, output_size, True)
@@ -271,11 +255,7 @@ def adaptive_max_pool1d_with_indices(
 
 @with_pytorch_names
 def adaptive_max_pool2d_with_indices(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pair:
     """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
     return adaptive_max_pool_with_indices.call(2, input, mask, output_size, True)
@@ -283,11 +263,7 @@ def adaptive_max_pool2d_with_indices(
 
 @with_pytorch_names
 def adaptive_max_pool3d_with_indices(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pair:
     """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
     return adaptive_max_pool_with_indices.call(3, input, mask, output_size, True)

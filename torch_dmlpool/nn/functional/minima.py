@@ -124,11 +124,7 @@ def min_pool3d(
 
 @overloads.adaptive_pool
 def adaptive_min_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pooled:
     """Minima over ``output_size`` windows that cover the input evenly.
 
@@ -149,11 +145,7 @@ def adaptive_min_pool1d(
 
 @overloads.adaptive_pool
 def adaptive_min_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pooled:
     """Minima over ``output_size`` windows that cover the input evenly.
 
@@ -174,11 +166,7 @@ def adaptive_min_pool2d(
 
 @overloads.adaptive_pool
 def adaptive_min_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Mask = None,
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
 ) -> Pooled:
     """Minima over ``output_size`` windows that cover the input evenly.
 
