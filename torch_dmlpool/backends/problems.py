@@ -68,9 +68,9 @@ def problem_of(
     shape, strides, dtype, channels_last = kind
     if channels_last is None:
         channels_last = tensors.suggests_channels_last(shape, strides)  # type: ignore[arg-type]
-    input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
+    samples, channels, *spatial = shape
+    input_sizes = spatial if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes)
-    samples, channels = shape[:2]
     planes, inner_channels = (samples, channels) if channels_last else (samples * channels, 1)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
@@ -80,12 +80,12 @@ def problem_of(
     missing = 3 - len(axes)
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
     include_padding, divisor = counted
-    counting = include_padding, divisor or 0, *[0] * missing, *ends
-    last = DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
-    every_axis = itertools.chain(unit * missing, *axes)
+    numbers = [planes, inner_channels, *itertools.chain(unit * missing, *axes)]
+    numbers += include_padding, divisor or 0, *[0] * missing, *ends
+    numbers += DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
     # An array is filled in a quarter of the time that the struct takes, and every size that a call
     # has not had before needs one.
-    numbers = array("q", (planes, inner_channels, *every_axis, *counting, *last))
+    struct = array("q", numbers)
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
     own, results = strides_of(sizes, channels_last), strides_of(output_sizes, channels_last)
     is_empty = 0 in sizes or 0 in output_sizes
@@ -99,7 +99,7 @@ def problem_of(
         )
     )
     return CpuProblem(
-        ctypes.c_void_p(numbers.buffer_info()[0]),
+        ctypes.c_void_p(struct.buffer_info()[0]),
         channels_last,
         is_empty,
         is_laid_out and not is_empty,
@@ -110,7 +110,7 @@ def problem_of(
         own,
         output_sizes,
         results,
-        numbers,
+        struct,
     )
 
 
@@ -174,9 +174,8 @@ def strides_of(sizes: Ints, channels_last: bool) -> Ints:
     if 0 in sizes:
         like = torch.empty((), dtype=torch.uint8, device="meta")
         return tensors.empty(sizes, like, channels_last).stride()
-    _, channels, *spatial = sizes
-    inner = (*spatial, channels) if channels_last else (channels, *spatial)
-    strides = tuple(itertools.accumulate(inner[::-1], operator.mul, initial=1))
+    inner = (sizes[1], *sizes[:1:-1]) if channels_last else sizes[:0:-1]
+    strides = tuple(itertools.accumulate(inner, operator.mul, initial=1))
     return (strides[-1], 1, *strides[-2:0:-1]) if channels_last else strides[::-1]
 
 

@@ -94,7 +94,8 @@ def prepared(
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
     try:
-        key = make, written, dtypes, input.shape, input.stride(), input.dtype, backend
+        records = input.requires_grad and is_grad_enabled()
+        key = make, written, dtypes, records, input.shape, input.stride(), input.dtype, backend
         return _CALLS[key]
     except KeyError:
         return _made(key, input)
@@ -199,14 +200,14 @@ def _read(written: bytes) -> Arguments | None:
 
 def _made(key: Arguments, input: Tensor) -> Function | None:
     """The call of this ``key``, which is new, and is remembered."""
-    make, written, dtypes, _, _, dtype, backend = key
+    make, written, dtypes, records, _, _, dtype, backend = key
     read, call = _read(written), None
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
     if is_known and read is not None:
         mask_sizes, *given = read
         call = make(input, backend, dtypes, mask_sizes, *given)
-    if isinstance(call, Call):
-        call = call.__call__  # a method is called in less time than an object
+    if isinstance(call, Call):  # a method is called in less time than an object
+        call = call.__call__ if records else call.run
     if len(_CALLS) >= _MOST:
         _CALLS.clear()
     _CALLS[key] = call
