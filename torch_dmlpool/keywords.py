@@ -10,15 +10,14 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function
 
 from torch_dmlpool import observers
-from torch_dmlpool.window import Function, plain
+from torch_dmlpool.window import Decorated, plain
 
-_F = TypeVar("_F", bound=Function)
 DIRECTMLS_FOR_PYTORCHS = {
     "kernel_size": "window_size",
     "stride": "strides",
@@ -53,14 +52,14 @@ def suggestion(
     return None
 
 
-def with_directml_names(function: _F) -> _F:
+def with_directml_names(function: Decorated) -> Decorated:
     """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's. Whoever
     observes its call sees that call alone.
     """
     return _with_suggestions(function, DIRECTMLS_FOR_PYTORCHS, is_shown=True)
 
 
-def with_pytorch_names(function: _F) -> _F:
+def with_pytorch_names(function: Decorated) -> Decorated:
     """The same for a function of ``nn.functional``, whose module becomes the one where users find
     it: pickles, traced graphs and documentation show it.
     """
@@ -68,7 +67,7 @@ def with_pytorch_names(function: _F) -> _F:
     return _with_suggestions(function, PYTORCHS_FOR_DIRECTMLS)
 
 
-def layer_with_pytorch_names(constructor: _F) -> _F:
+def layer_with_pytorch_names(constructor: Decorated) -> Decorated:
     """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's. It
     gets numpy's ints as Python's.
     """
@@ -77,10 +76,12 @@ def layer_with_pytorch_names(constructor: _F) -> _F:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         constructor(self, *map(plain, args), **{name: plain(kwargs[name]) for name in kwargs})
 
-    return cast(_F, _with_suggestions(init, PYTORCHS_FOR_DIRECTMLS))
+    return _with_suggestions(init, PYTORCHS_FOR_DIRECTMLS)  # type: ignore[return-value]
 
 
-def _with_suggestions(function: _F, meant: Mapping[str, str], is_shown: bool = False) -> _F:
+def _with_suggestions(
+    function: Decorated, meant: Mapping[str, str], is_shown: bool = False
+) -> Decorated:
     """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`. It
     names the function, or the class of the layer that is built. Calls are shown to those who
     observe them if ``is_shown``.
@@ -107,7 +108,7 @@ def _with_suggestions(function: _F, meant: Mapping[str, str], is_shown: bool = F
                 raise
         raise error
 
-    return cast(_F, checked)
+    return checked  # type: ignore[return-value]
 
 
 def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> Any:

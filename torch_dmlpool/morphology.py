@@ -282,9 +282,8 @@ def _over(box: Box, images: Tensor, are_maxima: bool) -> Tensor:
     """The maxima or minima over a box, given by offsets from the centre, around each element."""
     reach = [(-last, -first) if are_maxima else (first, last) for first, last in box]
     pool = max_pooling if are_maxima else min_pooling
-    window = [last - first + 1 for first, last in reach]
     before, after = [max(0, -first) for first, _ in reach], [max(0, last) for _, last in reach]
-    found = pool(images, window, 1, before, after)
+    found = pool(images, [last - first + 1 for first, last in reach], 1, before, after)
     # Where a box lies beside the centre, the pool also has windows that begin or end nearer to it.
     for dimension, (first, last) in enumerate(reach, 2):
         if first > 0 or last < 0:
@@ -318,11 +317,14 @@ def _boxes(footprint: Integers | Tensor, rank: int) -> tuple[Box, ...]:
     else:
         sizes = tuple(footprint.shape)
         if footprint.dtype is not torch.bool:
-            kind = name_of(footprint.dtype)
-            raise TypeError(f"footprint must be ints or a bool tensor, got a tensor of {kind}")
+            raise TypeError(
+                "footprint must be ints or a bool tensor, got a tensor of "
+                f"{name_of(footprint.dtype)}"
+            )
         if len(sizes) != rank:
-            wanted = f"the {rank} spatial dimensions of images"
-            raise ArgumentError(f"footprint must have {wanted}, got shape {sizes}")
+            raise ArgumentError(
+                f"footprint must have the {rank} spatial dimensions of images, got shape {sizes}"
+            )
         boxes, values = _read(footprint)
         if is_dynamo_compiling():
             read = torch.tensor(values, dtype=torch.bool, device=footprint.device)

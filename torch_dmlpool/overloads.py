@@ -5,7 +5,7 @@ its docstring, and both forms where it is called.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -129,8 +129,8 @@ class PytorchAdaptivePool(Protocol):
     ) -> Pair: ...
 
 
-pooling: Callable[[Function], Pooling] = cast(Any, keywords.with_directml_names)
-adaptive_pooling: Callable[[Function], AdaptivePooling] = cast(Any, keywords.with_directml_names)
-pool: Callable[[Function], PytorchPool] = cast(Any, keywords.with_pytorch_names)
-adaptive_pool: Callable[[Function], PytorchAdaptivePool] = cast(Any, keywords.with_pytorch_names)
+pooling: Callable[[Function], Pooling] = keywords.with_directml_names
+adaptive_pooling: Callable[[Function], AdaptivePooling] = keywords.with_directml_names
+pool: Callable[[Function], PytorchPool] = keywords.with_pytorch_names
+adaptive_pool: Callable[[Function], PytorchAdaptivePool] = keywords.with_pytorch_names
 """Decorators that give a function such a type, and do what those of keywords.py do."""

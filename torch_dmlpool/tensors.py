@@ -32,7 +32,6 @@ from torch_dmlpool.window import (
     shown,
     wrong_type,
 )
-from torch_dmlpool.window import check_flag as check_flag
 
 TensorFunction: TypeAlias = Callable[[Tensor], Any]
 Types: TypeAlias = tuple[torch.dtype, ...]
@@ -71,9 +70,9 @@ def check_pooled(tensor: Tensor, types: Types, name: str = "input") -> None:
     """
     check_dense(name, tensor, types)
     if not 3 <= tensor.dim() <= 5:
-        shape = tuple(tensor.shape)
         raise ArgumentError(
-            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape {shape}"
+            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape "
+            f"{tuple(tensor.shape)}"
         )
 
 
@@ -251,8 +250,9 @@ def checked_norm(name: str, p: Any) -> float:
     # A compiler's trace has no ints above the range of floats, and there the comparison would
     # specialize the graph on one p.
     if not torch.compiler.is_compiling() and sys.float_info.max < number and p != math.inf:
-        most = sys.float_info.max
-        raise ArgumentError(f"{name} must be at most {most}, or infinite, got {shown(p)}")
+        raise ArgumentError(
+            f"{name} must be at most {sys.float_info.max}, or infinite, got {shown(p)}"
+        )
     return number
 
 

@@ -198,8 +198,7 @@ class Maxima:
         output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready and mask is None:
-            where = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
-            code = spread(back.address, *where)
+            code = spread(back.address, arriving.data_ptr(), taps.data_ptr(), output.data_ptr())
             if code:
                 raise error_of(spread, code)
             return output
@@ -374,10 +373,8 @@ def average_pooling_grad(
     mask: Mask = None,
 ) -> Any:
     """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
-    is_last = is_channels_last(input_gradient)
-    kind = _kind_of_input(input_gradient, spatial_sizes, is_last)
-    pool = _averages_plan(kind, windows, include_padding, divisor)
-    return pool.gradient(input_gradient, mask)
+    kind = _kind_of_input(input_gradient, spatial_sizes, is_channels_last(input_gradient))
+    return _averages_plan(kind, windows, include_padding, divisor).gradient(input_gradient, mask)
 
 
 def quantized_averages(

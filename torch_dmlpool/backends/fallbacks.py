@@ -6,15 +6,13 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_dmlpool.backends import reference
+from torch_dmlpool.window import Decorated
 
 SWITCH = "TORCH_DMLPOOL_TRITON"
 """An environment variable. If it is ``0``, plain PyTorch pools GPU tensors."""
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SlowBackendWarning(RuntimeWarning):
@@ -53,7 +51,7 @@ def is_turned_off() -> bool:
     return os.environ.get(SWITCH) == "0"
 
 
-def or_reference(function: _Function) -> _Function:
+def or_reference(function: Decorated) -> Decorated:
     """Decorate a function of the Triton backend: if there is no kernel, or it cannot be compiled,
     the reference's function of that name is called. It knows no masks: under one NoKernelError is
     raised.

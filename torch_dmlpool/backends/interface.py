@@ -154,8 +154,7 @@ class Backend(NamedTuple):
     def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Any:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""
         sizes = input.shape[2:]
-        dtype = position_dtype(sizes)
-        positions = self.max_pooling_indices(taps, sizes, window, dtype, True)
+        positions = self.max_pooling_indices(taps, sizes, window, position_dtype(sizes), True)
         return self.gather_positions(input, positions, False)
 
     def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Any:

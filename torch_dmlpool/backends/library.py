@@ -123,7 +123,7 @@ def _difference(library: Any) -> str | None:
     if version != VERSION:
         return f"it has version {version}, not {VERSION}"
     library.dmlpool_layout.restype = ctypes.POINTER(_Field)
-    theirs: dict[str, tuple[int, int]] = {}
+    theirs = {}
     for field in library.dmlpool_layout():
         if field.name is None:  # the table ends here
             break

@@ -197,9 +197,7 @@ def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: f
 
 
 @lru_cache(256)
-def quantization(
-    channels: int, output_dtype: torch.dtype, parameters: Parameters
-) -> tuple[Any, Any]:
+def quantization(channels: int, output_dtype: torch.dtype, parameters: Parameters) -> Any:
     """The struct of scales and zero points, and the tensors whose memory it points to. Those of
     numbers are kept, because a small call would spend much of its time on them.
 

@@ -249,8 +249,7 @@ def _found(input: Tensor, windows: AnyWindow) -> Pair:
 def max_pooling_with_taps(input: Tensor, window: Window) -> Pair:
     """Maxima and the numbers of their taps."""
     values, positions = _found(input, window)
-    taps = taps_of(positions, input.shape[2:], window)
-    return values, laid_out_like(taps, input)
+    return values, laid_out_like(taps_of(positions, input.shape[2:], window), input)
 
 
 def max_pooling_with_indices(
@@ -258,8 +257,7 @@ def max_pooling_with_indices(
 ) -> Pair:
     """Maxima and their indices, which count in each plane or else in the whole tensor."""
     values, positions = _found(input, windows)
-    indices = numbered(positions, input.shape, index_dtype, per_plane)
-    return values, laid_out_like(indices, input)
+    return values, laid_out_like(numbered(positions, input.shape, index_dtype, per_plane), input)
 
 
 def max_pooling_indices(
@@ -278,8 +276,7 @@ def max_pooling_grad_from_taps(
     the windows.
     """
     positions = _positions(taps, spatial_sizes, window)
-    gradient = _scattered(input_gradient, positions, spatial_sizes)
-    return laid_out(gradient, channels_last)
+    return laid_out(_scattered(input_gradient, positions, spatial_sizes), channels_last)
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:

@@ -55,8 +55,7 @@ def _set_numbers(offsets: Tensor, mask: Mask, rows: int) -> Tensor:
 
 def _counts(places: Tensor, sets: int) -> Tensor:
     """How many rows each set has: ``(sets, 1)``. One more set has all that are in none."""
-    count = places.new_zeros(sets + 1).index_add(0, places, torch.ones_like(places))
-    return count[:sets, None]
+    return places.new_zeros(sets + 1).index_add(0, places, torch.ones_like(places))[:sets, None]
 
 
 def _count(like: Tensor, length: int, mask: Mask) -> Tensor:
@@ -161,8 +160,7 @@ def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> T
     if is_batch:
         arriving, indices = arriving.unsqueeze(-2), indices.unsqueeze(-2)
     zeros = arriving.new_zeros((*arriving.shape[:-2], rows + 1, arriving.shape[-1]))
-    places = torch.where(indices < 0, rows, indices)
-    return zeros.scatter(-2, places, arriving).narrow(-2, 0, rows)
+    return zeros.scatter(-2, torch.where(indices < 0, rows, indices), arriving).narrow(-2, 0, rows)
 
 
 _SIGNED = SIGNED_FOR | {torch.uint8: torch.int8}
@@ -217,8 +215,7 @@ def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     mean = _kept(wide, mask, 1).sum(-1) / count.clamp(min=1)
     squares = _distances(wide, mask, mean).square().sum(-1)
     variance = squares / (count - correction).clamp(min=1)
-    deviation = torch.where(count > correction, variance, 0).sqrt()
-    return mean.to(input.dtype), deviation.to(input.dtype)
+    return mean.to(input.dtype), torch.where(count > correction, variance, 0).sqrt().to(input.dtype)
 
 
 def statistics_grad(
@@ -248,5 +245,4 @@ def statistics_tangent(
     moved = _kept(widened(direction), mask, 1)
     across = (_distances(wide, mask, widened(mean)) * moved).sum(-1)
     of_mean = moved.sum(-1) / count.clamp(min=1)
-    of_deviation = _sloped(across, deviation, count, correction)
-    return of_mean.to(input.dtype), of_deviation.to(input.dtype)
+    return of_mean.to(input.dtype), _sloped(across, deviation, count, correction).to(input.dtype)

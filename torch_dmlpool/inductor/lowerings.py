@@ -8,7 +8,7 @@ window.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -91,10 +91,9 @@ def _is_faster(x: TensorBox, outputs: Sizes, window: Window) -> bool:
     if window.taps > MOST_FUSED_TAPS or any(axis.may_be_empty(None) for axis in window.axes):
         return False
     if x.get_device_or_error().type == "cpu":
-        read = math.prod(outputs) * window.taps
         node: Any = V.graph.current_node.args[0]
         return (
-            V.graph.sizevars.statically_known_leq(read, CHEAPEST_CALL)
+            V.graph.sizevars.statically_known_leq(math.prod(outputs) * window.taps, CHEAPEST_CALL)
             or (len(outputs) == 4 and node in V.graph.nodes_prefer_channels_last)
             or tensors.is_channels_last(node.meta["val"])
         )
@@ -129,7 +128,7 @@ def _covered(x: TensorBox, sizes: Sizes, window: Window) -> list[int]:
     return found if is_alone else []
 
 
-def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Callable[..., list[Any]]:
+def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Function:
     """A function that reads the taps of a window of ``x``, and ``fill`` for those outside the
     input.
     """
@@ -175,8 +174,7 @@ def _max_pooling(input: TensorBox, window: Window) -> Any:
         values = reduce_amax(input, covered, True)
         taps = [reduce_argmax(input, covered, True) for _ in numbers]
     else:
-        is_faster = _is_faster(input, outputs, window)
-        if not is_faster or (numbers and not _tiles(window, sizes)):
+        if not _is_faster(input, outputs, window) or (numbers and not _tiles(window, sizes)):
             return None
         taps_of = _taps_of(input, outputs, window, -math.inf)
         greatest = lambda index: functools.reduce(ops.maximum, taps_of(index))  # noqa: E731
@@ -251,8 +249,7 @@ def _average_pooling(
         # (rule E6). A GPU adds as a tree.
         exact = torch.float64 if is_on_cpu else None
         return to_dtype(mean(input, covered, True, dtype=exact), dtype)
-    is_faster = _is_faster(input, outputs, window)
-    if not is_faster or any(axis.dilation > 1 for axis in window.axes):
+    if not _is_faster(input, outputs, window) or any(axis.dilation > 1 for axis in window.axes):
         return None
     taps_of, tiles = _taps_of(input, outputs, window, 0.0), _tiles(window, sizes)
     counts_all = tiles or (include_padding and not window.axes[0].ceil_mode)

@@ -19,7 +19,7 @@ from torch_dmlpool.nn import bases, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.operators import missing_kernels
-from torch_dmlpool.window import ArgumentError, Named, Window, plain
+from torch_dmlpool.window import ArgumentError, Named, Window, check_flag, plain
 
 # All names that each module has.
 NamedModules: TypeAlias = dict[Module, list[str]]
@@ -181,7 +181,7 @@ def convert(
     """
     _check_model(model)
     for name, flag in (("inplace", inplace), ("training", training), ("subclasses", subclasses)):
-        tensors.check_flag(name, flag)
+        check_flag(name, flag)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
     named = _named(model)
@@ -216,8 +216,8 @@ def _chosen(
     named: NamedModules, subclasses: bool
 ) -> tuple[dict[Module, "_Counterpart"], dict[str, str]]:
     """The layers of a model to replace, and by name why others are left."""
-    chosen: dict[Module, _Counterpart] = {}
-    left: dict[str, str] = {}
+    chosen = {}
+    left = {}
     for modules, is_hidden in ((_hidden(named), True), (named, False)):
         for module, names in modules.items():
             found = _counterpart_of(module, subclasses)
@@ -323,8 +323,7 @@ def _hidden(named: NamedModules) -> NamedModules:
                     found.setdefault(module, []).append(inner)
         elif isinstance(value, (list, tuple, dict)) and id(value) not in seen:
             seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, entry in items:
+            for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
                 walk(f"{name}[{key!r}]", entry)
 
     for module, (path, *_) in named.items():
@@ -336,9 +335,9 @@ def _hidden(named: NamedModules) -> NamedModules:
 
 def _check_examples(example_inputs: object, training: bool) -> None:
     if example_inputs is not None and not isinstance(example_inputs, (tuple, Mapping)):
-        kind = type(example_inputs).__name__
         raise TypeError(
-            f"example_inputs must be a tuple such as (x,), got {kind}; a dict has them by name"
+            f"example_inputs must be a tuple such as (x,), got {type(example_inputs).__name__}; a "
+            "dict has them by name"
         )
     if training and example_inputs is None:
         raise ArgumentError("training must be False without example_inputs, which are measured")
@@ -381,7 +380,7 @@ def _functions_called(modules: Iterable[Module]) -> list[str]:
     are left out.
     """
     names = {function.__name__ for function in ROUTES}
-    found: set[str] = set()
+    found = set()
     for module in modules:
         kinds = [base.__module__ for base in type(module).__mro__]
         is_reported = pooling.__name__ in kinds or isinstance(module, torch.jit.ScriptModule)

@@ -135,11 +135,10 @@ class Family:
                 f"got shape {shape}"
             )
         batched = input.unsqueeze(0)
-        channels_last = torch.channels_last_3d
         if (
             rank < 3
             or batched.is_contiguous()
-            or not batched.is_contiguous(memory_format=channels_last)
+            or not batched.is_contiguous(memory_format=torch.channels_last_3d)
         ):
             return batched
         # PyTorch tells channels_last by the batch's stride too, which unsqueeze(0) makes too small.

@@ -16,7 +16,7 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _is_tracing,
 )
-from torch_dmlpool.window import Arguments, Ints, Named, Window, shared
+from torch_dmlpool.window import Arguments, Ints, Named, Window, check_flag, shared
 
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
@@ -60,14 +60,13 @@ def answer(pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: Arg
             return _theirs(pool.names[rank], input, same)
     if not is_seen:
         return NotImplemented
-    function = PUBLIC[pool.names[rank]]
-    return observers.shown(function, values, input, **named, **masked)
+    return observers.shown(PUBLIC[pool.names[rank]], values, input, **named, **masked)
 
 
 def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
     """Whether torch.jit traces the call, or somebody has replaced PyTorch's function."""
     # DTensors, fake tensors and the like, which PyTorch's own transforms and exporters use, stay.
-    kind: Any = type(input)
+    kind = type(input)
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return False
     is_recorded = is_replaced(pool.names[rank]) or _is_tracing()
@@ -124,7 +123,7 @@ def _same(family: str, rank: int, sizes: Ints, named: Named) -> Named | None:
     A wrong argument is an error.
     """
     for flag in ("return_indices", "count_include_pad"):
-        tensors.check_flag(flag, named.get(flag, False))
+        check_flag(flag, named.get(flag, False))
     if "min_pool" in family:
         return None
     if "adaptive" in family:

@@ -28,7 +28,6 @@ from torch_dmlpool.tensors import (
     ORDERED_TYPES,
     Numbering,
     TensorFunction,
-    check_flag,
     check_taps,
     checked_divisor,
     checked_norm,
@@ -47,6 +46,7 @@ from torch_dmlpool.window import (
     Sizes,
     Stride,
     Window,
+    check_flag,
     check_spatial_sizes,
     entries,
     is_sure,
@@ -60,8 +60,7 @@ def _window(
     rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Window:
     """The Window of torch.nn's arguments."""
-    depends = isinstance(padding, str) and stride != 1
-    sizes = ints(batched.shape[-rank:]) if depends else None
+    sizes = ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     return Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
 
 
@@ -166,7 +165,7 @@ def _adaptive_averages(pool: TensorFunction, input: Tensor, request: tuple[Outpu
         """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half
         only if the true one is.
         """
-        zero_point: Any = quantized.zero_point_of(input)
+        zero_point = quantized.zero_point_of(input)
         average = pool(plain.to(torch.float64) - zero_point)
         limits = torch.iinfo(plain.dtype)
         average = (average.round() + zero_point).clamp(limits.min, limits.max)
@@ -214,7 +213,7 @@ def _unpooled_sizes(
     ]
     if output_size is not None:
         full = listed(output_size) or ()
-        spatial: Any = full[2:] if len(full) == rank + 2 else output_size
+        spatial = full[2:] if len(full) == rank + 2 else output_size
         asked = entries("output_size", spatial, rank, 1)
         for size, usual, axis, name in zip(
             asked, sizes, window.axes, AXIS_NAMES[rank], strict=True

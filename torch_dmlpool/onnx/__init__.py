@@ -10,7 +10,7 @@ import gc
 import importlib.util
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -75,7 +75,7 @@ def translations(*, exact: bool = False) -> dict[Function, Function]:
             "translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]"
         )
 
-    return cast(dict[Function, Function], _Table(exact))
+    return _Table(exact)  # type: ignore[return-value]
 
 
 class _Table(Mapping[Any, Function]):

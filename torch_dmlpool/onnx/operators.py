@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from torch_dmlpool.onnx.lowering import (
@@ -14,7 +13,7 @@ from torch_dmlpool.onnx.lowering import (
     reducible,
     spatial_sizes,
 )
-from torch_dmlpool.window import Arguments
+from torch_dmlpool.window import Arguments, Function
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
@@ -123,7 +122,7 @@ def quantized_linear_average_pooling(
 quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
 
 
-def _side(emit: Emitter, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any, Any]:
+def _side(emit: Emitter, scale: Any, zero_point: Any, dtype: Any) -> Arguments:
     """How the input or the output is quantized, to ``dtype``; numbers become constants."""
     if isinstance(scale, float):
         scale = emit.constant([scale], emit.types.FLOAT)
@@ -220,7 +219,7 @@ def _first_indices(emit: Emitter, input: Any, plane: Any) -> Any:
     return emit.op.Reshape(first, planes, allowzero=1)
 
 
-def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> Pair:
+def _greatest(emit: Emitter, input: Any, arrange: Function) -> Pair:
     """The greatest of what ``arrange`` puts along the last axis, and where the first of them is."""
     op, last, dtype = emit.op, [-1], _pooled_type(emit, input.dtype, True)
     elements, is_float = (
@@ -338,8 +337,7 @@ def max_pooling_with_indices(
 ) -> Pair:
     op, (values, indices) = emit.op, _maxima(emit, input, window, True)
     if per_plane:
-        plane = math.prod(_plane_sizes(emit, input))
-        indices = op.Where(indices < 0, indices, indices % plane)
+        indices = op.Where(indices < 0, indices, indices % math.prod(_plane_sizes(emit, input)))
     is_cast = index_dtype != emit.types.INT64
     return values, op.Cast(indices, to=index_dtype) if is_cast else op.Identity(indices)
 
@@ -407,8 +405,8 @@ def max_unpooling(
     A MaxUnpool node would have no place for index -1, and runtimes read its indices differently
     where the size of the output is given.
     """
-    op: Any = emit.op
-    plane: Any = math.prod(output_sizes)
+    op = emit.op
+    plane = math.prod(output_sizes)
     places = op.Reshape(emit.cast(indices, indices.dtype, emit.types.INT64), [0, 0, -1])
     if not per_plane:
         places = places - op.Unsqueeze(_first_indices(emit, input, plane), [2])
@@ -426,12 +424,10 @@ def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
     writes does not matter.
     """
     op = emit.op
-    number = op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1)
-    numbers = op.Expand(number, op.Shape(places))
+    numbers = op.Expand(op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1), op.Shape(places))
     none = op.ConstantOfShape(sizes, value=emit.ir.tensor([-1], dtype=emit.types.INT64))
     last = op.ScatterElements(none, places, numbers, axis=2, reduction="max")
-    chosen = op.GatherElements(last, places, axis=2)
-    return op.Where(op.Equal(chosen, numbers), places, -1)
+    return op.Where(op.Equal(op.GatherElements(last, places, axis=2), numbers), places, -1)
 
 
 def where(emit: Emitter, condition: Any, input: Any, other: Any) -> Any:

@@ -35,7 +35,6 @@ from torch_dmlpool.tensors import (
     Pair,
     Pooled,
     changed,
-    check_flag,
     check_index_type,
     check_pooled,
     checked_output_size,
@@ -53,6 +52,7 @@ from torch_dmlpool.window import (
     OutputSize,
     Sizes,
     Window,
+    check_flag,
     check_spatial_sizes,
     is_known,
 )
@@ -265,8 +265,7 @@ def _bin_winners(input: Tensor, mask: Mask, sizes: Sizes) -> Pair:
     else:
         winners = Winners(found[0], found[1], found[1] >= 0)
     gather = lambda each, places: gather_positions_op(each, places, True)  # noqa: E731
-    values = gathered(input, winners, gather)
-    return values, torch.where(winners.are_there, winners.places, -1)
+    return gathered(input, winners, gather), torch.where(winners.are_there, winners.places, -1)
 
 
 def _sums(input: Tensor, sizes: Any, _: int) -> Tensor:

@@ -17,7 +17,6 @@ from torch_dmlpool.tensors import (
     AVERAGED_TYPES,
     FLOAT_TYPES,
     Mask,
-    check_flag,
     check_pooled,
     check_sizes,
     checked_divisor,
@@ -25,7 +24,7 @@ from torch_dmlpool.tensors import (
     full_sizes,
     pooled_sizes,
 )
-from torch_dmlpool.window import Divisor, Integers, Sizes, Window
+from torch_dmlpool.window import Divisor, Integers, Sizes, Window, check_flag
 
 
 @with_directml_names
@@ -161,8 +160,7 @@ def average_pooling_grad(
         input_gradient, include_padding, divisor_override, *numbers
     )
     sizes = checked_full_size("input_size", input_size, input_gradient)
-    windows = window.output_sizes(sizes[2:])
-    check_sizes("input_gradient", input_gradient, [*sizes[:2], *windows])
+    check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
     return by_parts(
         lambda each: average_pooling_grad_op(each, sizes[2:], window, include_padding, divisor),
         input_gradient,

@@ -194,7 +194,7 @@ def _read(written: bytes) -> Arguments | None:
     """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
     is written as bytes, without its type.
     """
-    arguments: Arguments = loads(written)
+    arguments = loads(written)
     return arguments if is_literal(arguments) else None
 
 

@@ -93,8 +93,7 @@ def lp_pooling(
 def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
     """The operator's arguments, checked."""
     check_pooled(input, FLOAT_TYPES)
-    made = Window.directml(input.dim() - 2, *window)
-    return made, float(checked_norm("p", p))
+    return Window.directml(input.dim() - 2, *window), float(checked_norm("p", p))
 
 
 def prepared_lp_pooling(

@@ -47,7 +47,6 @@ from torch_dmlpool.tensors import (
     Pair,
     Pooled,
     TensorFunction,
-    check_flag,
     check_index_type,
     check_pooled,
     check_sizes,
@@ -60,7 +59,7 @@ from torch_dmlpool.tensors import (
     tap_dtype,
     where,
 )
-from torch_dmlpool.window import Arguments, Integers, Sizes, Window
+from torch_dmlpool.window import Arguments, Integers, Sizes, Window, check_flag
 
 
 @overloads.pooling
@@ -289,8 +288,7 @@ class MaxPooling(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> tuple[Tensor, None]:
-        gathered = max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
-        return gathered, None
+        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments), None
 
 
 def _check_with_indices(
@@ -312,8 +310,7 @@ def _composed_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Pair:
     values, taps = max_pooling_with_taps_op(input, window)
-    sizes = input.shape[2:]
-    return values, max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
+    return values, max_pooling_indices_op(taps, input.shape[2:], window, index_dtype, per_plane)
 
 
 def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:

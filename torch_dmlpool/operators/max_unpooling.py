@@ -147,8 +147,7 @@ class ScatterPositions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (positions,) = ctx.call, saved(ctx)
-        bins = call.arguments[1]
-        return gather_positions_op(call.sharded(arriving), positions, bins), None, None
+        return gather_positions_op(call.sharded(arriving), positions, call.arguments[1]), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:

@@ -23,7 +23,7 @@ from torch_dmlpool.operators.quantized_linear_average_pooling import (
     pooled_integers,
 )
 from torch_dmlpool.tensors import Mask, Pooled, TensorFunction
-from torch_dmlpool.window import ArgumentError, Integers, Named, Window
+from torch_dmlpool.window import ArgumentError, Integers, Window, check_flag
 
 CHANNEL_AXIS = 1
 
@@ -110,7 +110,7 @@ def average(
     output's scale, zero point and data type; None stands for the input's.
     """
     scale, zero_point, output_dtype = output
-    tensors.check_flag("include_padding", include_padding)
+    check_flag("include_padding", include_padding)
     output_type = input.dtype
     if output_dtype is not None:
         output_type = output_dtype
@@ -229,9 +229,9 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     tensors.check_pooled(input, tuple(quantized_types))
     scheme = input.qscheme()
     if scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
-        name = tensors.name_of(scheme)
         raise ArgumentError(
-            f"input must be quantized per_tensor_affine or per_channel_affine, got {name}"
+            "input must be quantized per_tensor_affine or per_channel_affine, got "
+            f"{tensors.name_of(scheme)}"
         )
     axis = input.q_per_channel_axis() if scheme is torch.per_channel_affine else CHANNEL_AXIS
     if axis != CHANNEL_AXIS:
@@ -264,8 +264,7 @@ def _integers(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The integers of a quantized tensor, without a copy (``int_repr`` makes one) and with its
     strides.
     """
-    plain = torch.empty(0, dtype=dtype, device=tensor.device)
-    return plain.set_(
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
 
@@ -277,7 +276,7 @@ def _packed(
     zero point are expanded to one for each channel.
     """
     _hide_the_warning()
-    how: Named = {"dtype": dtype, "device": integers.device}
+    how = {"dtype": dtype, "device": integers.device}
     if per_channel:
         channels = integers.shape[1]
         how["scales"], how["zero_points"] = (

@@ -80,16 +80,16 @@ class Operator:
     compose: Function | None = None
     # turns a call's arguments into those of ``output_sizes`` and the backend, such as scales into
     # vectors
-    complete: Callable[..., Arguments] | None = None
+    complete: Function | None = None
     # the data type of each result; None for one result with the first tensor's data type
-    dtypes: Callable[..., Types] | None = None
+    dtypes: Function | None = None
     # the number of the tensor whose memory format results have, unless the schema ends in
     # channels_last
     layout_of: int = 0
     # the vmap rule
-    vmap: Callable[["Operator", Any, Any, Arguments], Any] | None = None
+    vmap: Function | None = None
     # raises an error where a derivative is wanted and the operator has none
-    reject: Callable[..., None] | None = None
+    reject: Function | None = None
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
@@ -233,7 +233,7 @@ class Operator:
         with enable_single_level_autograd_function():
             return self.apply(with_ordinary_tangent(input), Below(self, input, rest), *tensors)  # type: ignore[misc]
 
-    def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> tuple[Any, Any]:
+    def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> Any:
         """The vmap rule that is registered."""
         return (self.vmap or over_batches)(self, info, dimensions, arguments)
 
@@ -247,9 +247,7 @@ def of_rows(operator: Operator, *operands: Any) -> Any:
     return operator(*operands)
 
 
-def over_batches(
-    operator: Operator, info: Any, dimensions: Any, arguments: Arguments
-) -> tuple[Any, Any]:
+def over_batches(operator: Operator, info: Any, dimensions: Any, arguments: Arguments) -> Any:
     """The vmap rule that merges the mapped dimension into the samples: the results, and each one's
     mapped dimension.
     """
@@ -267,9 +265,7 @@ def over_batches(
     return changed(results, unfold), 0 if isinstance(results, Tensor) else (0, 0)
 
 
-def one_by_one(
-    operator: Operator, info: Any, dimensions: Any, arguments: Arguments
-) -> tuple[Any, Any]:
+def one_by_one(operator: Operator, info: Any, dimensions: Any, arguments: Arguments) -> Any:
     """The vmap rule of an operator whose samples are not alike: it is called for each example."""
     pairs = list(zip(arguments, dimensions, strict=True))
     results = [

@@ -37,8 +37,7 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (taps,) = ctx.call, saved(ctx)
-        window = call.arguments[1]
-        return max_pooling_gather_op(call.sharded(arriving), taps, window), None, None
+        return max_pooling_gather_op(call.sharded(arriving), taps, call.arguments[1]), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
