@@ -5,8 +5,6 @@ ours. Of the blocks that Inductor would try on the GPU the best one counts.
 Three calls that an H200 measured were predicted within 14 %. Atomic additions count as nothing.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import runpy
@@ -120,7 +118,7 @@ def wrapper(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
 
 def launched(code: str, inputs: Sequence[Tensor]) -> Generated:
     """What the generated code launches, in turn, for tensors without memory."""
-    found: Generated = []
+    found = []
 
     def kernel(_: Any, name: str, source: str, **__: Any) -> Any:
         return SimpleNamespace(run=lambda *each, **_: found.append((name, source, each)))
@@ -142,7 +140,7 @@ def launched(code: str, inputs: Sequence[Tensor]) -> Generated:
 
 def variants(name: str, source: str, folder: str) -> tuple[Any, dict[str, Any]]:
     """The kernel, and how Inductor would compile it: its meta data and the blocks to try."""
-    found: dict[str, Any] = {}
+    found = {}
 
     def noted(size_hints: Any, configs: Any, triton_meta: Any, *_: Any, **__: Any) -> Any:  # noqa: ARG001
         found.update(configs=configs, meta=triton_meta)

@@ -20,9 +20,6 @@ tests/test_gpu.py compares T with every row that was measured: benchmarks/result
 has what was counted in the code that ran.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import math
 import multiprocessing
@@ -105,9 +102,8 @@ def without_the_driver() -> Iterator[None]:
         mock.patch.dict(os.environ, TRITON_LIBCUDA_PATH=folder),
         mock.patch.object(build, "_load_module_from_path"),
     ):
-        linked = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-"]
-        command = [*linked, "-o", f"{folder}/libcuda.so.1"]
-        subprocess.run(command, input=stub, text=True, check=True)
+        command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o"]
+        subprocess.run([*command, f"{folder}/libcuda.so.1"], input=stub, text=True, check=True)
         driver.CudaUtils()
         yield
 
@@ -227,10 +223,10 @@ def machine_code(cubin: bytes) -> list[Instruction]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.check_output([tool, "-c", file.name], text=True)
-    found: list[tuple[str, bool, str]] = []
-    labels: dict[str, int] = {}
-    for line in text.splitlines():
+        lines = subprocess.check_output([tool, "-c", file.name], text=True).splitlines()
+    found = []
+    labels = {}
+    for line in lines:
         if label := LABEL.match(line):
             labels[label[1]] = len(found)
         elif each := LINE.match(line):
@@ -253,14 +249,12 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
 
 
 def one_warp(
-    code: Sequence[Instruction],
-    turns_of: Callable[[int], int],
-    l1: Callable[[Instruction], float],
+    code: Sequence[Instruction], turns_of: Callable[[int], int], l1: Callable[[Instruction], float]
 ) -> tuple[int, int, float, int]:
     """Instructions, those of the ALU, clocks of L1, and steps. How often a loop turns follows from
     the loads in it; other branches are not taken.
     """
-    turns: dict[int, int] = {}
+    turns = {}
     at, instructions, alu, clocks, steps = 0, 0, 0, 0.0, 1
     while at < len(code) and instructions < 200_000:
         each = code[at]
@@ -306,9 +300,6 @@ def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--prune", action="store_true", help="remove what the list does not name")
-    given = parser.parse_args()
-    relocate(given.folder)
-    sys.exit(prepare(given.folder.resolve(), given.prune))
+    folder, *prunes = sys.argv[1:]  # with --prune what the list does not name is removed
+    relocate(Path(folder))
+    sys.exit(prepare(Path(folder).resolve(), bool(prunes)))

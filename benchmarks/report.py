@@ -4,8 +4,6 @@
 Everything is made of the files in benchmarks/results.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re
@@ -22,8 +20,14 @@ from benchmarks.common import (
     HOST_OF_ATEN,
     OURS,
     PUBLISHED,
+    RESULTS,
+    ROOT,
     T_OF_INDUCTOR,
     Named,
+    count,
+    load,
+    sentence,
+    times,
 )
 from benchmarks.rows import PEERS, PLAIN, Result
 
@@ -48,20 +52,20 @@ BY_BANDWIDTH = 4.6 / 3.0
 
 def results(name: str) -> Path:
     """The file of a command's results."""
-    return common.RESULTS / f"{name}.json"
+    return RESULTS / f"{name}.json"
 
 
 def measured(path: Path) -> tuple[Named, list[Result]]:
     """Conditions and rows of a file; none where there is no file."""
     if not path.exists():
         return {}, []
-    data = common.load(path)
+    data = load(path)
     return data["conditions"], [row for row in map(Result.of, data["rows"]) if row is not None]
 
 
 def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
     """Geometric means by mode, layout and type, of two rows and more."""
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ratios = defaultdict(lambda: defaultdict(list))
     for result in measured:
         for peer in PEERS:
             ratio = result.ratio(peer)
@@ -71,7 +75,7 @@ def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str
     peers = [peer for peer in PEERS if any(len(ratios[kind][peer]) > 1 for kind in chosen)]
 
     def cell(found: list[float]) -> str:
-        return f"{common.times(common.mean(found))} ({len(found)})" if len(found) > 1 else ""
+        return f"{times(common.mean(found))} ({len(found)})" if len(found) > 1 else ""
 
     lines = [(kind, *(cell(ratios[kind][peer]) for peer in peers)) for kind in chosen]
     return common.table(("pooling alone, eager", *peers), lines)
@@ -86,7 +90,7 @@ def behind(rows: Sequence[Result]) -> str:
     for ratio, one in slower:
         ours, theirs = one.seconds[OURS], one.seconds[ATEN]
         close = "; the quartiles overlap" if ours.lower <= theirs.upper else ""
-        lines.append(f"  - {one.row.name}: {common.times(ratio)}{close}")
+        lines.append(f"  - {one.row.name}: {times(ratio)}{close}")
     small = [one for one in rows if one.is_small and ATEN in one.seconds]
     if small:
         worst = max(small, key=lambda one: one.seconds[OURS].median - one.seconds[ATEN].median)
@@ -96,7 +100,7 @@ def behind(rows: Sequence[Result]) -> str:
 
 def rows_of(rows: Sequence[Result], group: str) -> str:
     """A line for each pool of a group, and a column for each mode, layout and peer."""
-    pools: dict[str, dict[str, Result]] = defaultdict(dict)
+    pools = defaultdict(dict)
     for result in rows:
         row = result.row
         if group in row.groups:
@@ -127,25 +131,25 @@ def pages() -> dict[str, str]:
     (known, rows), (beside_known, beside) = map(measured, map(results, ("cpu", "gpu_beside")))
     groups = []
     unshown = rows
-    of_calls = common.load(results("calls"))
+    of_calls = load(results("calls"))
     for group, meaning in SHOWN.items():
         groups.append(f"### {group}: {meaning}\n\n{rows_of(unshown, group)}")
         unshown = [one for one in unshown if group not in one.row.groups]
     parts = dict(
         findings=means(rows, MAIN),
         behind=behind(rows),
-        where=common.sentence(known),
+        where=sentence(known),
         networks=networks(),
-        threads=common.count(known["threads"], "thread"),
+        threads=count(known["threads"], "thread"),
         means=means(rows),
         groups="\n\n".join(groups),
-        **of_gpu(common.load(results("gpu_rows"))),
+        **of_gpu(load(results("gpu_rows"))),
         beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
-        beside_where=common.sentence(beside_known),
+        beside_where=sentence(beside_known),
         calls=calls.markdown(of_calls),
         calls_least=calls.least(of_calls),
         calls_behind=calls.behind(of_calls),
-        calls_avx2=calls.markdown(common.load(results("calls_avx2"))),
+        calls_avx2=calls.markdown(load(results("calls_avx2"))),
     )
     templates = {page: Path(__file__).with_name(name) for name, page in PAGES.items()}
     return {
@@ -158,7 +162,6 @@ def of_gpu(found: Named) -> dict[str, str]:
     """What the page says of `make gpu`, by the names of its places."""
     known = found["conditions"]
     rows = {row["name"]: row["seconds"] for row in found["rows"]}
-    ends = [f"`{step['name']}` {ending(step)}" for step in found["steps"]]
     tables = [gpu_problems(rows), gpu_calls(found["rows"]), gpu_networks(found["models"])]
     for group in ("lowered", "peers"):
         _, beside = measured(results(f"gpu_{group}"))
@@ -167,7 +170,7 @@ def of_gpu(found: Named) -> dict[str, str]:
     return {
         "gpu": f"{known['machine']['gpu']} ({known['date'].partition('T')[0]}; PyTorch "
         f"{versions['torch']}, Triton {versions['triton']}, CUDA {known['cuda']})",
-        "gpu_steps": ", ".join(ends),
+        "gpu_steps": ", ".join(f"`{step['name']}` {ending(step)}" for step in found["steps"]),
         "gpu_measured": str(len(rows)),
         "gpu_rows": str(len(rows) + len(found["failed"])),
         "gpu_earlier": str(sum("run" in row for row in found["rows"])),
@@ -201,8 +204,8 @@ def gpu_problems(rows: Named) -> str:
 
 def gpu_calls(measured: Sequence[Named]) -> str:
     """Means of the calls of public models; of those that no GPU has measured T alone."""
-    found: dict[str, tuple[list[Named], list[Named]]] = defaultdict(lambda: ([], []))
-    for place, listed in enumerate((measured, common.load(results("expected"))["rows"])):
+    found = defaultdict(lambda: ([], []))
+    for place, listed in enumerate((measured, load(results("expected"))["rows"])):
         for row in listed:
             if "models" in row["groups"]:
                 found[re.split(r" \d", row["name"])[0]][place].append(row["seconds"])
@@ -240,7 +243,7 @@ WINDOW = re.compile(r"([a-z ]+) 32x64x112x112 window (\d/\d)(?: pad \d)?(?: (\w+
 
 def gpu_windows(rows: Named) -> str:
     """Shares of a copy's speed, by window."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    found = defaultdict(dict)
     for name, seconds in rows.items():
         if part := WINDOW.fullmatch(name):
             what = part[1], part[3] or "float32", part[4]
@@ -251,7 +254,7 @@ def gpu_windows(rows: Named) -> str:
 
 
 def networks() -> str:
-    return models.markdown(common.load(results("models")))
+    return models.markdown(load(results("models")))
 
 
 def with_models(text: str, table: str) -> str:
@@ -265,10 +268,10 @@ def with_models(text: str, table: str) -> str:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
     parser.parse_args(arguments)
-    readme = common.ROOT / "README.md"
-    text = with_models(readme.read_text(encoding="utf-8"), networks())
-    readme.write_text(text, encoding="utf-8")
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    readme.write_text(with_models(text, networks()), encoding="utf-8")
     for page, written in pages().items():
-        (common.ROOT / page).write_text(written, encoding="utf-8")
+        (ROOT / page).write_text(written, encoding="utf-8")
     print(f"Written: {readme}, {', '.join(PAGES.values())}")
     return 0

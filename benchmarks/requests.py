@@ -1,7 +1,5 @@
 """Calls of the Triton backend, by rows of rows.txt: what `make gpu` times, checks and compiles."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,11 +10,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks import common
-from benchmarks.common import Sizes
+from benchmarks.common import Sizes, Workload, parsed, select
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends import triton as backend
+from torch_dmlpool.tensors import in_format
 from torch_dmlpool.timing import Call
 
 
@@ -25,7 +23,7 @@ class Request:
     """An operator of a backend, for a row's sizes and its window or output sizes."""
 
     operator: str
-    row: common.Workload
+    row: Workload
 
     @property
     def name(self) -> str:
@@ -48,11 +46,10 @@ class Request:
         if self.operator == "max grad":
             dtype = tensors.tap_dtype(self.by.taps)
             taps = torch.randint(self.by.taps, self.sizes, dtype=dtype, device=device)
-            read.append(common.in_layout(taps, self.row.channels_last))
+            read.append(in_format(taps, self.row.channels_last))
         if self.row.mask:
-            channels = self.sizes[1] if self.row.mask == "element" else 1
-            kept = torch.ones(self.sizes[0], channels, *self.sizes[2:], device=device)
-            read.append(common.in_layout(kept.bool(), self.row.channels_last))
+            kept = torch.ones(self.row.mask_sizes, device=device)
+            read.append(in_format(kept.bool(), self.row.channels_last))
         return tuple(read), functools.partial(self.call, backend.BACKEND, *read)
 
     def whole_numbers(self) -> tuple[Tensor, ...]:
@@ -65,7 +62,7 @@ class Request:
         )
         if dtype.is_floating_point and self.row.family.endswith("max") and most > 5:
             input[0, 0].view(-1)[7::97] = float("nan")
-        read = common.in_layout(input, self.row.channels_last)
+        read = in_format(input, self.row.channels_last)
         if self.operator != "max grad":
             return (read,)
         taps = replace(self, operator="taps")
@@ -119,7 +116,7 @@ ASKED = {
 """What rows ask for that are not the forward operator of inference."""
 
 
-def requests(rows: Iterable[common.Workload]) -> list[Request]:
+def requests(rows: Iterable[Workload]) -> list[Request]:
     """What the rows ask for, each once."""
     found = [
         Request(operator, row)
@@ -133,31 +130,31 @@ def requests(rows: Iterable[common.Workload]) -> list[Request]:
 def request(operator: str, text: str) -> Request:
     """An operator for a row as the table has it, such as ``2x8x32x32 3/2 p1 f float16``."""
     family = "average" if "avg" in operator or operator == "adaptive grad" else "max"
-    (row,) = common.parsed(f"prepared {family} {text}")
+    (row,) = parsed(f"prepared {family} {text}")
     return Request(operator, row)
 
 
 def rows() -> list[Request]:
     """What is measured: first what no GPU has measured, then the others."""
-    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
+    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in select("models")]
     folds = [each for each in models if each.outputs]
-    found = common.select("halves")
+    found = select("halves")
     found += [replace(each, channels_last=True) for each in folds]
     found += [replace(each, mode="training") for each in models]
-    found += [each for each in common.select("masks") if each.mode == "forward"]
-    return requests([*found, *common.select("kernelbench"), *models, *common.select("windows")])
+    found += [each for each in select("masks") if each.mode == "forward"]
+    return requests([*found, *select("kernelbench"), *models, *select("windows")])
 
 
 def checked(types: bool = True) -> list[Request]:
     """What is compared with the reference: a call of each kernel, rank and layout, and with
     ``types`` each operator in each of its data types too."""
-    return requests(common.select("smoke, smoke_types" if types else "smoke"))
+    return requests(select("smoke, smoke_types" if types else "smoke"))
 
 
 @contextmanager
 def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
     """Inside, what the backend would launch on an H200 is listed, with its operands, not run."""
-    found: list[tuple[Any, tuple[Any, ...]]] = []
+    found = []
     with (
         mock.patch.object(backend, "runs_ptx", return_value=True),
         mock.patch.object(backend, "launch", lambda how, *operands: found.append((how, operands))),

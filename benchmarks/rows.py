@@ -4,17 +4,15 @@ rows.txt has every row. A row's contestants are first compared: maxima, indices 
 averages must be equal, other results equal except for rounding. Then their calls take turns.
 """
 
-from __future__ import annotations
-
 import ctypes
-import functools
 import importlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,15 +23,23 @@ from benchmarks import common
 from benchmarks.common import (
     ATEN,
     COPY,
+    GROUPS,
     OURS,
+    SMALL_SECONDS,
     WORKLOADS,
     Calls,
     Disagreement,
     Named,
     Sizes,
     Workload,
+    compiled,
+    conditions,
+    in_turn,
+    rotating,
     select,
+    times,
 )
+from torch_dmlpool.tensors import in_format
 from torch_dmlpool.timing import Call, Times
 
 PLAIN, ONNX_RUNTIME, CUDNN = "without a mask", "ONNX Runtime", "cuDNN"
@@ -70,12 +76,10 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
             warnings.simplefilter("ignore", UserWarning)
             pack = torch._make_per_tensor_quantized_tensor
             packed = [pack(input, SCALE, ZERO_POINTS[row.dtype]) for input in inputs]
-        inputs = [common.in_layout(each, row.channels_last) for each in packed]
+        inputs = [in_format(each, row.channels_last) for each in packed]
     mask = None
     if row.mask:
-        of_channels = row.sizes[1] if row.mask == "element" else 1
-        sizes = (row.sizes[0], of_channels, *row.sizes[2:])
-        mask = torch.rand(sizes, generator=generator, device=device) < 0.5
+        mask = torch.rand(row.mask_sizes, generator=generator, device=device) < 0.5
     return Problem(row, inputs, gradients if row.mode == "training" else [], mask)
 
 
@@ -84,9 +88,9 @@ def ours(problem: Problem) -> Pool:
     row, mask = problem.row, problem.mask
     if row.mode != "quantized":
         pool = row.pool_of(dmlpool.nn.functional)
-        return pool if mask is None else functools.partial(pool, mask=mask)
+        return pool if mask is None else partial(pool, mask=mask)
     window = row.window, row.stride, row.padding, row.padding
-    how: Named = {"include_padding": row.include_padding, "ceil_mode": row.ceil_mode}
+    how = {"include_padding": row.include_padding, "ceil_mode": row.ceil_mode}
     return lambda x: dmlpool.quantized_average_pooling(x, *window, **how)
 
 
@@ -98,7 +102,7 @@ def aten(problem: Problem) -> Pool:
     if mask is not None and row.family == "max":
         return lambda x: pool(torch.where(mask, x, -math.inf))
     if mask is not None:
-        sums = functools.partial(pool, divisor_override=1)
+        sums = partial(pool, divisor_override=1)
         return lambda x: sums(torch.where(mask, x, 0)) / sums(mask.to(x.dtype)).clamp(min=1)
     is_half_volume = row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2
     if is_half_volume and problem.inputs[0].is_cpu:
@@ -116,11 +120,11 @@ def bound(pool: Pool, problem: Problem) -> list[Call]:
     """Calls of a pool on each input, in the row's mode."""
     if problem.row.mode == "training":
         pairs = zip(problem.inputs, problem.gradients, strict=True)
-        return [functools.partial(train, pool, x.detach().requires_grad_(), g) for x, g in pairs]
+        return [partial(train, pool, x.detach().requires_grad_(), g) for x, g in pairs]
     leaves = problem.inputs
     if problem.row.mode == "recorded":
         leaves = [input.detach().requires_grad_() for input in problem.inputs]
-    return [functools.partial(pool, input) for input in leaves]
+    return [partial(pool, input) for input in leaves]
 
 
 def _copies(problem: Problem) -> list[Call]:
@@ -128,7 +132,7 @@ def _copies(problem: Problem) -> list[Call]:
     elements = problem.row.bytes_moved // 8
     sources = [input.new_ones(elements, dtype=torch.float32) for input in problem.inputs]
     destination = torch.empty_like(sources[0])
-    return [functools.partial(destination.copy_, source) for source in sources]
+    return [partial(destination.copy_, source) for source in sources]
 
 
 def _plain(problem: Problem) -> list[Call]:
@@ -143,7 +147,7 @@ def _compiled(
     """Static shapes and one graph per row: the best that Inductor makes of a pool. It is compiled
     at its first call."""
     dmlpool.inductor.lower(lowers)
-    return bound(common.compiled(pool_of(problem), fullgraph=True), problem)
+    return bound(compiled(pool_of(problem), fullgraph=True), problem)
 
 
 def _onnx_runtime(problem: Problem) -> list[Call]:
@@ -168,7 +172,7 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
         session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
         raise Absent(f"has no kernel for {row.dtype}") from None
-    calls: list[Call] = []
+    calls = []
     for input in problem.inputs:
         dense = input.int_repr() if input.is_quantized else input
         array = dense.movedim(1, -1).numpy() if row.channels_last else dense.numpy()
@@ -182,14 +186,13 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
 
 def onnx_model(row: Workload) -> bytes:
     """The row's operator: ONNX's own, or ONNX Runtime's QLinearAveragePool."""
-    parser = importlib.import_module("onnx.parser")
     kind = {"float32": "float", "float64": "double"}.get(row.dtype, row.dtype)
 
     def tensor(name: str, kind: str, sizes: Sizes) -> str:
         ordered = (sizes[0], *sizes[2:], sizes[1]) if row.channels_last else sizes
         return f"{kind}{list(ordered)} {name}"
 
-    how: Named = {"kernel_shape": list(row.window), "strides": list(row.stride)}
+    how = {"kernel_shape": list(row.window), "strides": list(row.stride)}
     how |= {"pads": [*row.padding, *row.padding], "ceil_mode": int(row.ceil_mode)}
     name, inputs, constants = "MaxPool", "input", ""
     if row.family == "average":
@@ -208,7 +211,7 @@ def onnx_model(row: Workload) -> bytes:
     text = f"""<ir_version: 10, opset_import: ["": 22, "com.microsoft": 1]>
         pooling ({tensor("input", kind, row.sizes)}) => ({results}) {constants}
         {{ {", ".join(outputs)} = {name} <{attributes}> ({inputs}) }}"""
-    return parser.parse_model(text).SerializeToString()
+    return importlib.import_module("onnx.parser").parse_model(text).SerializeToString()
 
 
 def _cudnn(problem: Problem) -> list[Call]:
@@ -262,7 +265,7 @@ def _cudnn(problem: Problem) -> list[Call]:
         call("cudnnPoolingForward", handle, window, one, *source, zero, *target)
         return output
 
-    return [functools.partial(run, input, described(input)) for input in problem.inputs]
+    return [partial(run, input, described(input)) for input in problem.inputs]
 
 
 def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
@@ -282,7 +285,7 @@ def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem],
                 dilated(known, plane, box, written)
             return output
 
-        return [functools.partial(run, input) for input in problem.inputs]
+        return [partial(run, input) for input in problem.inputs]
 
     return calls
 
@@ -293,9 +296,9 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
     COPY: _copies,
     PLAIN: _plain,
     ONNX_RUNTIME: _onnx_runtime,
-    INDUCTOR: functools.partial(_compiled, aten),
-    LOWERED: functools.partial(_compiled, ours),
-    CALLED: functools.partial(_compiled, ours, lowers=False),
+    INDUCTOR: partial(_compiled, aten),
+    LOWERED: partial(_compiled, ours),
+    CALLED: partial(_compiled, ours, lowers=False),
     CUDNN: _cudnn,
     "SciPy": _filter(
         "scipy.ndimage",
@@ -349,8 +352,8 @@ def contestants(
         Disagreement: Our own result is not the reference's.
     """
     row, expected = problem.row, None
-    calls: Calls = {}
-    skipped: dict[str, str] = {}
+    calls = {}
+    skipped = {}
     for name in names:
         try:
             listed = PEERS[name](problem)
@@ -368,7 +371,7 @@ def contestants(
             first = str(reason).strip().partition("\n")[0][:160]
             skipped[name] = f"wrong: {first}" if is_wrong else f"failed: {first}"
         else:
-            calls[name] = common.rotating(listed)
+            calls[name] = rotating(listed)
     return calls, skipped
 
 
@@ -380,7 +383,7 @@ class Result:
     seconds: dict[str, Times]
 
     @classmethod
-    def of(cls, data: Named) -> Result | None:
+    def of(cls, data: Named) -> Self | None:
         """A row of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
@@ -390,7 +393,7 @@ class Result:
     def is_small(self) -> bool:
         """By the lower quartile, as a busy machine can stretch the shortest call."""
         reference = self.seconds.get(ATEN, self.seconds[OURS])
-        return "overhead" in self.row.groups or reference.lower < common.SMALL_SECONDS
+        return "overhead" in self.row.groups or reference.lower < SMALL_SECONDS
 
     def ratio(self, peer: str) -> float | None:
         """How many times as long as ours the peer takes."""
@@ -410,7 +413,7 @@ class Result:
             return ""
         if self.is_small:
             return f"{(self.seconds[OURS].median - self.seconds[peer].median) * 1e6:+.1f} µs"
-        return f"**{common.times(ratio)}**" if ratio < 1 and peer != PLAIN else common.times(ratio)
+        return f"**{times(ratio)}**" if ratio < 1 and peer != PLAIN else times(ratio)
 
 
 def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> Named:
@@ -419,11 +422,11 @@ def measure(row: Workload, names: Sequence[str], device: str, seconds: float) ->
     broken = {
         k: why for k, why in skipped.items() if why.startswith(("wrong", "failed", "not inst"))
     }
-    return {"seconds": common.in_turn(calls, seconds, device), "skipped": broken}
+    return {"seconds": in_turn(calls, seconds, device), "skipped": broken}
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = f"text of names, or groups: all, {', '.join(common.GROUPS)}"
+    words = f"text of names, or groups: all, {', '.join(GROUPS)}"
     parser = common.parser("rows", __doc__, 1.5, words)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true", help="torch.compile too: seconds a row")
@@ -433,6 +436,5 @@ def main(arguments: Sequence[str]) -> int:
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
     packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     how = names, options.device, options.row_seconds
-    chosen = select(options.words or "all")
-    tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]
-    return common.run(options, tasks, common.conditions(options.device, packages))[1]
+    tasks = [(row.name, partial(measure, row, *how)) for row in select(options.words or "all")]
+    return common.run(options, tasks, conditions(options.device, packages))[1]

@@ -211,7 +211,7 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch):
         times = {rows.ATEN: 100e-6, rows.OURS: ours}
         return {who: common.Times(each, each, each) for who, each in times.items()}
 
-    monkeypatch.setattr(common, "in_turn", in_turn)
+    monkeypatch.setattr(calls, "in_turn", in_turn)
     row = calls.Row("max forward contiguous batch=1 threads=1", 1, dict)
     assert calls.measure(row, 1.0)["seconds"][rows.OURS] == 100e-6
     assert taken == [1.0, calls.LONGER]

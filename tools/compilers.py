@@ -62,7 +62,7 @@ OF_GCC = [
 
 OF_WHEELS = [
     # A loop that is marked as one of vectors, and of which Clang makes none, is an error.
-    "-Werror=pass-failed",
+    "-Werror=pass-failed"
 ]
 OF_ZIG_ON_LINUX = [
     # What is handed out has no symbols but those that it exports.

@@ -30,7 +30,7 @@ def tokens(path: Path) -> int:
     if path.suffix != ".py":
         text = re.sub(r"//.*", "", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
         return len(re.findall(r"\w+|[^\w\s]", text))
-    documented: set[int] = set()
+    documented = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             for line in node.body:
