@@ -288,7 +288,7 @@ def max_pooling_indices(
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor,
+    arriving: Tensor,
     taps: Tensor,
     spatial_sizes: Sizes,
     window: Window,
@@ -296,8 +296,8 @@ def max_pooling_grad_from_taps(
     mask: Mask = None,
 ) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    pool = _maxima_plan(_kind_of_input(input_gradient, spatial_sizes, channels_last), window)
-    return pool.gradient(input_gradient, taps, mask)
+    pool = _maxima_plan(_kind_of_input(arriving, spatial_sizes, channels_last), window)
+    return pool.gradient(arriving, taps, mask)
 
 
 def max_unpooling(
@@ -365,16 +365,16 @@ def average_pooling(
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
+    arriving: Tensor,
     spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
     divisor: Divisor,
     mask: Mask = None,
 ) -> Any:
-    """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
-    kind = _kind_of_input(input_gradient, spatial_sizes, is_channels_last(input_gradient))
-    return _averages_plan(kind, windows, include_padding, divisor).gradient(input_gradient, mask)
+    """The gradient of an input of ``spatial_sizes``, which lies as ``arriving`` does."""
+    kind = _kind_of_input(arriving, spatial_sizes, is_channels_last(arriving))
+    return _averages_plan(kind, windows, include_padding, divisor).gradient(arriving, mask)
 
 
 def quantized_averages(

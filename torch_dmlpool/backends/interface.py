@@ -157,11 +157,11 @@ class Backend(NamedTuple):
         positions = self.max_pooling_indices(taps, sizes, window, position_dtype(sizes), True)
         return self.gather_positions(input, positions, False)
 
-    def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Any:
+    def max_pooling_grad(self, input: Tensor, arriving: Tensor, window: Window) -> Any:
         """The gradient of maxima whose winners are found again."""
         _, taps = self.max_pooling_with_taps(input, window)
         sizes, is_last = input.shape[2:], is_channels_last(input)
-        return self.max_pooling_grad_from_taps(input_gradient, taps, sizes, window, is_last)
+        return self.max_pooling_grad_from_taps(arriving, taps, sizes, window, is_last)
 
     def quantized_linear_average_pooling(self, input: Tensor, *given: Any) -> Any:
         """Quantized averages. Scales and zero points are arguments of their own."""
@@ -176,7 +176,7 @@ class Backend(NamedTuple):
         """Averages of bins."""
         return self.average_pooling(input, tuple(output_sizes), False, None)
 
-    def adaptive_average_pooling_grad(self, input_gradient: Tensor, spatial_sizes: Sizes) -> Any:
+    def adaptive_average_pooling_grad(self, arriving: Tensor, spatial_sizes: Sizes) -> Any:
         """The gradient of averages of bins."""
-        bins = tuple(input_gradient.shape[2:])
-        return self.average_pooling_grad(input_gradient, spatial_sizes, bins, False, None)
+        bins = tuple(arriving.shape[2:])
+        return self.average_pooling_grad(arriving, spatial_sizes, bins, False, None)

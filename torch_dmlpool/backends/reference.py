@@ -55,7 +55,7 @@ def average_pooling(
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
+    arriving: Tensor,
     spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
@@ -64,10 +64,10 @@ def average_pooling_grad(
     """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
     the windows that read it.
     """
-    wide = widened(input_gradient)
+    wide = widened(arriving)
     shares = wide / reductions.divisor(windows, spatial_sizes, wide, include_padding, divisor)
     sums = reductions.spread(shares, windows, spatial_sizes)
-    return laid_out_like(sums.to(input_gradient.dtype), input_gradient)
+    return laid_out_like(sums.to(arriving.dtype), arriving)
 
 
 def quantized_averages(
@@ -270,13 +270,13 @@ def max_pooling_indices(
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, spatial_sizes: Sizes, window: Window, channels_last: bool
+    arriving: Tensor, taps: Tensor, spatial_sizes: Sizes, window: Window, channels_last: bool
 ) -> Tensor:
     """The gradient of the input: each window's gradient is added to its winner's, in the order of
     the windows.
     """
     positions = _positions(taps, spatial_sizes, window)
-    return laid_out(_scattered(input_gradient, positions, spatial_sizes), channels_last)
+    return laid_out(_scattered(arriving, positions, spatial_sizes), channels_last)
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:

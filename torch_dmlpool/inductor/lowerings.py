@@ -210,21 +210,21 @@ def _gradient(
 
 
 def _max_pooling_grad_from_taps(
-    input_gradient: TensorBox,
+    arriving: TensorBox,
     taps: TensorBox,
     spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,  # noqa: ARG001
 ) -> TensorBox | None:
-    load, winner_of = input_gradient.make_loader(), taps.make_loader()
+    load, winner_of = arriving.make_loader(), taps.make_loader()
 
     def won(place: Index, number: Any) -> Any:
         wins = ops.eq(
             ops.to_dtype(winner_of(place), torch.int32), ops.index_expr(number, torch.int32)
         )
-        return ops.where(wins, load(place), ops.constant(0.0, input_gradient.get_dtype()))
+        return ops.where(wins, load(place), ops.constant(0.0, arriving.get_dtype()))
 
-    return _gradient(input_gradient, spatial_sizes, window, won)
+    return _gradient(arriving, spatial_sizes, window, won)
 
 
 def _counted(index: Index, sizes: Sizes, window: Window, include_padding: bool) -> Any:
@@ -263,21 +263,21 @@ def _average_pooling(
 
 
 def _average_pooling_grad(
-    input_gradient: TensorBox,
+    arriving: TensorBox,
     spatial_sizes: Sizes,
     window: Window,
     include_padding: bool,
     divisor_override: Any,
 ) -> TensorBox | None:
-    load, wide = input_gradient.make_loader(), tensors.sum_type(input_gradient.get_dtype())
+    load, wide = arriving.make_loader(), tensors.sum_type(arriving.get_dtype())
     count = divisor_override or window.taps
 
     def share(place: Index, _number_of_tap: Any) -> Any:
         return ops.truediv(ops.to_dtype(load(place), wide), _number(count, wide))
 
-    expression = _gradient(input_gradient, spatial_sizes, window, share)
+    expression = _gradient(arriving, spatial_sizes, window, share)
     are_ones = all(axis.stride == axis.dilation == 1 for axis in window.axes)
-    is_on_cpu = input_gradient.get_device_or_error().type == "cpu"
+    is_on_cpu = arriving.get_device_or_error().type == "cpu"
     if expression is None and is_on_cpu and are_ones and (include_padding or divisor_override):
         # An element gets an average of the gradients around it. For an H200 the operator is
         # predicted to take as long for float32, and up to 1.2 times less for halves.
@@ -288,7 +288,7 @@ def _average_pooling_grad(
             )
             for axis in window.axes
         ]
-        return _average_pooling(input_gradient, Window(tuple(around)), True, count)
+        return _average_pooling(arriving, Window(tuple(around)), True, count)
     return expression
 
 

@@ -287,9 +287,9 @@ def _original_of(layer: Any) -> Form | str:
 
 def _agreed(layer: Any) -> Named | None:
     """The arguments by which torch.nn's layer gives what this package's gives; else None."""
-    pool = layer._family
-    named = {name: getattr(layer, name, None) for name in pool.parameters}
-    return observed.agreed(pool.family, layer._rank, None, named)
+    family = layer._family
+    named = {name: getattr(layer, name, None) for name in family.parameters}
+    return observed.agreed(family.name, layer._rank, None, named)
 
 
 def _check_model(model: object) -> None:
@@ -460,8 +460,8 @@ def _counterpart_of(module: Module, subclasses: bool) -> _Counterpart | str | No
         kind.__new__(kind).__class__ = counterpart  # classes with slots cannot change
     except (TypeError, ValueError) as error:
         return str(error)
-    if layer._family.family in _DIFFERENCES and _agreed(layer) is None:
-        return _DIFFERENCES[layer._family.family]
+    if layer._family.name in _DIFFERENCES and _agreed(layer) is None:
+        return _DIFFERENCES[layer._family.name]
     # A compiler takes Python's ints for constants, numpy's for tensors.
     changed = {name: plain(value) for name, value in passed.items() if plain(value) is not value}
     return _Counterpart(counterpart, attributes | changed, _effect(layer))

@@ -33,7 +33,7 @@ class Family:
     The functions of ``nn.functional`` are named ``family``, the dimensions and ``suffix``.
     """
 
-    family: str
+    name: str
     types: Types
     request_of: Callable[..., Arguments]
     pool: PublicPool
@@ -41,7 +41,7 @@ class Family:
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        self.names = ["", *(f"{self.family}{rank}d{self.suffix}" for rank in (1, 2, 3))]
+        self.names = ["", *(f"{self.name}{rank}d{self.suffix}" for rank in (1, 2, 3))]
         self.originals = [observed.ORIGINALS.get(name) for name in self.names]
         self.parameters = list(inspect.signature(self.request_of).parameters)[2:]
         # Reads in half the time what ``arguments_of`` does, but compilers do not know it, and it
@@ -131,7 +131,7 @@ class Family:
         if dimensions != rank + 1:
             axes, shape = ", ".join(AXIS_NAMES[rank]), tuple(input.shape)
             raise ArgumentError(
-                f"{self.family}{rank}d: input must be (N, C, {axes}) or, unbatched, (C, {axes}), "
+                f"{self.name}{rank}d: input must be (N, C, {axes}) or, unbatched, (C, {axes}), "
                 f"got shape {shape}"
             )
         batched = input.unsqueeze(0)

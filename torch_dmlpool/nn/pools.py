@@ -183,13 +183,13 @@ adaptive_avg_pool = Family(
 
 max_pool = Family("max_pool", ORDERED_TYPES, _numbered_windows, max_pooling.POOL, _extremes)
 max_pool_with_indices = replace(max_pool, suffix="_with_indices")
-min_pool = replace(max_pool, family="min_pool", pool=min_pooling.POOL)
+min_pool = replace(max_pool, name="min_pool", pool=min_pooling.POOL)
 adaptive_max_pool = replace(
-    max_pool, family="adaptive_max_pool", request_of=_numbered_bins, pool=adaptive_pooling.MAXIMA
+    max_pool, name="adaptive_max_pool", request_of=_numbered_bins, pool=adaptive_pooling.MAXIMA
 )
 adaptive_max_pool_with_indices = replace(adaptive_max_pool, suffix="_with_indices")
 adaptive_min_pool = replace(
-    adaptive_max_pool, family="adaptive_min_pool", pool=adaptive_pooling.MINIMA
+    adaptive_max_pool, name="adaptive_min_pool", pool=adaptive_pooling.MINIMA
 )
 
 

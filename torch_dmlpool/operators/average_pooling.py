@@ -219,9 +219,9 @@ class AveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
+    def forward(ctx: Any, arriving: Tensor, call: Below) -> Any:
         ctx.call = call
-        return call.run(input_gradient)
+        return call.run(arriving)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:

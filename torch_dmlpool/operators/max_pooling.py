@@ -299,9 +299,9 @@ def _check_with_indices(
     return pooled_sizes(input, window)
 
 
-def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sizes:
-    check_type("input_gradient", input_gradient, input.dtype, "input's")
-    check_sizes("input_gradient", input_gradient, pooled_sizes(input, window), input)
+def _check_grad(input: Tensor, arriving: Tensor, window: Window) -> Sizes:
+    check_type("input_gradient", arriving, input.dtype, "input's")
+    check_sizes("input_gradient", arriving, pooled_sizes(input, window), input)
     check_taps(window.taps)
     return input.shape
 
@@ -313,11 +313,11 @@ def _composed_with_indices(
     return values, max_pooling_indices_op(taps, input.shape[2:], window, index_dtype, per_plane)
 
 
-def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+def _composed_grad(input: Tensor, arriving: Tensor, window: Window) -> Tensor:
     """Linear in the gradient, constant in the input."""
     _, taps = max_pooling_with_taps_op(input.detach(), window)
     return max_pooling_grad_from_taps_op(
-        input_gradient, taps, input.shape[2:], window, is_channels_last(input)
+        arriving, taps, input.shape[2:], window, is_channels_last(input)
     )
 
 

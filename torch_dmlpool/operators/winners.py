@@ -30,9 +30,9 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Below, taps: Tensor) -> Any:
+    def forward(ctx: Any, arriving: Tensor, call: Below, taps: Tensor) -> Any:
         save(ctx, call, taps)
-        return call.run(input_gradient, taps)
+        return call.run(arriving, taps)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -80,9 +80,9 @@ def _check_indices(
 
 
 def _check_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
+    arriving: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
 ) -> Sizes:
-    check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
+    check_sizes("taps", taps, arriving.shape, arriving, "input_gradient's")
     return _check_taps(taps, sizes, window)
 
 
