@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -113,7 +113,7 @@ def without(row: Row) -> Calls:
     return {name: lambda mask=mask: (off(mask), one(), off(0)) for name, mask in masks.items()}
 
 
-def measure(row: Row, seconds: float, wheel: Any = None) -> Named:
+def measure(row: Row, seconds: float, wheel=None) -> Named:
     """The medians of a row's calls."""
     torch.set_num_threads(row.threads)
     calls = row.calls()

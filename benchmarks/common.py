@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +22,10 @@ import torch_dmlpool as dmlpool
 from torch_dmlpool import timing
 from torch_dmlpool.backends import library
 from torch_dmlpool.bench.conditions import processor, version_of
-from torch_dmlpool.tensors import in_format
+from torch_dmlpool.tensors import TensorFunction, Tensors, in_format
 from torch_dmlpool.timing import Call, Times
+from torch_dmlpool.window import Function, Named, Window
 from torch_dmlpool.window import Ints as Sizes
-from torch_dmlpool.window import Named, Window
 
 ROOT = Path(__file__).parent.parent
 Calls = dict[str, Call]
@@ -141,7 +140,7 @@ class Workload:
         read = math.prod(self.sizes) * self.torch_dtype.itemsize
         return (read + math.prod(self.output_sizes) * written) * (1 + (self.mode == "training"))
 
-    def pool_of(self, functions: Any) -> Callable[[Tensor], Any]:
+    def pool_of(self, functions) -> TensorFunction:
         """A call of ``torch.nn.functional`` or of this package's functions of the same names."""
         how = {"kernel_size": self.window, "stride": self.stride}
         how |= {"padding": self.padding, "ceil_mode": self.ceil_mode}
@@ -191,7 +190,7 @@ def parsed(line: str) -> Iterator[Workload]:
     ceil, uncounted, ways, types, masks, _ = options
     shape = tuple(map(int, sizes.split("x")))
 
-    def numbers(text: str) -> Sizes:
+    def numbers(text):
         found = tuple(map(int, text.split("x")))
         return found * (len(shape) - 2) if len(found) == 1 else found
 
@@ -205,7 +204,7 @@ def parsed(line: str) -> Iterator[Workload]:
             yield Workload(f"adaptive {family}" if to else family, *how, *last, groups=(group,))
 
 
-def _table() -> tuple[Workload, ...]:
+def _table():
     """Every row once; a row that several groups name belongs to all of them."""
     rows = {}
     lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
@@ -242,7 +241,7 @@ class Disagreement(Exception):  # noqa: N818 - a finding about a result
     """A contestant's result differs from the reference's."""
 
 
-def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -> Named:
+def conditions(device: str = "cpu", packages: Iterable[str] = (), **more) -> Named:
     """What figures depend on. Nothing names the machine."""
     machine = {"processor": processor()}
     machine["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
@@ -348,15 +347,20 @@ def line(row: Named) -> str:
     return f"{row['name']:66} {', '.join(parts)}"
 
 
-def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+def compiled(function: Function, **how) -> Function:
     """torch.compile's function of static shapes. Its code is its own, so that what was compiled of
     the same function before is not looked up in its place."""
 
-    def call(*inputs: Tensor) -> Any:
+    def call(*inputs):
         return function(*inputs)
 
     own = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
     return torch.compile(own, dynamic=False, **how)
+
+
+def several(results) -> Tensors:
+    """One result or several, as a tuple."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 def rotating(calls: Sequence[Call]) -> Call:
@@ -367,18 +371,13 @@ def rotating(calls: Sequence[Call]) -> Call:
     return lambda: following()()
 
 
-def save(path: Path, data: Named) -> None:
+def save(path: Path, data: Named):
     """JSON with a line for each entry of a list."""
-    parts = []
-    for key, value in data.items():
-        listed = isinstance(value, list)
-        text = ",\n".join(map(json.dumps, value)) if listed else json.dumps(value)
-        parts.append(f"{json.dumps(key)}: " + (f"[\n{text}\n]" if listed else text))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    path.write_text(json.dumps(data).replace("}, {", "},\n{") + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> Any:
+def load(path: Path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -20,11 +20,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
@@ -45,13 +44,14 @@ from benchmarks.common import (
     measured,
     save,
     select,
+    several,
 )
-from benchmarks.requests import Request, compare, kernels_of, launches, listed
+from benchmarks.requests import Request, compare, kernels_of, launches
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.timing import Call
+from torch_dmlpool.window import Arguments
 
-request = requests.request
 ROOT = kernels.ROOT
 CACHE = ROOT / ".gpu-cache"
 MISSING = 150  # seconds at most to compile what the folder lacks, taken from the steps after it
@@ -101,7 +101,7 @@ def aten_call(request: Request, input: Tensor, mask: Tensor | None = None) -> Ca
 class Clock:
     """Seconds of calls on the GPU; a dry one only makes the calls, on tensors without memory."""
 
-    def __init__(self, dry: bool) -> None:
+    def __init__(self, dry: bool):
         self.device = "meta" if dry else "cuda"
         self.flush = torch.ones(1 if dry else FLUSHED_BYTES // 4, device=self.device)
 
@@ -139,7 +139,7 @@ class Clock:
         return self.kernels(lambda: target.copy_(source))
 
 
-def by_kernels(call: Call) -> Any:
+def by_kernels(call: Call):
     """A call's results, unless plain PyTorch computed them in place of a kernel that failed."""
     fallbacks._warned.clear()
     results = call()
@@ -151,7 +151,7 @@ def by_kernels(call: Call) -> Any:
 def row_of(request: Request, clock: Clock) -> Named:
     """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
-    moved = sum(each.nbytes for each in (*read, *listed(by_kernels(call))))
+    moved = sum(each.nbytes for each in (*read, *several(by_kernels(call))))
     found = {OURS: clock.kernels(call), COPY: clock.copy(moved)}
     found[HOST] = clock.host(call, found[OURS])
     theirs = aten_call(request, *read)
@@ -171,7 +171,7 @@ def checked(request: Request, clock: Clock) -> Named:
     return {}
 
 
-def compiled(how: Any, arguments: tuple[Any, ...]) -> Any:
+def compiled(how, arguments: Arguments):
     """What Triton runs for a launch, without a GPU."""
     triton.runtime.driver.set_active(kernels.NoDriver())
     return backend._compiled(*backend.what_is_compiled(how, arguments, 0))[0]
@@ -206,7 +206,7 @@ def expected(request: Request, _: Clock | None = None) -> Named:
     }
 
 
-STEPS: dict[str, tuple[Callable[..., Named], Callable[[], list[Request]]]] = {
+STEPS = {
     "smoke": (checked, requests.checked),
     "memcheck": (checked, lambda: requests.checked()[::5]),
     "rows": (row_of, requests.rows),
@@ -228,7 +228,7 @@ def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()
         return measured(tasks, {}, Path(os.environ.get("OUT", "."), f"{name}.json"), end)[1]
 
 
-def wanted() -> list[tuple[Any, ...]]:
+def wanted() -> list[Arguments]:
     """What rows, peers, smoke, the networks and the large tensors of tests/test_cuda.py launch."""
     others = select("peers,prepared")
     asked = [*others, *(replace(row, mode="forward") for row in others)]

@@ -54,13 +54,13 @@ class NoDriver:
     def get_current_stream(self, device: int) -> int:
         return device
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self):
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", 90, 32)
 
 
-def without_pytorch() -> None:
+def without_pytorch():
     """Let this process import the kernels alone: the package itself would import PyTorch."""
     for name in ("torch_dmlpool", "torch_dmlpool.backends"):
         package = ModuleType(name)
@@ -138,7 +138,7 @@ def prepare(folder: Path, prunes: bool) -> int:
     return int(bool(failed))
 
 
-def relocate(folder: Path) -> None:
+def relocate(folder: Path):
     """Triton's cache names its files by their whole paths: let them be those of the folder as it
     lies here."""
     for path in folder.glob("*/__grp__*.json"):
@@ -235,7 +235,7 @@ def machine_code(cubin: bytes) -> list[Instruction]:
     return [Instruction(*each, labels.get(label)) for *each, label in found]
 
 
-def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
+def counted(how, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
     """The counts of a launch of elements of that many bytes, by what Triton compiled for it."""
     code = machine_code(asm["cubin"])
     constants, loads = dict(how.constants), 8 * how.sizes[1] if "share" in how.kernel else 1
@@ -278,7 +278,7 @@ def one_warp(
     return instructions, alu, clocks, steps
 
 
-def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
+def l1_clocks(how, element: int) -> Callable[[Instruction], float]:
     """Clocks of an access of a warp to memory, by where its lanes lie."""
     constants = dict(how.constants)
     form, column = constants.get("FORM"), constants.get("COLUMN")
@@ -290,7 +290,7 @@ def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
     owned = form.tile[2] * (column.stride if adjoint else 1)  # columns of a lane's results
     read = form.tile[2] * (1 if adjoint else column.stride)
 
-    def clocks(each: Instruction) -> float:
+    def clocks(each):
         # Single elements leave through shared memory, so that neighbouring lanes store neighbours.
         step = {"LDG": read, "STG": owned if form.store > 1 else 1}.get(each.base, 0) * element
         step = step or 4 * each.words

@@ -15,7 +15,6 @@ import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ from benchmarks.common import (
     mean,
     sentence,
 )
-from torch_dmlpool.tensors import in_format
+from torch_dmlpool.tensors import in_format, memory_format
 from torch_dmlpool.timing import Call
 
 ORIGINAL = "original"
@@ -41,7 +40,7 @@ WIDTHS = 32, 64, 128, 256, 512
 GPU_BATCH = 32
 
 
-def torchvision() -> Any:
+def torchvision():
     """torchvision, also where its own operators do not load: beside PyTorch for CPUs the wheel on
     PyPI has none, and the import fails because it describes two of them. No network calls them."""
     try:
@@ -55,7 +54,7 @@ def torchvision() -> Any:
     return importlib.import_module("torchvision")
 
 
-def vision(name: str, **how: Any) -> Callable[[], nn.Module]:
+def vision(name: str, **how) -> Callable[[], nn.Module]:
     return lambda: torchvision().models.get_model(name, weights=None, **how)
 
 
@@ -68,7 +67,7 @@ class UNet(nn.Module):
     """Two convolutions, and below them a max pool, the same of the other widths and a transposed
     convolution, whose result two convolutions join with theirs."""
 
-    def __init__(self, channels: int = 3, widths: Sizes = WIDTHS) -> None:
+    def __init__(self, channels: int = 3, widths: Sizes = WIDTHS):
         super().__init__()
         width, *deeper = widths
         self.down, self.below = _twice(channels, width), None
@@ -84,7 +83,7 @@ class UNet(nn.Module):
         return self.joined(torch.cat([kept, self.below(kept)], 1))
 
 
-def _twice(channels: int, width: int) -> nn.Sequential:
+def _twice(channels, width):
     layers = []
     for inputs in (channels, width):
         layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
@@ -93,7 +92,7 @@ def _twice(channels: int, width: int) -> nn.Sequential:
 
 
 IMAGE = 1, 3, 224, 224
-MODELS: dict[str, tuple[Callable[[], nn.Module], Sizes]] = {
+MODELS = {
     "ResNet-18": (vision("resnet18"), IMAGE),
     "VGG-11 with batch norm": (vision("vgg11_bn"), IMAGE),
     "SqueezeNet 1.1": (vision("squeezenet1_1"), IMAGE),
@@ -128,18 +127,18 @@ def title(is_compiled: bool, is_training: bool) -> str:
 def contestant(model: nn.Module, is_compiled: bool, input: Tensor) -> Call:
     """A call of the network, in training where the input wants a gradient."""
 
-    def forward(input: Tensor) -> Tensor:
+    def forward(input):
         with torch.autocast(input.device.type, torch.bfloat16, enabled=input.is_cuda):
             return model(input)
 
     run = compiled(forward) if is_compiled else forward
     leaves = [input, *model.parameters()]
 
-    def inferred() -> Tensor:
+    def inferred():
         with torch.no_grad():
             return run(input)
 
-    def trained() -> Any:
+    def trained():
         output = run(input)
         return output, *torch.autograd.grad(output, leaves, torch.ones_like(output))
 
@@ -159,8 +158,7 @@ def measure(way: Way, seconds: float, device: str) -> Named:
     sizes = sizes if device == "cpu" else (GPU_BATCH, *sizes[1:])
     model, input = build().train(is_training).to(device), torch.randn(sizes, device=device)
     if channels_last:
-        layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
-        model = model.to(memory_format=layout)
+        model = model.to(memory_format=memory_format(True, len(sizes)))
     input = in_format(input, channels_last).requires_grad_(is_training)
     # Both are copies: a copy of a network may be slower by 1 % than the network itself.
     original, converted = copy.deepcopy(model), dmlpool.nn.convert(model, inplace=False).model
@@ -183,7 +181,7 @@ def measure(way: Way, seconds: float, device: str) -> Named:
     return row | {"seconds": {who: each.median for who, each in taken.items()}}
 
 
-def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
+def compare(original: nn.Module, converted: nn.Module, input: Tensor):
     """Outputs and gradients of both, by float64: in float32 the gradients of a deep network may be
     off by a tenth, so that differences there say nothing."""
     found = []
@@ -192,7 +190,7 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
         precise = input.detach().double().requires_grad_(input.requires_grad)
         with torch.autocast(input.device.type, enabled=False):
             result = contestant(copy.deepcopy(model).double(), False, precise)()
-        output, *gradients = result if isinstance(result, tuple) else (result,)
+        output, *gradients = common.several(result)
         both = [output], [output.new_zeros(0), *gradients]
         found.append([torch.cat([each.flatten() for each in listed]) for listed in both])
     for what, first, second in zip(("outputs", "gradients"), *found, strict=True):
@@ -209,7 +207,7 @@ def markdown(results: Named) -> str:
         for name in (row["model"], "**geometric mean**"):
             found[name, row["compiled"], row["training"], row["channels_last"]].append(ratio(row))
 
-    def cell(*way: Any) -> str:
+    def cell(*way):
         return f"{mean(found[way]):.2f}" if way in found else "-"
 
     columns = list(itertools.product((False, True), (False, True)))

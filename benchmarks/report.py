@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-from benchmarks import calls, common, models
+from benchmarks import calls, models
 from benchmarks.common import (
     ATEN,
     COPY,
@@ -26,7 +26,9 @@ from benchmarks.common import (
     Named,
     count,
     load,
+    mean,
     sentence,
+    table,
     times,
 )
 from benchmarks.rows import PEERS, PLAIN, Result
@@ -50,17 +52,15 @@ BY_BANDWIDTH = 4.6 / 3.0
 """How many times as fast as an H100 an H200 copies."""
 
 
-def results(name: str) -> Path:
-    """The file of a command's results."""
-    return RESULTS / f"{name}.json"
+def results(name: str) -> Named:
+    """What a command has written; nothing where there is no file."""
+    path = RESULTS / f"{name}.json"
+    return load(path) if path.exists() else {"conditions": {}, "rows": []}
 
 
-def measured(path: Path) -> tuple[Named, list[Result]]:
-    """Conditions and rows of a file; none where there is no file."""
-    if not path.exists():
-        return {}, []
-    data = load(path)
-    return data["conditions"], [row for row in map(Result.of, data["rows"]) if row is not None]
+def measured(data: Named) -> tuple[Named, list[Result]]:
+    """Conditions and rows that the table has."""
+    return data["conditions"], list(filter(None, map(Result.of, data["rows"])))
 
 
 def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
@@ -74,11 +74,11 @@ def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str
     chosen = [kind for kind in (kinds or ratios) if any(len(r) > 1 for r in ratios[kind].values())]
     peers = [peer for peer in PEERS if any(len(ratios[kind][peer]) > 1 for kind in chosen)]
 
-    def cell(found: list[float]) -> str:
-        return f"{times(common.mean(found))} ({len(found)})" if len(found) > 1 else ""
+    def cell(found):
+        return f"{times(mean(found))} ({len(found)})" if len(found) > 1 else ""
 
     lines = [(kind, *(cell(ratios[kind][peer]) for peer in peers)) for kind in chosen]
-    return common.table(("pooling alone, eager", *peers), lines)
+    return table(("pooling alone, eager", *peers), lines)
 
 
 def behind(rows: Sequence[Result]) -> str:
@@ -119,7 +119,7 @@ def rows_of(rows: Sequence[Result], group: str) -> str:
         cells = [found[way].compared(peer) if way in found else "" for way, peer in columns]
         lines.append((pool, duration(first.seconds[OURS].median), copy, *cells))
     heads = (way if peer == ATEN else f"{way}: {peer}" for way, peer in columns)
-    return common.table(["pool", "ours", "of copy", *heads], lines)
+    return table(["pool", "ours", "of copy", *heads], lines)
 
 
 def duration(seconds: float) -> str:
@@ -131,7 +131,7 @@ def pages() -> dict[str, str]:
     (known, rows), (beside_known, beside) = map(measured, map(results, ("cpu", "gpu_beside")))
     groups = []
     unshown = rows
-    of_calls = load(results("calls"))
+    of_calls = results("calls")
     for group, meaning in SHOWN.items():
         groups.append(f"### {group}: {meaning}\n\n{rows_of(unshown, group)}")
         unshown = [one for one in unshown if group not in one.row.groups]
@@ -143,13 +143,13 @@ def pages() -> dict[str, str]:
         threads=count(known["threads"], "thread"),
         means=means(rows),
         groups="\n\n".join(groups),
-        **of_gpu(load(results("gpu_rows"))),
+        **of_gpu(results("gpu_rows")),
         beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
         beside_where=sentence(beside_known),
         calls=calls.markdown(of_calls),
         calls_least=calls.least(of_calls),
         calls_behind=calls.behind(of_calls),
-        calls_avx2=calls.markdown(load(results("calls_avx2"))),
+        calls_avx2=calls.markdown(results("calls_avx2")),
     )
     templates = {page: Path(__file__).with_name(name) for name, page in PAGES.items()}
     return {
@@ -199,30 +199,30 @@ def gpu_problems(rows: Named) -> str:
             cells += [f"{each:.1f}x ({each / BY_BANDWIDTH:.2f}x)" for each in ratios]
             lines.append((problem, *cells))
     head = "KernelBench's problem|ms|of copy|ATen|published ATen|torch.compile"
-    return common.table(head.split("|"), lines)
+    return table(head.split("|"), lines)
 
 
 def gpu_calls(measured: Sequence[Named]) -> str:
     """Means of the calls of public models; of those that no GPU has measured T alone."""
     found = defaultdict(lambda: ([], []))
-    for place, listed in enumerate((measured, load(results("expected"))["rows"])):
+    for place, listed in enumerate((measured, results("expected")["rows"])):
         for row in listed:
             if "models" in row["groups"]:
                 found[re.split(r" \d", row["name"])[0]][place].append(row["seconds"])
 
-    def ratios(rows: list[Named], of: str, to: str) -> list[float]:
+    def ratios(rows, of, to):
         return [row[of] / row[to] for row in rows if row.keys() >= {of, to}]
 
     lines = []
     for kind, (known, foreseen) in sorted(found.items()):
         atens = ratios(known, ATEN, OURS)
-        mean = f"{common.mean(atens):.2f}x" if atens else ""
+        of_aten = f"{mean(atens):.2f}x" if atens else ""
         others = ratios(known, HOST, HOST_OF_ATEN), ratios(foreseen, T_OF_INDUCTOR, OURS)
         cells = (calls.extremes(each, min) for each in (ratios(known, COPY, OURS), *others))
-        lines.append((kind, len(known), mean, sum(each < 1 for each in atens), *cells))
+        lines.append((kind, len(known), of_aten, sum(each < 1 for each in atens), *cells))
     heads = ["calls of public models, batch 32", "rows", "ATen, mean", "slower than ATen"]
     heads += ["of copy: mean / least", "host over ATen's: mean / least"]
-    return common.table([*heads, "Inductor's T over ours: mean / least"], lines)
+    return table([*heads, "Inductor's T over ours: mean / least"], lines)
 
 
 def gpu_networks(rows: Iterable[Named]) -> str:
@@ -235,7 +235,7 @@ def gpu_networks(rows: Iterable[Named]) -> str:
         cells = *speeds, f"{models.ratio(row):.3f}", *peaks
         lines.append((f"{row['model']} {way} {layout}", *cells))
     head = "training step, bfloat16 autocast|images/s|converted|ratio|peak MiB|converted"
-    return common.table(head.split("|"), lines)
+    return table(head.split("|"), lines)
 
 
 WINDOW = re.compile(r"([a-z ]+) 32x64x112x112 window (\d/\d)(?: pad \d)?(?: (\w+\d))? (\w+)")
@@ -250,19 +250,19 @@ def gpu_windows(rows: Named) -> str:
             found[", ".join(what)][part[2]] = f"{seconds[COPY] / seconds[OURS]:.2f}"
     sizes = sorted(set(itertools.chain.from_iterable(found.values())))
     lines = [(name, *(cells.get(size, "") for size in sizes)) for name, cells in found.items()]
-    return common.table(["of copy, 32x64x112x112", *sizes], sorted(lines))
+    return table(["of copy, 32x64x112x112", *sizes], sorted(lines))
 
 
 def networks() -> str:
-    return models.markdown(load(results("models")))
+    return models.markdown(results("models"))
 
 
-def with_models(text: str, table: str) -> str:
-    """``text`` with ``table`` between its marks."""
+def with_models(text: str, networks: str) -> str:
+    """``text`` with ``networks`` between its marks."""
     marked = re.compile(r"(?<=<!-- models -->\n).*?(?=<!-- /models -->)", flags=re.DOTALL)
     if len(marked.findall(text)) != 1:
         raise ValueError("the README must have <!-- models --> and <!-- /models --> once")
-    return marked.sub(lambda _: f"{table}\n", text)
+    return marked.sub(lambda _: f"{networks}\n", text)
 
 
 def main(arguments: Sequence[str]) -> int:

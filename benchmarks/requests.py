@@ -1,7 +1,7 @@
 """Calls of the Triton backend, by rows of rows.txt: what `make gpu` times, checks and compiles."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +10,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.common import Sizes, Workload, parsed, select
+from benchmarks.common import Sizes, Workload, parsed, select, several
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends import triton as backend
-from torch_dmlpool.tensors import in_format
+from torch_dmlpool.tensors import Tensors, in_format
 from torch_dmlpool.timing import Call
+from torch_dmlpool.window import Arguments
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,17 @@ class Request:
         return f"{self.operator}{self.row.pool.removeprefix(self.row.family)} {self.row.layout}"
 
     @functools.cached_property
-    def by(self) -> Any:
+    def by(self):
         return self.row.outputs or self.row.geometry
 
     @property
     def sizes(self) -> Sizes:
         return self.row.output_sizes if "grad" in self.operator else self.row.sizes
 
-    def call(self, served: Any, *read: Tensor) -> Any:
+    def call(self, served, *read: Tensor):
         return OPERATORS[self.operator](served, self, *read)
 
-    def prepared(self, device: str = "meta") -> tuple[tuple[Tensor, ...], Call]:
+    def prepared(self, device: str = "meta") -> tuple[Tensors, Call]:
         """What is read, and the call of the backend, which returns what is written."""
         read = [self.row.random(self.sizes, device)]
         if self.operator == "max grad":
@@ -52,7 +53,7 @@ class Request:
             read.append(in_format(kept.bool(), self.row.channels_last))
         return tuple(read), functools.partial(self.call, backend.BACKEND, *read)
 
-    def whole_numbers(self) -> tuple[Tensor, ...]:
+    def whole_numbers(self) -> Tensors:
         """What is read, on the CPU: small whole numbers with many ties, NaN in maxima, and winners
         of such. Sums of them are exact, so that averages may differ by the last rounding alone."""
         sizes, dtype = self.sizes, self.row.torch_dtype
@@ -69,20 +70,20 @@ class Request:
         return read, taps.call(reference.BACKEND, *taps.whole_numbers())[1]
 
 
-def _unpooled(on: Any, of: Request, x: Tensor) -> Any:
+def _unpooled(on, of, x):
     return on.scatter_positions(*_winners(on, of, x), of.row.sizes[2:], False, False)
 
 
-def _winners(on: Any, of: Request, x: Tensor) -> Any:
+def _winners(on, of, x):
     return on.max_pooling_with_indices(x, of.by, torch.int64, True)
 
 
-def _sets(on: Any, _: Request, x: Tensor) -> Any:
+def _sets(on, _, x):
     rows, ends = x.flatten(0, 2), torch.tensor([0, 1, 1, 90, 240], device=x.device)
     return on.segment_sums(rows, ends, None, True), *on.segment_maxima(rows, ends, None, False)
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS = {
     "max": lambda on, of, x, *mask: on.max_pooling(x, of.by, *mask),
     "indices": _winners,
     "unpool": _unpooled,
@@ -152,7 +153,7 @@ def checked(types: bool = True) -> list[Request]:
 
 
 @contextmanager
-def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
+def launches() -> Iterator[list[tuple[Any, Arguments]]]:
     """Inside, what the backend would launch on an H200 is listed, with its operands, not run."""
     found = []
     with (
@@ -162,7 +163,7 @@ def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
         yield found
 
 
-def kernels_of(asked: Iterable[Request]) -> list[tuple[Any, ...]]:
+def kernels_of(asked: Iterable[Request]) -> list[Arguments]:
     """The kernels that are launched, each once, with names of data types: what compiles it has no
     PyTorch."""
     with launches() as launched:
@@ -176,13 +177,9 @@ def kernels_of(asked: Iterable[Request]) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(found))
 
 
-def compare(expected: Any, found: Any) -> None:
+def compare(expected, found):
     """Raise an AssertionError that says what differs, if anything; averages may differ by two units
     in the last place."""
-    for wanted, got in zip(listed(expected), listed(found), strict=True):
+    for wanted, got in zip(several(expected), several(found), strict=True):
         allowed = 2 * torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0.0
         torch.testing.assert_close(got.cpu(), wanted, rtol=allowed, atol=0.0, equal_nan=True)
-
-
-def listed(results: Any) -> tuple[Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)

@@ -8,11 +8,11 @@ import ctypes
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -30,16 +30,16 @@ from benchmarks.common import (
     Calls,
     Disagreement,
     Named,
-    Sizes,
     Workload,
     compiled,
     conditions,
     in_turn,
     rotating,
     select,
+    several,
     times,
 )
-from torch_dmlpool.tensors import in_format
+from torch_dmlpool.tensors import TensorFunction, Tensors, in_format
 from torch_dmlpool.timing import Call, Times
 
 PLAIN, ONNX_RUNTIME, CUDNN = "without a mask", "ONNX Runtime", "cuDNN"
@@ -47,7 +47,7 @@ COMPILED = INDUCTOR, LOWERED, CALLED = "torch.compile", "ours, compiled", "ours,
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
-Pool = Callable[[Tensor], Any]
+Pool = TensorFunction
 
 
 class Absent(Exception):  # noqa: N818 - a peer that takes no part, and why
@@ -64,9 +64,9 @@ class Problem:
     mask: Tensor | None
 
 
-def problem(row: Workload, device: str, seed: int = 0) -> Problem:
-    """Fresh tensors for a row; the same seed gives the same ones."""
-    generator = torch.Generator(device).manual_seed(seed)
+def problem(row: Workload, device: str) -> Problem:
+    """Fresh tensors for a row, always the same ones."""
+    generator = torch.Generator(device).manual_seed(0)
     needed = math.prod(row.sizes) * row.torch_dtype.itemsize
     number = 1 if "overhead" in row.groups else max(1, min(3, 2**30 // needed))
     inputs = [row.random(row.sizes, device, generator) for _ in range(number)]
@@ -75,8 +75,10 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
         with warnings.catch_warnings():  # these types are deprecated, and measured while they exist
             warnings.simplefilter("ignore", UserWarning)
             pack = torch._make_per_tensor_quantized_tensor
-            packed = [pack(input, SCALE, ZERO_POINTS[row.dtype]) for input in inputs]
-        inputs = [in_format(each, row.channels_last) for each in packed]
+            inputs = [
+                in_format(pack(input, SCALE, ZERO_POINTS[row.dtype]), row.channels_last)
+                for input in inputs
+            ]
     mask = None
     if row.mask:
         mask = torch.rand(row.mask_sizes, generator=generator, device=device) < 0.5
@@ -127,7 +129,7 @@ def bound(pool: Pool, problem: Problem) -> list[Call]:
     return [partial(pool, input) for input in leaves]
 
 
-def _copies(problem: Problem) -> list[Call]:
+def _copies(problem):
     """Copies that move as many bytes, to memory that is there already."""
     elements = problem.row.bytes_moved // 8
     sources = [input.new_ones(elements, dtype=torch.float32) for input in problem.inputs]
@@ -135,22 +137,20 @@ def _copies(problem: Problem) -> list[Call]:
     return [partial(destination.copy_, source) for source in sources]
 
 
-def _plain(problem: Problem) -> list[Call]:
+def _plain(problem):
     if problem.mask is None:
         raise Absent("in rows with a mask alone")
     return bound(ours(replace(problem, mask=None)), problem)
 
 
-def _compiled(
-    pool_of: Callable[[Problem], Pool], problem: Problem, lowers: bool = True
-) -> list[Call]:
+def _compiled(pool_of, problem, lowers=True):
     """Static shapes and one graph per row: the best that Inductor makes of a pool. It is compiled
     at its first call."""
     dmlpool.inductor.lower(lowers)
     return bound(compiled(pool_of(problem), fullgraph=True), problem)
 
 
-def _onnx_runtime(problem: Problem) -> list[Call]:
+def _onnx_runtime(problem):
     """A session on a one-node model, its input bound beforehand."""
     row = problem.row
     if row.mode in ("training", "recorded") or row.mask:
@@ -188,7 +188,7 @@ def onnx_model(row: Workload) -> bytes:
     """The row's operator: ONNX's own, or ONNX Runtime's QLinearAveragePool."""
     kind = {"float32": "float", "float64": "double"}.get(row.dtype, row.dtype)
 
-    def tensor(name: str, kind: str, sizes: Sizes) -> str:
+    def tensor(name, kind, sizes):
         ordered = (sizes[0], *sizes[2:], sizes[1]) if row.channels_last else sizes
         return f"{kind}{list(ordered)} {name}"
 
@@ -214,7 +214,7 @@ def onnx_model(row: Workload) -> bytes:
     return importlib.import_module("onnx.parser").parse_model(text).SerializeToString()
 
 
-def _cudnn(problem: Problem) -> list[Call]:
+def _cudnn(problem):
     """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
     it. Modes: maxima 0, averages that count padding 1, others 2; NaN is passed on (1). It pools two
     or three axes."""
@@ -229,19 +229,19 @@ def _cudnn(problem: Problem) -> list[Call]:
     except (ImportError, OSError) as reason:
         raise Absent(f"not installed: {reason}") from None
 
-    def call(name: str, *arguments: Any) -> None:
+    def call(name, *arguments):
         if code := getattr(library, name)(*arguments):
             raise RuntimeError(f"{name} returns {code}")
 
-    def new(name: str) -> ctypes.c_void_p:
+    def new(name):
         pointer = ctypes.c_void_p()
         call(name, ctypes.byref(pointer))
         return pointer
 
-    def array(numbers: Sequence[int]) -> Any:
+    def array(numbers):
         return (ctypes.c_int * len(numbers))(*numbers)
 
-    def described(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    def described(tensor):
         tensor = tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
         about = new("cudnnCreateTensorDescriptor")
         kind = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}[tensor.dtype]
@@ -261,17 +261,17 @@ def _cudnn(problem: Problem) -> list[Call]:
     output = torch.empty_like(aten(problem)(problem.inputs[0]))
     target = described(output)
 
-    def run(_: Tensor, source: tuple[Any, ...]) -> Tensor:
+    def run(_, source):
         call("cudnnPoolingForward", handle, window, one, *source, zero, *target)
         return output
 
     return [partial(run, input, described(input)) for input in problem.inputs]
 
 
-def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
+def _filter(library, dilated):
     """The maximum filter of a library, which writes each plane to memory that is there already."""
 
-    def calls(problem: Problem) -> list[Call]:
+    def calls(problem):
         if "filters" not in problem.row.groups:
             raise Absent("in the group filters alone")
         try:
@@ -280,7 +280,7 @@ def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem],
             raise Absent(f"not installed: {reason}") from None
         box, output = torch.ones(problem.row.window).byte(), torch.empty_like(problem.inputs[0])
 
-        def run(input: Tensor) -> Tensor:
+        def run(input):
             for plane, written in zip(input.flatten(0, 1), output.flatten(0, 1), strict=True):
                 dilated(known, plane, box, written)
             return output
@@ -290,7 +290,7 @@ def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem],
     return calls
 
 
-PEERS: dict[str, Callable[[Problem], list[Call]]] = {
+PEERS = {
     ATEN: lambda problem: bound(aten(problem), problem),
     OURS: lambda problem: bound(ours(problem), problem),
     COPY: _copies,
@@ -317,17 +317,17 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
 UNCOMPARED = COPY, PLAIN
 
 
-def results(row: Workload, returned: Any) -> tuple[Tensor, ...]:
+def results(row: Workload, returned) -> Tensors:
     """What a contestant returned, as tensors without scales."""
     if hasattr(returned, "copy_outputs_to_cpu"):  # of ONNX Runtime, whose indices count over all
         values, *indices = (torch.tensor(array) for array in returned.copy_outputs_to_cpu())
         values = values.movedim(-1, 1) if row.channels_last else values
         returned = (values, *(index % math.prod(row.sizes[2:]) for index in indices))
-    listed = returned if isinstance(returned, tuple) else (returned,)
-    return tuple((one.int_repr() if one.is_quantized else one).detach() for one in listed)
+    found = several(returned)
+    return tuple((one.int_repr() if one.is_quantized else one).detach() for one in found)
 
 
-def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]):
     """Maxima, indices and quantized averages exactly; other averages and gradients within a few
     roundings: sums are grouped and rounded in different places."""
     for part, (wanted, got) in enumerate(zip(expected, found, strict=True)):
@@ -343,9 +343,7 @@ def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]) 
             raise Disagreement(f"{what} differ by up to {error:.3g}")
 
 
-def contestants(
-    problem: Problem, names: Sequence[str] = tuple(PEERS)
-) -> tuple[Calls, dict[str, str]]:
+def contestants(problem: Problem, names: Sequence[str]) -> tuple[Calls, dict[str, str]]:
     """Everybody's calls, tried once and compared; and who takes no part, and why.
 
     Raises:
@@ -434,7 +432,8 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(options.threads)
     names = [name for name in PEERS if options.compile or name not in COMPILED]
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
-    packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     how = names, options.device, options.row_seconds
     tasks = [(row.name, partial(measure, row, *how)) for row in select(options.words or "all")]
-    return common.run(options, tasks, conditions(options.device, packages))[1]
+    return common.run(
+        options, tasks, conditions(options.device, {"onnxruntime"} if ONNX_RUNTIME in names else ())
+    )[1]

@@ -2,11 +2,8 @@
 ``python -m benchmarks calls tokens``."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from benchmarks.common import ATEN, OURS, Calls, Disagreement
@@ -53,7 +50,7 @@ def calls(pool: str, mode: str, device: str = "cpu") -> Calls:
             OURS: lambda x: dmlpool.segment_pooling(x, ends),
         }
 
-    def call(formula: Callable[[Tensor], Tensor]) -> Any:
+    def call(formula):
         result = formula(x)
         return torch.autograd.grad(result, x, gradient)[0] if x.requires_grad else result
 

@@ -83,7 +83,7 @@ def test_rows_are_measured_and_shown(tmp_path, capsys):
     )
     names = [row.name for row in rows.select("max 1x1x4x4 window 2/2")]
     assert all(name in capsys.readouterr().out for name in names[:1])
-    known, results = report.measured(path)
+    known, results = report.measured(common.load(path))
     assert [result.row.name for result in results] == names
     assert known["threads"] == 1
     for result in results:
