@@ -60,8 +60,7 @@ def _missing_translations(operator: Any) -> TypeError:
     """The error that says what ``torch.onnx.export`` needs for an operator that stays in the
     program.
     """
-    table = "custom_translation_table=torch_dmlpool.onnx.translations()"
     return TypeError(
-        f"torch.onnx.export needs {table} for {operator.name}: PyTorch's own translations write no "
-        "such pool"
+        "torch.onnx.export needs custom_translation_table=torch_dmlpool.onnx.translations() for "
+        f"{operator.name}: PyTorch's own translations write no such pool"
     )

@@ -107,7 +107,7 @@ def requantized(
         return torch.full((1,), parameter or 0, dtype=dtype, device=sums.device)
 
     types = torch.float64, sums.dtype, torch.float64, torch.float64
-    vectors = [tensor(*pair) for pair in zip(parameters, types, strict=True)]
+    vectors = map(tensor, parameters, types)
     scale, zero, step, output_zero = (each.view(1, -1, *(1 for _ in sizes)) for each in vectors)
     # Integers, as a float64 would round divisors above 2^53.
     like = torch.empty((), dtype=torch.int64, device=sums.device)

@@ -196,8 +196,9 @@ def convert(
     # The model's first tensor says which device it is on.
     tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
     missing = missing_kernels("cpu" if tensor is None else tensor.device.type)
-    said = _functions_called(named), missing, busy, unmeasured
-    report = Conversion(model, {}, left, {}, {}, *said)
+    report = Conversion(
+        model, {}, left, {}, {}, _functions_called(named), missing, busy, unmeasured
+    )
     for module, counterpart in chosen.items():
         names = named[module]
         if module in times:

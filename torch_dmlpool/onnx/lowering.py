@@ -129,8 +129,8 @@ class InputWindow:
                 [1 if done else entry for done, entry in zip(reduced, each, strict=True)]
                 for each in lists
             )
-        names = ("window_size", "strides", "dilations")
-        windows, steps, gaps = map(_numbers, names, (window_size, strides, dilations))
+        windows = _numbers("window_size", window_size)
+        steps, gaps = _numbers("strides", strides), _numbers("dilations", dilations)
         # Only padding may be computed in the graph, as that of "same" is: then a Pad node pads.
         self.start, self.after = starts, ends
         self.is_computed = not all(isinstance(pad, int) for pad in (*starts, *ends))

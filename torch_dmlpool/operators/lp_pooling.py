@@ -145,7 +145,7 @@ def _by(pool: TensorFunction, input: Tensor, p: float) -> Tensor:
     # not 0 · ∞.
     zero = pooled == 0 if p != 1 and (records_gradient(input) or not is_plain(input)) else None
     sums = pooled if zero is None else torch.where(zero, 1, pooled)
-    roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
+    roots = sums.sqrt() if p == 2 else sums.pow(1 / p)
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 

@@ -161,8 +161,7 @@ def pooled_integers(
     on_device = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
     rest = window, include_padding, output_dtype
     if is_plain(input, *on_device):
-        if on_device:
-            _check_tensors(parameters)
+        _check_tensors(parameters)
         return quantized_linear_average_pooling_op.backend_function(input)(
             input, *parameters, *rest
         )

@@ -15,7 +15,7 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.dispatching import is_readable
-from torch_dmlpool.operators.max_pooling import POOL
+from torch_dmlpool.operators.max_pooling import POOL, with_values
 from torch_dmlpool.operators.quantized_linear_average_pooling import (
     check_output_type,
     check_range,
@@ -203,9 +203,7 @@ def of_integers(input: Tensor, pool: TensorFunction) -> Any:
     """
     pooled = pool(_integers(input, check_quantized(input)[input.dtype]))
     quantization = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
-    if isinstance(pooled, Tensor):
-        return _packed(pooled, *quantization)
-    return _packed(pooled[0], *quantization), pooled[1]
+    return with_values(lambda values: _packed(values, *quantization), pooled)
 
 
 def zero_point_of(input: Tensor) -> int | Tensor:
