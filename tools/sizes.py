@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 79_650,
+    "torch_dmlpool/**/*.py": 77_790,
     "kernels/cpu/*.[ch]*": 61_200,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_600,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 27_600,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 26_390,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

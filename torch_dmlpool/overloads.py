@@ -10,7 +10,7 @@ from typing import Literal, Protocol, overload
 import torch
 from torch import Tensor
 
-from torch_dmlpool import keywords
+from torch_dmlpool.keywords import with_directml_names, with_pytorch_names
 from torch_dmlpool.tensors import Mask, Pair
 from torch_dmlpool.window import Function, Integers, OutputSize, Padding, Stride
 
@@ -129,8 +129,8 @@ class PytorchAdaptivePool(Protocol):
     ) -> Pair: ...
 
 
-pooling: Callable[[Function], Pooling] = keywords.with_directml_names
-adaptive_pooling: Callable[[Function], AdaptivePooling] = keywords.with_directml_names
-pool: Callable[[Function], PytorchPool] = keywords.with_pytorch_names
-adaptive_pool: Callable[[Function], PytorchAdaptivePool] = keywords.with_pytorch_names
+pooling: Callable[[Function], Pooling] = with_directml_names
+adaptive_pooling: Callable[[Function], AdaptivePooling] = with_directml_names
+pool: Callable[[Function], PytorchPool] = with_pytorch_names
+adaptive_pool: Callable[[Function], PytorchAdaptivePool] = with_pytorch_names
 """Decorators that give a function such a type, and do what those of keywords.py do."""

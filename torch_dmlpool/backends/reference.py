@@ -5,8 +5,8 @@ The same functions decompose exported programs into ATen's operators, so batch a
 be symbolic. A position is an index into the flattened plane. Negative positions mean no element.
 """
 
-import math
 from collections.abc import Iterator
+from math import nan, prod
 
 import torch
 from torch import Tensor
@@ -152,7 +152,7 @@ def _ordered(source: Tensor) -> Tensor:
     if not source.dtype.is_floating_point:
         return reference_segments.ordered(source)
     wide = widened(source)
-    bits = torch.where(wide.isnan(), math.nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
+    bits = torch.where(wide.isnan(), nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
@@ -161,7 +161,7 @@ def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     for a window of padding alone.
     """
     sizes, ordered = input.shape[2:], _ordered(input)
-    positions = ascending(math.prod(sizes), input).view(sizes).expand(input.shape)
+    positions = ascending(prod(sizes), input).view(sizes).expand(input.shape)
     _, found = reductions.pooled((ordered, positions), windows, first_maximum(ordered.dtype))
     return found.where(found != NOWHERE, -1)
 
@@ -179,11 +179,11 @@ def _scattered(source: Tensor, positions: Tensor, sizes: Sizes) -> Tensor:
     """
     wide, batch = widened(signed(source)).flatten(), source.shape[:2]
     # Elements without a position are added to one more element of each plane, which is cut off.
-    plane = math.prod(sizes) + 1
+    plane = prod(sizes) + 1
     within = positions.flatten(2).to(torch.int64)
-    first = ascending(math.prod(batch), within).view(*batch, 1) * plane
+    first = ascending(prod(batch), within).view(*batch, 1) * plane
     places = (first + within.where(within >= 0, plane - 1)).flatten()
-    total = reductions.added(wide.new_zeros(math.prod(batch) * plane), places, wide)
+    total = reductions.added(wide.new_zeros(prod(batch) * plane), places, wide)
     total = total.view(*batch, plane)[..., :-1].unflatten(-1, tuple(sizes))
     return total.view(source.dtype) if source.dtype in SIGNED_FOR else total.to(source.dtype)
 
@@ -287,7 +287,7 @@ def _inside(positions: Tensor, plane: int) -> Tensor:
 
 def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions with -1 for those outside the plane, and for all but the last of equal ones."""
-    plane = math.prod(spatial_sizes)
+    plane = prod(spatial_sizes)
     flat = _inside(positions, plane).flatten(2)
     places, order = flat.where(flat >= 0, plane), ascending(flat.shape[-1], flat).expand(flat.shape)
     last = flat.new_full((*flat.shape[:2], plane + 1), -1).scatter_reduce(-1, places, order, "amax")
@@ -299,9 +299,7 @@ def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Te
     """The element at each position, 0 where there is none. ``bins`` is unused: its gradient reads
     it.
     """
-    return laid_out_like(
-        _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
-    )
+    return laid_out_like(_elements(input, _inside(positions, prod(input.shape[2:])), 0), positions)
 
 
 def scatter_positions(
@@ -314,7 +312,7 @@ def scatter_positions(
     """Zeros with each element at its position. With ``bins`` positions may be equal: their elements
     are added.
     """
-    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
+    total = _scattered(input, _inside(positions, prod(spatial_sizes)), spatial_sizes)
     return laid_out(total, channels_last)
 
 

@@ -1,7 +1,7 @@
 """What each operator is written as: AveragePool, LpPool, MaxPool, or exact arithmetic."""
 
 import itertools
-import math
+from math import inf, nan, prod
 from typing import Any
 
 from torch_dmlpool.onnx.lowering import (
@@ -76,9 +76,9 @@ def _averages(
 def lp_pooling(emit: Emitter, input: Any, window: Asked, p: float) -> Any:
     op, is_dynamic_plane = emit.op, _is_dynamic_plane(input, window)
     wide, dtype = emit.widened(input)
-    if p == math.inf and is_dynamic_plane:
+    if p == inf and is_dynamic_plane:
         norms = op.GlobalMaxPool(op.Abs(wide))
-    elif p == math.inf:
+    elif p == inf:
         greatest, _ = InputWindow(emit, input, window).run("MaxPool", op.Abs(wide), 0.0, dtype)
         # A runtime may give its lowest number for an empty window.
         norms = op.Max(greatest, emit.constant(0.0, dtype))
@@ -208,7 +208,7 @@ def _whole_maxima(emit: Emitter, input: Any) -> Pair:
     """Maxima of whole planes, and their indices into the whole tensor."""
     op, ones = emit.op, list(range(2, len(input.shape)))
     values, positions = _greatest(emit, input, lambda planes: op.Reshape(planes, [0, 0, -1]))
-    indices = positions + _first_indices(emit, input, math.prod(_plane_sizes(emit, input)))
+    indices = positions + _first_indices(emit, input, prod(_plane_sizes(emit, input)))
     return op.Unsqueeze(values, ones), op.Unsqueeze(indices, ones)
 
 
@@ -227,13 +227,13 @@ def _greatest(emit: Emitter, input: Any, arrange: Function) -> Pair:
         input.dtype.is_floating_point(),
     )
     if emit.exact and is_float:
-        nan = op.IsNaN(elements)
-        elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
-        is_nan = op.Cast(nan, to=emit.types.FLOAT)
+        nans = op.IsNaN(elements)
+        elements = op.Where(nans, emit.constant(-inf, dtype), elements)
+        is_nan = op.Cast(nans, to=emit.types.FLOAT)
         has_nan = emit.reduced("Max", is_nan, last) > 0.0
     values, first = emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
     if emit.exact and is_float:
-        values = op.Where(has_nan, emit.constant(math.nan, dtype), values)
+        values = op.Where(has_nan, emit.constant(nan, dtype), values)
         first = op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), first)
     return emit.cast(values, dtype, input.dtype), first
 
@@ -268,14 +268,14 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> Pai
     pool = InputWindow(emit, input, window)
     op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices or pool.may_be_empty)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
-    lowest = -math.inf if is_float else int(input.dtype.min)
+    lowest = -inf if is_float else int(input.dtype.min)
     # The -inf of a Pad node must not win over an element. Integers are above it, floats may be
     # equal to it.
     if is_float and (emit.exact or (with_indices and pool.is_padded)):
         values, indices = _exact_maxima(emit, tensor, dtype, pool)
     else:
         values, indices = pool.run(
-            "MaxPool", tensor, -math.inf if dtype.is_floating_point() else lowest, dtype
+            "MaxPool", tensor, -inf if dtype.is_floating_point() else lowest, dtype
         )
     empty = pool.empty_windows()
     if empty is not None:
@@ -295,18 +295,18 @@ def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: InputWindow) -> 
     the runtime does.
     """
     op, float32 = emit.op, emit.types.FLOAT
-    lowest = emit.constant(-math.inf, dtype)
+    lowest = emit.constant(-inf, dtype)
 
     def mask(condition: Any) -> Pair:
         pooled, indices = pool.run("MaxPool", op.Cast(condition, to=float32), 0.0, float32)
         return pooled > 0.0, indices
 
-    nan = op.IsNaN(tensor)
-    values, indices = pool.run("MaxPool", op.Where(nan, lowest, tensor), -math.inf, dtype)
+    nans = op.IsNaN(tensor)
+    values, indices = pool.run("MaxPool", op.Where(nans, lowest, tensor), -inf, dtype)
     has_number, _ = mask(op.Greater(tensor, lowest))
-    has_nan, first_nan = mask(nan)
-    _, first = mask(op.Equal(nan, nan))
-    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.Where(has_number, values, lowest))
+    has_nan, first_nan = mask(nans)
+    _, first = mask(op.Equal(nans, nans))
+    values = op.Where(has_nan, emit.constant(nan, dtype), op.Where(has_number, values, lowest))
     return values, op.Where(has_nan, first_nan, op.Where(has_number, indices, first))
 
 
@@ -337,7 +337,7 @@ def max_pooling_with_indices(
 ) -> Pair:
     op, (values, indices) = emit.op, _maxima(emit, input, window, True)
     if per_plane:
-        indices = op.Where(indices < 0, indices, indices % math.prod(_plane_sizes(emit, input)))
+        indices = op.Where(indices < 0, indices, indices % prod(_plane_sizes(emit, input)))
     is_cast = index_dtype != emit.types.INT64
     return values, op.Cast(indices, to=index_dtype) if is_cast else op.Identity(indices)
 
@@ -391,7 +391,7 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Entries) -> Pa
     values, first = _greatest(emit, input, lambda tensor: _gathered(emit, tensor, bins))
     starts = list(itertools.accumulate(map(len, bins[:-1]), initial=0))
     chosen = op.Gather(emit.constant(list(itertools.chain(*bins)), types.INT64), first + starts)
-    narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
+    narrow = types.INT32 if prod(spatial_sizes(input)) < 2**31 else types.INT64
     values, chosen = (op.Reshape(each, [0, 0, *output_sizes]) for each in (values, chosen))
     return values, emit.cast(chosen, types.INT64, narrow)
 
@@ -406,7 +406,7 @@ def max_unpooling(
     where the size of the output is given.
     """
     op = emit.op
-    plane = math.prod(output_sizes)
+    plane = prod(output_sizes)
     places = op.Reshape(emit.cast(indices, indices.dtype, emit.types.INT64), [0, 0, -1])
     if not per_plane:
         places = places - op.Unsqueeze(_first_indices(emit, input, plane), [2])

@@ -1,6 +1,6 @@
 """Lp pooling: (0, + |x|^p, ^(1/p)), composed of sums, maxima and their derivatives."""
 
-import math
+from math import inf
 from typing import Any
 
 import torch
@@ -102,11 +102,11 @@ def prepared_lp_pooling(
     """The call of norms for plain tensors that lie as ``like``."""
     if not is_dense(like):
         return None
-    dtype = like.dtype if p == math.inf else sum_type(like.dtype)
+    dtype = like.dtype if p == inf else sum_type(like.dtype)
     powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
     pool = (
         prepared_max_pooling(powers, backend, window)
-        if p == math.inf
+        if p == inf
         else prepared_average_pooling(powers, backend, window, False, 1)
     )
     return pool and (lambda input: laid_out_like(_by(pool, input, p), input))
@@ -128,14 +128,14 @@ POOL = PublicPool(check=_normed_windows, compute=norms, prepare=prepared_lp_pool
 
 def _norms(input: Tensor, window: Window, p: float, mask: Mask = None) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
-    if p == math.inf:
+    if p == inf:
         return _by(lambda powers: maxima_of(powers, mask, window), input, p)
     return _by(lambda powers: averages(powers, mask, window, False, 1), input, p)
 
 
 def _by(pool: TensorFunction, input: Tensor, p: float) -> Tensor:
     """Norms by a ``pool`` of powers ``|x|^p``: sums, or for infinity the maxima of ``|x|``."""
-    if p == math.inf:
+    if p == inf:
         # An empty window's norm is 0, as for every other p.
         return pool(input.abs()).clamp(min=0)
     # Half precision is powered, summed and rooted in float32, and rounded once.
