@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 77_790,
+    "torch_dmlpool/**/*.py": 78_000,
     "kernels/cpu/*.[ch]*": 61_200,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_600,

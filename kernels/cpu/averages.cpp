@@ -61,11 +61,9 @@ Kernels kernels_of(int64_t type) {
     });
 }
 
-// The most shares that are kept at once. Where windows divide by different numbers, the gradient
-// needs the shares of all windows before it adds them. Planes of at most CACHED_SHARES outputs are
-// a part of a thread's work, so that a second-level cache keeps their shares.
-constexpr int64_t SHARES_MOST = 1 << 21;
-constexpr int64_t CACHED_SHARES = 1 << 16;
+// Where windows divide by different numbers, the gradient needs the shares of all windows before it
+// adds them: those of small planes, or of a part of a plane, which a second-level cache keeps.
+constexpr int64_t SHARES = 1 << 16;
 
 struct AverageGradient {
     const CountedWindows &g;
@@ -101,52 +99,36 @@ struct AverageGradient {
         const Divide by(adjoint, value, element, kernels.divide);
         pool(op, by, shares, to, adjoint, strategy);
     }
-    // Writes the gradient of a part of a plane, or of whole planes from `plane` on. `q` is the
-    // problem of that part, which begins with output `begins` and with element `first` of the
-    // gradient. `shares` has room for those of its outputs.
-    void add_part(int64_t plane, const int64_t (&begins)[3], const Problem &q, int64_t first,
-                  char *shares) const {
+    // Writes the gradient of a part of a plane, or of `planes` whole planes from that on.
+    void add_part(const PlaneParts &parts, const PlanePart &part, int64_t planes) const {
         const Divide by(g, value, value, of_shares.divide);
+        const Problem q = parts.problem(planes, part.positions, part.outputs);
         const int64_t width = q.output_row();
-        const int64_t column = begins[2] * p.channels;
-        const auto divide_shares = [&](const Digits<3> &digits) {
-            const int64_t d = begins[0] + digits[1];
-            const int64_t h = begins[1] + digits[0];
-            const int64_t row = ((plane + digits[2]) * p.d().outputs + d) * p.h().outputs + h;
-            divide_row(by, row * p.output_row(), d, h, column, width,
-                       shares + (digits[2] * q.output_plane() +
-                                 (digits[1] * q.h().outputs + digits[0]) * width) *
-                                    value);
-        };
-        parallel_loops<3>({q.h().outputs, q.d().outputs, q.planes}, double(2 * width),
-                          [&] { return divide_shares; });
-        pool_shares(of_shares.sums, Windows(q), shares, 1, gradient + first * element);
+        const int64_t column = parts.outputs_along(part, 2).begin * p.channels;
+        std::vector<char> shares(planes * q.output_plane() * value);
+        Digits<3> at(0, {q.h().outputs, q.d().outputs, planes});
+        for (char *to = shares.data(); to < shares.data() + shares.size();
+             to += width * value, ++at) {
+            const int64_t d = parts.outputs_along(part, 0).begin + at[1];
+            const int64_t h = parts.outputs_along(part, 1).begin + at[0];
+            const int64_t row = ((part.plane + at[2]) * p.d().outputs + d) * p.h().outputs + h;
+            divide_row(by, row * p.output_row(), d, h, column, width, to);
+        }
+        pool_shares(
+            of_shares.sums, Windows(q), shares.data(), 1,
+            gradient + (part.plane * p.plane() + part.positions.begin * parts.slab) * element);
     }
     void run() const {
         if (g.is_uniform)
             return pool_shares(kernels.sums, g, arriving, g.divisor_of_all, gradient);
-        // The shares of small planes stay in a cache. Those of larger ones are divided in parts.
         const int64_t outputs = p.output_plane();
-        if (outputs <= CACHED_SHARES)
-            return for_parts(p.planes, CACHED_SHARES / outputs, 4. * double(outputs + p.plane()),
-                             outputs * value, [&](int64_t first, int64_t planes, char *shares) {
-                                 Problem q = p;
-                                 q.planes = planes;
-                                 add_part(first, {0, 0, 0}, q, first * p.plane(), shares);
-                             });
+        const bool is_whole = outputs <= SHARES || p.w().window == 0;
         const double size = double(p.plane()) / double(outputs);
-        const bool is_whole = outputs <= SHARES_MOST || p.w().window == 0;
-        const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES_MOST)), 2};
-        std::vector<char> shares;
-        for (int64_t number = 0; number < p.planes * parts.count; ++number) {
-            const PlanePart part = parts.of(number);
-            const Problem q = parts.problem(1, part.positions, part.outputs);
-            shares.resize(q.output_plane() * value);
-            int64_t begins[3] = {0, 0, 0};
-            begins[parts.cut] = part.outputs.begin;
-            add_part(part.plane, begins, q,
-                     part.plane * p.plane() + part.positions.begin * parts.slab, shares.data());
-        }
+        const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES)), 2};
+        const int64_t planes = std::max<int64_t>(1, SHARES / outputs);
+        for_parts(p.planes * parts.count, parts.count > 1 ? 1 : planes,
+                  4. * double(outputs + p.plane()) / double(parts.count), 0,
+                  [&](int64_t first, int64_t n, char *) { add_part(parts, parts.of(first), n); });
     }
 };
 

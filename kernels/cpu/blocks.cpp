@@ -149,18 +149,15 @@ void BlockPooling::pool_along_w(const Block &b, int64_t r, int64_t rows, const c
 
 void BlockPooling::combine_windows(const char *from, int64_t values, const Target &t,
                                    const Workspace &m) const {
-    if (is_short)
-        for (int64_t k = 0; k < t.runs; ++k)
-            op.combine_short(from + k * pitch * value, w.window, w.stride, t.outputs,
-                             t.to + k * t.pitch * value);
-    else if (channels == 1 && w.stride >= STRIDE_WITHOUT_VECTORS && !doubles_w && !is_narrow &&
-             !without(REDUCED_ALONG_W)) {
-        const Run whole = {0, w.window, 0, t.outputs, w.stride};
-        for (int64_t k = 0; k < t.runs; ++k)
-            op.reduce_windows(true, {from + k * pitch * value, 0}, 0, &whole, t.outputs, w.dilation,
-                              t.to + k * t.pitch * value);
-    } else
-        combine_taps(from, values, t, m);
+    const Run whole = {0, w.window, 0, t.outputs, w.stride};
+    if (!is_short && !reads_apart)
+        return combine_taps(from, values, t, m);
+    for (int64_t k = 0; k < t.runs; ++k) {
+        const char *const row = from + k * pitch * value;
+        char *const to = t.to + k * t.pitch * value;
+        is_short ? op.combine_short(row, w.window, w.stride, t.outputs, to)
+                 : op.reduce_windows(true, {row, 0}, 0, &whole, t.outputs, w.dilation, to);
+    }
 }
 
 void BlockPooling::combine_taps(const char *from, int64_t values, const Target &t,

@@ -80,13 +80,12 @@ struct BlockPooling {
     const int64_t tiles_w = parts_of(w.outputs, plan.outputs_w);
     // Whether windows along W are combined from windows of 1, 2, 4, ... taps.
     const bool doubles_w = is_wide(op.is_idempotent, channels, w);
-    // Whether windows of one channel along W have so few bytes that vectors of many of them are
-    // faster than the window's own, even at large strides.
-    const bool is_narrow = op.is_idempotent && w.window * value < 16 && w.stride <= 10;
     // Whether windows of one channel are those of RowOperations::combine_short.
     const bool is_short = channels == 1 && w.dilation == 1 && w.window > 1 &&
-                          (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2) &&
-                          !without(SHORT_WINDOWS);
+                          (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
+    // Whether each window of one channel reads its own values, because every fifth value of a row
+    // cannot be taken in vectors.
+    const bool reads_apart = channels == 1 && w.stride >= 5 && w.window * value >= 16 && !doubles_w;
     // The number of strides that a row of workspace has room for, and the values of such a row.
     const int64_t row_length = parts_of(w.span(plan.outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;

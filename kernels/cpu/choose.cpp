@@ -232,14 +232,16 @@ Reason boxes_cannot(const Request &r) {
 }
 Reason boxes_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
-    return is_wide(r.is_idempotent, p.channels, p.h()) || is_separate(r) ||
+    return (r.windows.kept != nullptr && costs_less_by_rows(r)) ||
+                   is_wide(r.is_idempotent, p.channels, p.h()) || is_separate(r) ||
                    (p.channels > 1 && is_wide(r.is_idempotent, p.channels, p.w()))
                ? nullptr
                : "windows are small or share little";
 }
 
 Reason rows_cannot(const Request &r) {
-    return r.windows.spacing == 1 && is_huge(r.windows.p.w())
+    return r.windows.kept != nullptr ? "a mask leaves out elements"
+           : r.windows.spacing == 1 && is_huge(r.windows.p.w())
                ? "there are bins along W, or windows reach far past it"
                : nullptr;
 }
@@ -412,10 +414,8 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
         pool_planes(op, finish, input, output, windows);
     else if (strategy == WINDOWS)
         pool_windows(op, finish, input, output, windows);
-    else if (strategy == ROWS)
-        pool_rows(op, finish, input, output, windows);
     else
-        pool_boxes(op, finish, input, output, windows);
+        pool_rows(op, finish, input, output, windows, strategy == BOXES);
 }
 
 }  // namespace dmlpool

@@ -14,7 +14,7 @@ enum Strategy : int64_t {
     AUTOMATIC,
     PLANES,     // one window over each plane: planes.cpp
     ROWS,       // rows of outputs: rows.cpp
-    BOXES,      // blocks of the input, pooled along one axis after the other: boxes.cpp
+    BOXES,      // blocks of the input, pooled along one axis after the other: rows.cpp
     WINDOWS,    // each window by itself: windows.cpp
     TURNED,     // channels of small planes that are transposed first: turned.h
     COMPARED,   // winners by WINDOWS that compare channels in vectors: maxima.cpp
@@ -70,9 +70,6 @@ constexpr int64_t TURNED_WIDTH = 16;
 // Whether an axis is wide: windows overlap so much that combining them from windows of 1, 2, 4, ...
 // taps is faster.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
-// With at least this stride each window of one channel reads its own elements, because every fifth
-// element of a row cannot be taken in vectors.
-constexpr int64_t STRIDE_WITHOUT_VECTORS = 5;
 // Whether a gradient of averages pools rows of arriving elements with zeros between them.
 bool puts_zeros_between(const Axis &axis);
 

@@ -31,6 +31,9 @@ struct Joined {
     int64_t *const ends = p.counting.end_padding;
 
     explicit Joined(const Problem &plain) : p(plain) {
+        for (Axis &axis : p.axes)
+            if (axis.window == 0 && axis.outputs == 1)  // a bin of all positions is a window
+                axis.window = axis.stride = axis.size;
         while (first < 2 && axes[first].size == 1 && axes[first].outputs == 1 &&
                axes[first].window <= 1 && axes[first].padding == 0 && ends[first] == 0)
             ++first;
@@ -81,8 +84,7 @@ struct Joined {
             return first == 2 && is_gradient;
         if (!is_gradient && joins_tiles(p))
             return true;
-        if (first < 2 || w.size > ROW_MOST || w.window == 0 || w.window >= LONG_CONVERTED ||
-            w.stride >= STRIDE_WITHOUT_VECTORS)
+        if (first < 2 || w.size > ROW_MOST || w.window == 0 || w.window >= LONG_CONVERTED)
             return false;
         return is_tiled(w) || (w.size > TURNED_WIDTH && (w.window > w.stride || !is_gradient));
     }

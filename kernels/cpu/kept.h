@@ -52,10 +52,10 @@ inline void read_rows(const Kept *kept, Row *rows, int64_t count, int64_t length
     }
 }
 
-// The operators of average_pooling and max_pooling, of what is kept if that is not null. Then sums
-// are written as they are added, and divided by the caller.
+// The operators of average_pooling, max_pooling and min_pooling, of what is kept if that is not
+// null. Then sums are written as they are added, and divided by the caller.
 void pool_averages(const Problem &p, const void *input, void *output, const Kept *kept);
-void pool_maxima(const Problem &p, const void *input, void *output, void *winners,
-                 const Kept *kept);
+void pool_maxima(const Problem &p, const void *input, void *output, void *winners, const Kept *kept,
+                 bool are_minima);
 
 }  // namespace dmlpool

@@ -18,7 +18,7 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 4;
+constexpr int64_t VERSION = 5;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 

@@ -1,4 +1,4 @@
-// Pools under a mask, where an element is not there if the mask is false, and minima.
+// Pools under a mask, where an element is not there if the mask is false.
 //
 // Strategies read what is kept (see kept.h): masked elements become 0 in sums and the lowest value
 // in maxima. Averages are pooled in parts that stay in a cache until they are divided. What the
@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "counts.h"
@@ -46,16 +45,6 @@ void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fil
         for (int64_t k = 0; k < count; ++k)
             for (int64_t at = 0; at < each; at += n)
                 copy(k * each + std::min(at, each - n), Vector<S, n>{} + S(mask[k]));
-}
-
-// Writes `share` to `count` elements, and 0 where the mask is false: a vector of n or more.
-template <int64_t n, class S>
-void spread(S share, const uint8_t *mask, int64_t count, S *to) {
-    for (int64_t at = 0; at < count; at += n) {
-        const int64_t i = std::min(at, count - n);
-        write(Vector<S, n>(load<S, n>(mask + i) != 0 ? Vector<S, n>{} + share : Vector<S, n>{}),
-              to + i);
-    }
 }
 
 // Some planes whose masks follow each other or are one, or a band of one plane.
@@ -233,45 +222,23 @@ void pool_averages(const Masked &masked, T *output) {
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    masked.each_part(
-        masked.bands_of_elements, true,
-        [&, counts = Counts{masked}, shares = std::vector<L>(),
-         sums = std::vector<L>()](const Part &part) mutable {
-            counts.find(part);
-            shares.resize(part.results());
-            counts.divide_part(part, arriving + part.output, shares.data());
-            const Problem q = sums_of(part.problem, sizeof(L) == 8);
-            T *const out = gradient + part.input;
-            if (masked.windows.are_planes() && q.channels == 1) {
-                using S = IntegerOf<T>;
-                const int64_t n = q.plane();
-                const int64_t first = part.of.positions.begin * masked.parts.slab;
-                for (int64_t k = 0; k < q.planes; ++k)
-                    (n < LANES<S> ? spread<1, S>
-                                  : spread<LANES<S>, S>)(bits_as<S>(narrow<T>(shares[k])),
-                                                         masked.mask_of(part.of.plane + k) + first,
-                                                         n, reinterpret_cast<S *>(out + k * n));
-                return;
-            }
-            if constexpr (std::is_same_v<T, L>)
-                average_pooling_grad(q, shares.data(), out);
-            else {
-                sums.resize(part.elements());
-                average_pooling_grad(q, shares.data(), sums.data());
-                divide<T>(sums.data(), part.elements(), 1, nullptr, out);
-            }
-            masked.kept(part, out).read(out, part.elements(), out);
-        });
-}
-
-// Copies elements in the opposite order: their bits `inverted`, but 0 for a `zero`.
-template <class S>
-void invert(const S *from, int64_t count, S inverted, S zero, S *to) {
-    VECTORIZE
-    for (int64_t i = 0; i < count; ++i) {
-        const S element = from[i] ^ inverted;
-        to[i] = element == zero ? 0 : element;
-    }
+    masked.each_part(masked.bands_of_elements, true,
+                     [&, counts = Counts{masked}, shares = std::vector<L>(),
+                      sums = std::vector<L>()](const Part &part) mutable {
+                         counts.find(part);
+                         shares.resize(part.results());
+                         counts.divide_part(part, arriving + part.output, shares.data());
+                         const Problem q = sums_of(part.problem, sizeof(L) == 8);
+                         T *const out = gradient + part.input;
+                         if constexpr (std::is_same_v<T, L>)
+                             average_pooling_grad(q, shares.data(), out);
+                         else {
+                             sums.resize(part.elements());
+                             average_pooling_grad(q, shares.data(), sums.data());
+                             divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+                         }
+                         masked.kept(part, out).read(out, part.elements(), out);
+                     });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
@@ -328,37 +295,14 @@ struct FirstKept {
     }
 };
 
-// Maxima of what is kept.
-template <class S>
-void pool_masked(const Kept &kept, void *output, void *winners) {
-    pool_maxima(kept.p, kept.tensor, output, winners, &kept);
+// Maxima or minima of what is kept.
+void pool_kept(const Kept &kept, void *output, void *winners, bool are_minima) {
+    pool_maxima(kept.p, kept.tensor, output, winners, &kept, are_minima);
     if (winners != nullptr)
-        FirstKept<S>{kept, static_cast<const S *>(output), winners}.find();
-}
-
-// Minima of numbers: the opposites of the maxima of opposites.
-void pool_minima(const Masked &all, void *output, void *winners) {
-    const Problem &p = all.p;
-    const bool are_floats = type_of(p).infinity != 0;
-    use_large_pages(output, p.planes * p.output_plane() * all.bytes);
-    with_integers(int(all.bytes), [&](auto bits) {
-        using S = decltype(bits);
-        const S sign = std::numeric_limits<S>::min();
-        const S inverted = are_floats ? sign : S(-1);
-        all.each_part(all.bands_of_results, false, [&](const Part &part) {
-            const std::unique_ptr<S[]> opposite(new S[part.elements()]);
-            invert<S>(static_cast<const S *>(all.tensor) + part.input, part.elements(), inverted, 0,
-                      opposite.get());
-            S *const to = static_cast<S *>(output) + part.output;
-            char *const numbers =
-                winners ? static_cast<char *>(winners) + part.output * p.bytes : nullptr;
-            if (all.mask == nullptr)
-                pool_maxima(part.problem, opposite.get(), to, numbers, nullptr);
-            else
-                pool_masked<S>(all.kept(part, opposite.get()), to, numbers);
-            invert<S>(to, part.results(), inverted, are_floats ? sign : S(0), to);
+        with_integers(int(kept.bytes), [&](auto bits) {
+            using S = decltype(bits);
+            FirstKept<S>{kept, static_cast<const S *>(output), winners}.find();
         });
-    });
 }
 
 }  // namespace
@@ -386,17 +330,6 @@ std::vector<char> Kept::filled(int64_t count) const {
         std::fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
     });
     return row;
-}
-
-void min_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    pool_minima(Masked{{p, {1, p.planes, 0, 0, p.channels, 0}, nullptr, input, type_of(p).bytes}},
-                output, winners);
-}
-
-void masked_min_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                        void *output, void *winners) {
-    pool_minima(Masked{{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}}, output,
-                winners);
 }
 
 void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output) {
@@ -434,9 +367,14 @@ void masked_average_pooling_grad(const Problem &p, const Masking &m, const void 
 
 void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
                         void *output, void *winners) {
-    const Kept kept{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes};
-    with_integers(int(kept.bytes),
-                  [&](auto bits) { pool_masked<decltype(bits)>(kept, output, winners); });
+    pool_kept({p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}, output, winners,
+              false);
+}
+
+void masked_min_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
+                        void *output, void *winners) {
+    pool_kept({p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}, output, winners,
+              true);
 }
 
 void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,

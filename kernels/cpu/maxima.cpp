@@ -94,54 +94,41 @@ struct ChannelWinners final : WindowOperations {
         if (count == 0) {
             std::fill_n(which, times.count * channels, S(none));
             if (has_values)
-                std::fill_n(values, times.count * channels, op.template reordered<1>(op.lowest));
+                std::fill_n(values, times.count * channels, op.template element<1>(op.lowest));
             return;
         }
-        const auto run = channels < CHAINS * n ? &ChannelWinners::compare<true>
-                                               : &ChannelWinners::compare<false>;
+        const auto run =
+            channels < CHAINS * n ? &ChannelWinners::compare<1> : &ChannelWinners::compare<CHAINS>;
         for (int64_t t = 0; t < times.count; ++t, which += channels, values += channels)
             (this->*run)(taps, count, channels, t * times.step / element_size, which, values);
     }
-    // Compares CHAINS vectors of channels at a time. The last vectors may overlap those before.
-    // Fewer channels have a chain for each part of the taps, the last of which may overlap too.
-    template <bool splits>
+    // Compares `chains` vectors of channels at a time. The last vectors may overlap those before.
+    template <int64_t chains>
     void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
                  S *values) const {
-        const int64_t length = splits ? parts_of(count, CHAINS) : count;
-        const int64_t step = splits ? n : CHAINS * n;
-        for (int64_t begin = 0; begin < channels; begin += step) {
-            const int64_t first = std::min(begin, channels - step);
-            const Row *from[CHAINS];
-            V best[CHAINS];
-            N winning[CHAINS];
+        for (int64_t begin = 0; begin < channels; begin += chains * n) {
+            const int64_t first = std::min(begin, channels - chains * n);
+            V best[chains];
+            N winning[chains];
 #pragma GCC unroll 4
-            for (int64_t v = 0; v < CHAINS; ++v) {
-                from[v] = taps + (splits ? std::min(v * length, count - length) : 0);
-                best[v] = load(from[v][0], offset + first + (splits ? 0 : v * n));
-                winning[v] = N{} + S(from[v][0].number);
+            for (int64_t v = 0; v < chains; ++v) {
+                best[v] = load(taps[0], offset + first + v * n);
+                winning[v] = N{} + S(taps[0].number);
             }
-            for (int64_t t = 1; t < length; ++t)
+            for (int64_t t = 1; t < count; ++t)
 #pragma GCC unroll 4
-                for (int64_t v = 0; v < CHAINS; ++v)
-                    take(load(from[v][t], offset + first + (splits ? 0 : v * n)),
-                         N{} + S(from[v][t].number), best[v], winning[v]);
-            if (splits)
+                for (int64_t v = 0; v < chains; ++v)
+                    take(load(taps[t], offset + first + v * n), N{} + S(taps[t].number), best[v],
+                         winning[v]);
 #pragma GCC unroll 4
-                for (int64_t v = 1; v < CHAINS; ++v)
-                    take(best[v], winning[v], best[0], winning[0]);
-            const auto store = [&](int64_t v) {
+            for (int64_t v = 0; v < chains; ++v) {
                 const int64_t at = first + v * n;
                 if constexpr (std::is_same_v<E, S>)
-                    best[v] = limited<S>(op.template reordered<n>(best[v]), op.highest);
+                    best[v] = op.template element<n>(best[v]);
                 if (has_values)
                     write(best[v], values + at);
                 write(winning[v], which + at);
-            };
-            store(0);
-#pragma GCC unroll 4
-            for (int64_t v = 1; v < CHAINS; ++v)
-                if (!splits)
-                    store(v);
+            }
         }
     }
     // Takes the challenger and its tap where it wins.
@@ -167,13 +154,13 @@ struct WinningTaps final : Finish {
 
 // Pools a problem, or a block of turned planes, from plane `first` on.
 void pool_by(const Windows &windows, Strategy strategy, int64_t first, const void *input,
-             void *output, void *winners) {
+             void *output, void *winners, bool are_minima) {
     const Problem &p = windows.p;
     const DataType &data_type = type_of(p);
     const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
-        const Max<S> op(data_type);
+        const Max<S> op(data_type, are_minima);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
     const auto pool_winners = [&](auto element_of_channels, auto element) {
@@ -181,7 +168,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         using P = std::conditional_t<sizeof(S) == 8, __int128,
                                      std::conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
         const Numbers numbers(p, winners, first);
-        const Winner<S, P> op(data_type);
+        const Winner<S, P> op(data_type, are_minima);
         void *const to = output ? output : winners;  // nothing is written where it is winners
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
             const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
@@ -192,13 +179,13 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
              input, to, windows, by);
     };
     if (winners != nullptr) {
-        if (p.type == 0)
+        if (p.type == 0 && !are_minima)
             pool_winners(float(), int32_t());
         else
             with_integers(data_type.bytes, [&](auto element) { pool_winners(element, element); });
-    } else if (p.type == 0)
+    } else if (p.type == 0 && !are_minima)
         pool_values(float());
-    else if (p.type == 1)
+    else if (p.type == 1 && !are_minima)
         pool_values(double());
     else
         with_integers(data_type.bytes, pool_values);
@@ -207,7 +194,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
 }  // namespace
 
 void pool_maxima(const Problem &plain, const void *input, void *output, void *winners,
-                 const Kept *kept) {
+                 const Kept *kept, bool are_minima) {
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
@@ -221,7 +208,7 @@ void pool_maxima(const Problem &plain, const void *input, void *output, void *wi
     const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
                                       winners != nullptr, false, numbers.units});
     if (strategy != TURNED)
-        return pool_by(windows, strategy, 0, input, output, winners);
+        return pool_by(windows, strategy, 0, input, output, winners, are_minima);
     const Windows turned(turned_problem(p));
     turn_planes(p.planes, turned.p.channels, 1,
                 {{input, bytes, p.plane(), kept},
@@ -229,12 +216,16 @@ void pool_maxima(const Problem &plain, const void *input, void *output, void *wi
                  {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
                 [&](int64_t first, void *const *blocks) {
                     pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
-                            winners ? blocks[2] : nullptr);
+                            winners ? blocks[2] : nullptr, are_minima);
                 });
 }
 
 void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    pool_maxima(p, input, output, winners, nullptr);
+    pool_maxima(p, input, output, winners, nullptr, false);
+}
+
+void min_pooling(const Problem &p, const void *input, void *output, void *winners) {
+    pool_maxima(p, input, output, winners, nullptr, true);
 }
 
 }  // namespace dmlpool

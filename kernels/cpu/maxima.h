@@ -29,7 +29,8 @@ V limited(const V &elements, uint8_t highest) {
 }
 
 // The Op of maxima without winners (see reductions.h). Float32 and float64 are compared as they
-// are, others by keys. The keys of NaNs of half precision are the greatest.
+// are, others by keys. The keys of NaNs are the greatest. With `are_minima` keys have the opposite
+// order, but those of NaNs.
 template <class S>
 struct Max {
     using Value = S;
@@ -40,23 +41,28 @@ struct Max {
     static constexpr bool can_divide = false;
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t rows_at_once = 9;
-    S inverted_bits = 0;  // the bits that are inverted in negative elements: all but the sign
-    // Subtracted from an element's bits with wraparound. It turns the order of unsigned integers
-    // into that of signed ones, and moves NaNs of both signs above infinity.
+    S inverted_bits = 0;  // the bits that are inverted in negative floats: all but the sign
+    // Subtracted from the bits of a float with wraparound. It moves NaNs of both signs above
+    // infinity.
     S offset = 0;
+    // The bits that are inverted in all elements: the highest of unsigned integers, and for minima
+    // the sign of floats and all bits of integers.
+    S opposite = 0;
+    S zero = 0;  // of minima, which becomes positive
     uint8_t highest = 255;
 
-    explicit Max(const DataType &type) : highest(type.is_bool ? 1 : 255) {
-        if (std::is_floating_point_v<S>)
-            return;
-        if (type.infinity) {
-            inverted_bits = HIGHEST<S>;
-            offset = S(HIGHEST<S> - type.infinity);
-        } else if (type.is_unsigned) {
-            offset = LOWEST<S>;
+    Max(const DataType &type, bool are_minima) : highest(type.is_bool ? 1 : 255) {
+        if constexpr (!std::is_floating_point_v<S>) {
+            const S sign = LOWEST<S>;
+            if (type.infinity) {
+                inverted_bits = HIGHEST<S>;
+                offset = S(HIGHEST<S> - type.infinity);
+                opposite = zero = are_minima ? sign : 0;
+            } else
+                opposite = (type.is_unsigned ? sign : 0) ^ (are_minima ? -1 : 0);
         }
     }
-    bool is_plain() const { return inverted_bits == 0 && offset == 0; }
+    bool is_plain() const { return inverted_bits == 0 && opposite == 0; }
     static constexpr S identity() {
         return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity()
                                            : std::numeric_limits<S>::lowest();
@@ -83,24 +89,27 @@ struct Max {
         const auto element = read<Vector<S, n>>(from);
         if constexpr (std::is_floating_point_v<S>)
             return {{element}};
+        else if constexpr (sizeof(S) == 1)  // no float
+            return {{element ^ opposite}};
         else
-            return {{difference<S, n>(flipped(element), Vector<S, n>{} + offset)}};
+            return {{difference<S, n>(flipped(element ^ opposite), Vector<S, n>{} + offset)}};
     }
     // The element of a key.
     S store(S value) const {
         if constexpr (std::is_floating_point_v<S>)
             return value;
-        else
-            return limited<S>(flipped(difference<S, 1>(value, difference<S, 1>(0, offset))),
-                              highest);
+        else if constexpr (sizeof(S) == 1)
+            return limited<S>(S(value ^ opposite), highest);
+        else {
+            const S element =
+                flipped(difference<S, 1>(value, difference<S, 1>(0, offset))) ^ opposite;
+            return element == zero ? S(0) : element;
+        }
     }
-    // Inverts the bits of negative elements of half precision, whose order is reversed.
+    // Inverts the bits of negative floats, whose order is reversed.
     template <class V>
     V flipped(V value) const {
-        if constexpr (sizeof(S) == 2)
-            return V(value ^ (value >> 15 & inverted_bits));
-        else
-            return value;
+        return V(value ^ (value >> (8 * sizeof(S) - 1) & inverted_bits));
     }
 };
 
@@ -145,14 +154,16 @@ struct Winner {
     S negative = LOWEST<S>;   // elements below it are negative floats, with key LOWEST - element
     S infinity = HIGHEST<S>;  // elements whose bits without the sign are greater are NaNs
     S flip = 0;  // the sign bit for unsigned integers, so that signed comparisons order them
-    S lowest = LOWEST<S>;  // the key of the lowest element of the type
+    S lowest = LOWEST<S>;     // the key of the lowest element of the type
+    S of_lowest = LOWEST<S>;  // the element whose key is LOWEST ^ flip: a NaN of floats
     uint8_t highest = 255;
 
-    explicit Winner(const DataType &type) {
+    Winner(const DataType &type, bool are_minima) {
         if (type.infinity) {
             negative = 0;
             infinity = S(type.infinity);
-            lowest = S(-infinity);
+            lowest = S(are_minima ? ~infinity : -infinity);
+            of_lowest = HIGHEST<S>;
         } else if (type.is_bool) {  // the key of 0 is -1, and that of every other byte the highest
             highest = 1;
             infinity = 0;
@@ -161,6 +172,8 @@ struct Winner {
         } else if (type.is_unsigned) {
             flip = LOWEST<S>;
         }
+        if (are_minima)  // keys have the opposite order
+            flip ^= -1;
     }
     static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + IS_TAP - 1; }
     static bool is_plain() { return false; }
@@ -176,45 +189,35 @@ struct Winner {
     template <int64_t n>
     __attribute__((always_inline)) Vector<S, n> key(Vector<S, n> element) const {
         const Vector<S, n> highest = Vector<S, n>{} + HIGHEST<S>;
-        return (element & highest) > infinity ? highest : reordered<n>(element);
+        return (element & highest) > infinity ? highest : reordered<n>(element) ^ flip;
     }
-    // Turns elements that are no NaNs into keys, and keys back into elements.
+    // The elements of keys.
+    template <int64_t n>
+    Vector<S, n> element(Vector<S, n> key) const {
+        const Vector<S, n> turned = key ^ flip;
+        const Vector<S, n> special = Vector<S, n>{} + of_lowest;
+        return limited<S>(turned == LOWEST<S> ? special : reordered<n>(turned), highest);
+    }
+    // Reverses the order of negative floats.
     template <int64_t n>
     Vector<S, n> reordered(Vector<S, n> element) const {
-        return (element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element)
-                                   : element) ^
-               flip;
-    }
-    // The value of a key and the number of its tap.
-    static P of_key(S key, int64_t number) {
-        return P(key) * (P(1) << SHIFT) | (FIRST ^ P(number));
+        return element < negative ? difference<S, n>(Vector<S, n>{} + LOWEST<S>, element) : element;
     }
     template <int64_t n>
     __attribute__((always_inline)) Vectors<P, n> load(const S *from, int64_t number) const {
-        const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
-        if constexpr (n == 1)
-            return {{of_key(keys, number)}};
-        else
-            return packed<n>(keys, [=](int64_t) { return P(number); });
-    }
-    // The values of n keys, where numbers_of(k) has the numbers of the taps of vector k.
-    template <int64_t n, class NumbersOf>
-    __attribute__((always_inline)) static Vectors<P, n> packed(const Vector<S, n> &keys,
-                                                               const NumbersOf &numbers_of) {
         using B = Vectors<P, n>;
+        const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
         B result;
         Vector<S, B::WIDTH> parts[B::COUNT];
         std::memcpy(parts, &keys, sizeof(keys));
 #pragma GCC unroll 8
         for (int64_t k = 0; k < B::COUNT; ++k)
             result.part[k] =
-                converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ numbers_of(k));
+                converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ P(number));
         return result;
     }
     // The element of a winner. It is the lowest one for a window that reads no element.
-    S value(P winner) const {
-        return limited<S>(reordered<1>(std::max(S(winner >> SHIFT), lowest)), highest);
-    }
+    S value(P winner) const { return element<1>(std::max(S(winner >> SHIFT), lowest)); }
     // The number of a winner's tap, or -1 for a window that reads no element.
     static auto number(P winner) {
         using Number = std::conditional_t<(sizeof(P) > 8), int64_t, P>;

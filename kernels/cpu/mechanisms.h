@@ -7,14 +7,12 @@
 namespace dmlpool {
 
 // A mechanism is a bit of `switched_off`, and has a name.
-#define MECHANISMS(M)                                                      \
-    M(LARGE_PAGES, "large pages for large results")                        \
-    M(READ_FIRST, "large inputs are read in order first")                  \
-    M(SHORT_WINDOWS, "loops of their own for 2/2, 3/2, 3/3 and 4/4")       \
-    M(REPEATED_ROWS, "rows of windows are listed once for many rows")      \
-    M(REDUCED_ALONG_W, "windows of large strides read their own elements") \
-    M(DIVIDED_SUMS, "sums are divided in the loop that adds them")         \
-    M(SEVERAL_WINDOWS, "one call combines several windows of channels")    \
+#define MECHANISMS(M)                                                   \
+    M(LARGE_PAGES, "large pages for large results")                     \
+    M(READ_FIRST, "large inputs are read in order first")               \
+    M(REPEATED_ROWS, "rows of windows are listed once for many rows")   \
+    M(DIVIDED_SUMS, "sums are divided in the loop that adds them")      \
+    M(SEVERAL_WINDOWS, "one call combines several windows of channels") \
     M(TAP_OFFSETS, "offsets of taps are kept in a table")
 
 enum Mechanism : int {

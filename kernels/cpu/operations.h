@@ -189,9 +189,7 @@ void pool(const RowOperations &op, const Finish &finish, const void *input, void
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
                  const Windows &windows);
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows);
-void pool_boxes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                const Windows &windows);
+               const Windows &windows, bool by_boxes);
 // It also works for operations that are not RowOperations.
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
                   const Windows &windows);

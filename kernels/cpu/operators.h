@@ -67,8 +67,7 @@ enum Numbering { TAPS, POSITIONS, INDICES };
 // Writes maxima to `output` and the numbers of their winners to `winners`. Either may be null, and
 // is not written then.
 void max_pooling(const Problem &p, const void *input, void *output, void *winners);
-// The same of minima of numbers. It computes the maxima of their opposites in parts that stay in a
-// cache, so winners are numbered by taps.
+// The same of minima of numbers.
 void min_pooling(const Problem &p, const void *input, void *output, void *winners);
 // Turns the taps that `max_pooling` wrote into indices.
 void max_pooling_indices(const Problem &p, const void *taps, void *indices);

@@ -62,38 +62,12 @@ struct Rows final : RowOperations {
     }
     void combine_short(const char *values, int64_t window, int64_t stride, int64_t outputs,
                        void *to) const override {
-        using Lying = typename Unaligned<L>::type;
-        const Lying *__restrict row = reinterpret_cast<const Lying *>(values);
-        L *__restrict out = static_cast<L *>(to);
-        const auto run = [=](auto taps, auto step) {
-            constexpr int64_t k = decltype(taps)::value;
-            constexpr int64_t every = decltype(step)::value;
-            const auto combined_at = [=](int64_t i) {
-                L result = Op::of(row[every * i], Op::renumbered(row[every * i + 1], 1));
-                if constexpr (k == 3)
-                    result = Op::of(result, Op::renumbered(row[every * i + 2], 2));
-                if constexpr (k == 4)
-                    result = Op::of(result, Op::of(Op::renumbered(row[every * i + 2], 2),
-                                                   Op::renumbered(row[every * i + 3], 3)));
-                return result;
-            };
-            if constexpr (LANES<L> == 1)  // there are no vectors of them
-                for (int64_t i = 0; i < outputs; ++i)
-                    out[i] = combined_at(i);
-            else {
-                VECTORIZE
-                for (int64_t i = 0; i < outputs; ++i)
-                    out[i] = combined_at(i);
-            }
-        };
-        if (window == 2)
-            run(Count<2>(), Count<2>());
-        else if (window == 4)
-            run(Count<4>(), Count<4>());
-        else if (stride == 2)
-            run(Count<3>(), Count<2>());
-        else
-            run(Count<3>(), Count<3>());
+        const auto run = window == 2   ? combine_taps<2, 2>
+                         : window == 4 ? combine_taps<4, 4>
+                         : stride == 2 ? combine_taps<3, 2>
+                                       : combine_taps<3, 3>;
+        run(reinterpret_cast<const typename Unaligned<L>::type *>(values), outputs,
+            static_cast<L *>(to));
     }
     void reduce_windows(bool are_values, const Row &row, int64_t origin, const Run *runs,
                         int64_t groups, int64_t step, void *produced) const override {
@@ -102,6 +76,27 @@ struct Rows final : RowOperations {
     }
 
   private:
+    // Combines `taps` values of each window, which lie `stride` values apart.
+    template <int64_t taps, int64_t stride>
+    static void combine_taps(const typename Unaligned<L>::type *__restrict row, int64_t outputs,
+                             L *__restrict out) {
+        const auto combined_at = [=](int64_t i) {
+            L result = row[stride * i];
+#pragma GCC unroll 4
+            for (int64_t t = 1; t < taps; ++t)
+                result = Op::of(result, Op::renumbered(row[stride * i + t], t));
+            return result;
+        };
+        if constexpr (LANES<L> == 1)  // there are no vectors of them
+            for (int64_t i = 0; i < outputs; ++i)
+                out[i] = combined_at(i);
+        else {
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i)
+                out[i] = combined_at(i);
+        }
+    }
+
     // Blocks are handled vector by vector, as GCC keeps copies of whole blocks in memory.
     template <class B>
     static B block_at(const L *from) {

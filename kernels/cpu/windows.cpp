@@ -81,8 +81,6 @@ struct WindowPooling {
     // that are left out. A row of planes that are joined has more than one mask.
     const bool leaves_out = windows.kept != nullptr && channels > 1 &&
                             windows.kept->each == channels &&windows.kept->p.plane() % p.row() == 0;
-    // What each row of outputs reads along H, if there are several planes of few rows.
-    std::vector<Span> heights;
     // Outputs [first, stop) of a row.
     struct Tile {
         int64_t plane;
@@ -117,9 +115,6 @@ struct WindowPooling {
     };
 
     void pool() {
-        if (p.planes > 1 && h.outputs <= TILE_OUTPUTS)
-            for (int64_t o = 0; o < h.outputs; ++o)
-                heights.push_back(windows.at(1, o));
         const double row_cost =
             double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
         const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
@@ -142,7 +137,6 @@ struct WindowPooling {
                              ++digits;
                  });
     }
-    Span height_at(int64_t oh) const { return heights.empty() ? windows.at(1, oh) : heights[oh]; }
     // Pools the tile at `digits`, and copies it to the rows below that read the same. A thread that
     // has written all rows of the depth before copies these if they read the same. Returns how many
     // tiles of the `left` ones are written. The thread has written `before` of those before.
@@ -168,11 +162,11 @@ struct WindowPooling {
             if (before == 0 || tiles > 1)
                 list_runs(t, m);
         }
-        m.height = m.depth.count > 0 ? height_at(t.oh) : Span{0, 0, 0};
+        m.height = m.depth.count > 0 ? windows.at(1, t.oh) : Span{0, 0, 0};
         pool_tile(t, m);
         const int64_t most = copies ? std::min(left, h.outputs - t.oh) : 1;
         int64_t done = 1;
-        for (; done < most && (m.depth.count == 0 || height_at(t.oh + done).matches(m.height));
+        for (; done < most && (m.depth.count == 0 || windows.at(1, t.oh + done).matches(m.height));
              ++done)
             std::memcpy(t.out + done * row_bytes, t.out, (t.stop - first) * result_pitch);
         return done;

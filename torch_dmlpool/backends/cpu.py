@@ -256,6 +256,8 @@ def _maximal(
     """``values`` filled with a problem's maxima, whose numbers go to address ``winners_at``."""
     if mask is not None or not problem.is_ready:
         fill = lowest(values.dtype)
+        if pool is library.dmlpool_min_pooling:
+            fill = -fill if values.is_floating_point() else torch.iinfo(values.dtype).max
         return _run_kernel(values, pool, problem, input, mask=mask, fill=fill, more=(winners_at,))
     code = pool(problem.address, input.data_ptr(), values.data_ptr(), winners_at)
     if code:

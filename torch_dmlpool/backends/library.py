@@ -17,7 +17,7 @@ import torch
 
 from torch_dmlpool import kernels
 
-VERSION = 4
+VERSION = 5
 """``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that run on a processor, the fastest first, by the processor's capability as

@@ -121,7 +121,7 @@ class PublicPool:
     ``check`` takes the input, data types and other arguments, and returns the operator's arguments.
     ``compute`` takes the input, a mask or None, and these arguments; ``prepare`` makes the call of
     plain tensors. ``wrap`` makes the results for other data types by a pool of those that the
-    operator takes.
+    operator takes. ``train`` takes the input, a mask and the call, and records a gradient.
     """
 
     def __init__(
@@ -130,8 +130,10 @@ class PublicPool:
         compute: Function,
         prepare: Prepare = lambda *_: None,
         wrap: Callable[[TensorFunction, Tensor], Any] = by_parts,
+        train: Function | None = None,
     ) -> None:
         self.check, self.compute, self.prepare, self.wrap = check, compute, prepare, wrap
+        self.train = train
         self.make = self._make  # one object, which keys compare by identity
 
     def __call__(
@@ -162,7 +164,7 @@ class PublicPool:
         """The call of plain tensors that lie as ``like``, with masks of ``mask_sizes`` unless that
         is None. ``request`` has the operator's arguments.
 
-        Under a mask only what records no gradient is prepared: training goes through the operator.
+        Under a mask training goes through the operator, unless there is ``train``.
         """
         made = self.prepare(like, backend, *request)
         if mask_sizes is None:
@@ -171,13 +173,14 @@ class PublicPool:
             request[0].output_sizes(like.shape[2:])  # rejected before any work
         # The plan of a Call takes a mask. A function around one, as of norms, does not.
         run = made.plan.run if backend.spreads_masks and isinstance(made, Call) else None
+        train = self.train if run is not None and len(request) == 1 else None  # without indices
         leading = (None,) * (like.dim() - len(mask_sizes))
 
         def call(input: Tensor, mask: Tensor) -> Any:
             mask = mask[leading] if leading else mask
-            if run is None or (input.requires_grad and is_grad_enabled()):
-                return self.of(input, mask, request)
-            return run(input, mask)
+            if input.requires_grad and is_grad_enabled():
+                return train(input, mask, made) if train else self.of(input, mask, request)
+            return run(input, mask) if run else self.of(input, mask, request)
 
         return call
 

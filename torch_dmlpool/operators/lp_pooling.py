@@ -12,7 +12,7 @@ from torch_dmlpool.operators.average_pooling import averages, prepared_average_p
 from torch_dmlpool.operators.calls import PublicPool
 from torch_dmlpool.operators.derivatives import records_gradient
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
-from torch_dmlpool.operators.masks import kept
+from torch_dmlpool.operators.masks import kept, with_masked_gradient
 from torch_dmlpool.operators.max_pooling import maxima_of, prepared_max_pooling
 from torch_dmlpool.operators.registration import Operator
 from torch_dmlpool.tensors import (
@@ -116,11 +116,12 @@ def norms(input: Tensor, mask: Mask, window: Window, p: float) -> Tensor:
     """Norms of windows, under a mask if there is one: zeros add nothing to them."""
     if mask is None:
         return lp_pooling_op(input, window, p)
-    if records_gradient(input) or not may_skip_dispatcher(input, mask):
+    if not may_skip_dispatcher(input, mask):
         window.output_sizes(input.shape[2:])  # rejected before any work
-        # Powers of masked elements may be infinite, and their gradient would be NaN.
         return lp_pooling_op(kept(input, mask), window, p)
-    return laid_out_like(_norms(input, window, p, mask), input)
+    # Powers of masked elements may be infinite, and 0 times their slope would be NaN.
+    given = with_masked_gradient(input, mask) if records_gradient(input) else input
+    return laid_out_like(_norms(given, window, p, mask), input)
 
 
 POOL = PublicPool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)

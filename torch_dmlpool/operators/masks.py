@@ -65,6 +65,19 @@ class Masked(torch.autograd.Function):
         return kept(arriving, saved(ctx)[0]), None, None, None
 
 
+class MaskedGradient(torch.autograd.Function):
+    """A plain tensor as it is, whose gradient is what a mask keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, mask: Tensor) -> Tensor:
+        save(ctx, None, mask)
+        return input.view_as(input)
+
+    @staticmethod
+    def backward(ctx: Any, arriving: Tensor) -> Gradients:
+        return kept(arriving, saved(ctx)[0]), None
+
+
 def over_planes(mask: Tensor, input: Tensor) -> Tensor:
     """The mask with the input's spatial sizes, and samples and channels of its own."""
     return mask.expand(full_sizes(mask, input.shape[2:]))
@@ -252,6 +265,7 @@ def with_checked_mask(input: Tensor, mask: Tensor, *others: Any) -> Arguments:
 
 
 _apply_masked = applied_at_a_single_level(Masked)
+with_masked_gradient = applied_at_a_single_level(MaskedGradient)
 _apply_masked_averages = applied_at_a_single_level(MaskedAveragePooling)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool import backends, overloads
 from torch_dmlpool._private import applied_at_a_single_level
-from torch_dmlpool.backends.interface import Backend
+from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.derivatives import (
@@ -362,13 +362,20 @@ max_pooling_grad_op = Operator(
 
 
 class MaskedMaxPooling(torch.autograd.Function):
-    """Maxima of plain tensors under a mask, and the taps of their winners. The winner of a window
-    without an element is masked, and so the mask removes its gradient.
+    """Maxima of plain tensors under a mask, by a plan if there is one, and the taps of their
+    winners. The winner of a window without an element is masked, and so the mask removes its
+    gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> Pair:
-        found = by_kernel(max_pooling_with_taps_op.kernel_of, input, window, mask=mask)
+    def forward(
+        ctx: Any, input: Tensor, mask: Tensor, window: Window, plan: Plan | None = None
+    ) -> Pair:
+        found = (
+            by_kernel(max_pooling_with_taps_op.kernel_of, input, window, mask=mask)
+            if plan is None
+            else plan.record(input, mask)
+        )
         values, taps = _winners(input, mask, window)[:2] if found is None else found
         save(ctx, (input.shape[2:], window, is_channels_last(input)), taps, mask)
         ctx.set_materialize_grads(False)
@@ -379,13 +386,13 @@ class MaskedMaxPooling(torch.autograd.Function):
     def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         taps, mask = saved(ctx)
         if arriving is None:
-            return None, None, None
+            return None, None, None, None
         backend, (sizes, window, is_last) = backends.serving(arriving.device.type), ctx.call
         if backend.spreads_masks and is_unobserved(arriving, taps, mask):
             spread = backend.max_pooling_grad_from_taps
-            return spread(arriving, taps, sizes, window, is_last, mask=mask), None, None
+            return spread(arriving, taps, sizes, window, is_last, mask=mask), None, None, None
         gradient = max_pooling_grad_from_taps_op(arriving, taps, sizes, window, is_last)
-        return kept(gradient, mask), None, None
+        return kept(gradient, mask), None, None, None
 
 
 def _winners(input: Tensor, mask: Tensor, window: Window) -> Winners:
@@ -432,6 +439,11 @@ def _masked(
 
 
 _apply_masked_max_pooling = applied_at_a_single_level(MaskedMaxPooling)
+
+
+def train_under_mask(input: Tensor, mask: Tensor, call: Call) -> Any:
+    """The results of a prepared call under a mask. The graph records their gradient."""
+    return _apply_masked_max_pooling(input, mask, call.arguments[0], call.plan)[0]
 
 
 masked_max_pooling_op = Operator(

@@ -1,7 +1,8 @@
 """Min pooling, and maxima of bools: made of max pooling, with all its derivatives.
 
-A minimum is a maximum in the opposite order. Floats are negated, which is exact. Integers have all
-their bits flipped, which has no overflow and suits signed and unsigned types alike.
+A minimum is a maximum in the opposite order, which the library of the CPU knows. Elsewhere floats
+are negated, which is exact. Integers have all their bits flipped, which has no overflow and suits
+signed and unsigned types alike.
 """
 
 from typing import Any
@@ -18,6 +19,7 @@ from torch_dmlpool.operators.max_pooling import (
     numbered_windows,
     of_bools,
     prepared_max_pooling,
+    train_under_mask,
     with_values,
 )
 from torch_dmlpool.tensors import (
@@ -136,10 +138,9 @@ def prepared_min_pooling(
     """The call of minima for plain tensors that lie as ``like``, as ``prepared_max_pooling``."""
     if not is_dense(like):
         return None
-    is_known = numbering is None and like.dtype is not torch.bool and window.taps <= 2**15
-    if backend.maxima is not None and is_known:
-        # The library takes the opposites itself, in parts that stay in a cache.
-        plan = backend.maxima(kind_of(like), window, are_minima=True)
+    if backend.maxima is not None and like.dtype is not torch.bool and window.taps <= 2**15:
+        # The library compares elements in the opposite order.
+        plan = backend.maxima(kind_of(like), window, numbering, are_minima=True)
         return Call(max_pooling_with_taps_op.apply, plan, like, window)
     pool = prepared_max_pooling(like, backend, window, numbering)
     return pool and (
@@ -148,5 +149,9 @@ def prepared_min_pooling(
 
 
 POOL = PublicPool(
-    check=numbered_windows, compute=maxima_of, prepare=prepared_min_pooling, wrap=minima
+    check=numbered_windows,
+    compute=maxima_of,
+    prepare=prepared_min_pooling,
+    wrap=minima,
+    train=train_under_mask,
 )
