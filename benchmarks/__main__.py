@@ -19,9 +19,7 @@ def main() -> int:
         for name, question in QUESTIONS.items():
             print(f"  {name:10}{question}")
         return 2
-    name = sys.argv[1]
-    status: int = importlib.import_module(f"benchmarks.{name}").main(sys.argv[2:])
-    return status
+    return importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
 
 
 if __name__ == "__main__":

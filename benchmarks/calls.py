@@ -12,10 +12,7 @@ own. With ``--ablate`` each mechanism of the compiled kernels is switched off in
 what a mechanism brings on this processor.
 """
 
-from __future__ import annotations
-
 import ctypes
-import functools
 import itertools
 import multiprocessing
 import statistics
@@ -23,13 +20,29 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from benchmarks import common, sets
-from benchmarks.common import ATEN, COPY, OURS, SMALL_SECONDS, Calls, Named
+from benchmarks.common import (
+    ATEN,
+    COPY,
+    OURS,
+    SMALL_SECONDS,
+    Calls,
+    Named,
+    Workload,
+    compiler,
+    conditions,
+    in_turn,
+    mean,
+    run,
+    select,
+    sentence,
+)
 from benchmarks.rows import contestants, problem
 from torch_dmlpool.backends import library
 
@@ -62,14 +75,14 @@ def rows(words: str, sample: int, threads: Sequence[int], device: str = "cpu") -
     """In all ways those calls whose names have all the words, and of them one in ``sample``."""
     found = []
     for count, batch, mode, last in itertools.product(threads, BATCHES, LARGE, (False, True)):
-        for call in common.select("models"):
+        for call in select("models"):
             sizes = (call.sizes[0] * batch, *call.sizes[1:])
             workload = replace(call, sizes=sizes, mode=mode, channels_last=last)
             name = f"{workload.pool} {mode} {workload.layout} batch={batch} threads={count}"
-            found.append(Row(name, count, functools.partial(of_models, workload, device), device))
+            found.append(Row(name, count, partial(of_models, workload, device), device))
     for count, mode, pool in itertools.product(threads, LARGE, sets.SIZES):
         name = f"{pool} {mode} sets batch=1 threads={count}"
-        found.append(Row(name, count, functools.partial(sets.calls, pool, mode, device), device))
+        found.append(Row(name, count, partial(sets.calls, pool, mode, device), device))
     named = [row for row in found if all(word in row.name for word in words.split())]
     columns = itertools.groupby(named, lambda row: way(row.name))
     return [row for _, column in columns for row in list(column)[::sample]]
@@ -80,7 +93,7 @@ def way(name: str) -> list[str]:
     return name.split()[-4:]
 
 
-def of_models(workload: common.Workload, device: str) -> Calls:
+def of_models(workload: Workload, device: str) -> Calls:
     """PyTorch's call and ours, whose results were compared, and what they are measured by."""
     calls = contestants(problem(workload, device), (ATEN, OURS, COPY))[0]
     if max(workload.dilation) == 1:
@@ -100,12 +113,12 @@ def without(row: Row) -> Calls:
     return {name: lambda mask=mask: (off(mask), one(), off(0)) for name, mask in masks.items()}
 
 
-def measure(row: Row, seconds: float, wheel: Any = None) -> Named:
+def measure(row: Row, seconds: float, wheel=None) -> Named:
     """The medians of a row's calls."""
     torch.set_num_threads(row.threads)
     calls = row.calls()
     for taken in (seconds, LONGER * seconds):
-        times = common.in_turn(calls, taken, row.device)
+        times = in_turn(calls, taken, row.device)
         found = {who: float(f"{each.median:.4g}") for who, each in times.items()}
         if not is_behind(found):
             break
@@ -135,17 +148,16 @@ def markdown(results: Named) -> str:
             for row in rows
             if SIBLING in row["seconds"] and of_copy(row)
         ]
-        cells = len(large), common.times(common.mean(large)) if large else ""
+        cells = len(large), common.times(mean(large)) if large else ""
         counts = sum(ratio < BEHIND for ratio in large), len(small)
         over = f"{statistics.fmean(small):.1f} / {max(small):.1f} µs" if small else ""
         bounds = extremes(copies, min), extremes(siblings, max)
-        ways = [each.rpartition("=")[2] for each in how]
-        lines.append((*ways, *cells, *counts, over, *bounds))
+        lines.append((*(each.rpartition("=")[2] for each in how), *cells, *counts, over, *bounds))
     head = ["mode", "layout", "batch", "threads", "rows", "mean", f"below {BEHIND}"]
     head += ["rows below 50 µs", "over ATen: mean / most", "of copy: mean / least"]
     head.append("maxima over averages: mean / most")
     known = results["conditions"]
-    where = common.sentence(known)
+    where = sentence(known)
     if known["sample"] > 1:
         where += f"; one call of the table in {known['sample']}"
     return f"{common.table(head, lines, 2)}\n\n*{where}.*"
@@ -158,7 +170,7 @@ def of_copy(row: Named) -> float:
 
 
 def extremes(ratios: Sequence[float], of: Callable[[Iterable[float]], float]) -> str:
-    return f"{common.mean(ratios):.2f} / {of(ratios):.2f}" if ratios else ""
+    return f"{mean(ratios):.2f} / {of(ratios):.2f}" if ratios else ""
 
 
 def behind(results: Named) -> str:
@@ -192,7 +204,7 @@ def beside(results: Named) -> str:
         ratios = [(row["seconds"][name] / row["seconds"][OURS], row) for row in rows]
         large = [ratio for ratio, row in ratios if row["seconds"][OURS] >= SMALL_SECONDS]
         every = [ratio for ratio, _ in ratios]
-        means = [f"{common.mean(each):.3f}" if each else "" for each in (every, large)]
+        means = [f"{mean(each):.3f}" if each else "" for each in (every, large)]
         worst, row = max(ratios, key=lambda each: each[0])
         which = f"{row['seconds'][OURS] * 1e6:.0f} µs, {row['name']}"
         lines.append((name, *means, sum(each > MUCH for each in every), f"{worst:.2f}", which))
@@ -222,17 +234,16 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])
     asked = rows(options.words, options.sample, threads, options.device)
-    known = common.conditions(options.device, sample=options.sample) | {"threads": None}
+    known = conditions(options.device, sample=options.sample) | {"threads": None}
     wheel = None
     if options.wheel:
         sys.path.insert(0, str(options.wheel))  # where the new process looks first
         wheel = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        known["compiler"] += f", the wheel's {wheel.submit(common.compiler).result()}"
+        known["compiler"] += f", the wheel's {wheel.submit(compiler).result()}"
     if options.ablate:
-        asked = [row._replace(calls=functools.partial(without, row)) for row in asked]
-    how = options.row_seconds, wheel
-    tasks = [(row.name, functools.partial(measure, row, *how)) for row in asked]
-    listed, status = common.run(options, tasks, known)
+        asked = [row._replace(calls=partial(without, row)) for row in asked]
+    tasks = [(row.name, partial(measure, row, options.row_seconds, wheel)) for row in asked]
+    listed, status = run(options, tasks, known)
     results = {"conditions": known, "rows": listed}
     tables = [markdown, least, behind] * (not options.ablate)
     tables += [beside] * bool(options.wheel or options.ablate)

@@ -1,8 +1,6 @@
 """What the benchmarks share: the table of rows, conditions, results on disk, Markdown tables, calls
 in turn."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import functools
@@ -16,23 +14,21 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
-from torch_dmlpool import tensors, timing
+from torch_dmlpool import timing
 from torch_dmlpool.backends import library
 from torch_dmlpool.bench.conditions import processor, version_of
+from torch_dmlpool.tensors import TensorFunction, Tensors, in_format
 from torch_dmlpool.timing import Call, Times
-from torch_dmlpool.window import Window
+from torch_dmlpool.window import Function, Named, Window
+from torch_dmlpool.window import Ints as Sizes
 
 ROOT = Path(__file__).parent.parent
-Named = dict[str, Any]
-"""Arguments, figures or whole results by their names."""
 Calls = dict[str, Call]
-Sizes = tuple[int, ...]
 RESULTS = Path(__file__).parent / "results"
 OURS, ATEN, COPY = "ours", "ATen", "copy"
 HOST, HOST_OF_ATEN, T_OF_INDUCTOR = "host", "host of ATen", "Inductor"
@@ -125,6 +121,10 @@ class Workload:
         return (*self.sizes[:2], *(self.outputs or self.geometry.output_sizes(self.sizes[2:])))
 
     @property
+    def mask_sizes(self) -> Sizes:
+        return (self.sizes[0], self.sizes[1] if self.mask == "element" else 1, *self.sizes[2:])
+
+    @property
     def layout(self) -> str:
         return "channels_last" if self.channels_last else "contiguous"
 
@@ -138,12 +138,11 @@ class Workload:
         """What no implementation can avoid: each input read once, each result written once."""
         written = self.torch_dtype.itemsize + 8 * (self.mode == "indices")
         read = math.prod(self.sizes) * self.torch_dtype.itemsize
-        moved = read + math.prod(self.output_sizes) * written
-        return moved * (1 + (self.mode == "training"))
+        return (read + math.prod(self.output_sizes) * written) * (1 + (self.mode == "training"))
 
-    def pool_of(self, functions: Any) -> Callable[[Tensor], Any]:
+    def pool_of(self, functions) -> TensorFunction:
         """A call of ``torch.nn.functional`` or of this package's functions of the same names."""
-        how: Named = {"kernel_size": self.window, "stride": self.stride}
+        how = {"kernel_size": self.window, "stride": self.stride}
         how |= {"padding": self.padding, "ceil_mode": self.ceil_mode}
         if self.outputs:
             how = {"output_size": self.outputs}
@@ -159,19 +158,14 @@ class Workload:
     ) -> Tensor:
         """A tensor of this row's type and layout: normal numbers, or the whole range of an integer
         type."""
-        how: Named = {"generator": generator, "device": device}
+        how = {"generator": generator, "device": device}
         if self.torch_dtype.is_floating_point:
             tensor = torch.randn(sizes, **how).to(self.torch_dtype)
         else:
             limits = torch.iinfo(self.torch_dtype)
             most = min(limits.max, 2**63 - 1)  # what randint takes
             tensor = torch.randint(limits.min, most, sizes, dtype=self.torch_dtype, **how)
-        return in_layout(tensor, self.channels_last)
-
-
-def in_layout(tensor: Tensor, channels_last: bool) -> Tensor:
-    """The tensor, contiguous or in channels_last order."""
-    return tensors.in_format(tensor, channels_last)
+        return in_format(tensor, self.channels_last)
 
 
 def short(numbers: Sequence[int]) -> str:
@@ -196,7 +190,7 @@ def parsed(line: str) -> Iterator[Workload]:
     ceil, uncounted, ways, types, masks, _ = options
     shape = tuple(map(int, sizes.split("x")))
 
-    def numbers(text: str) -> Sizes:
+    def numbers(text):
         found = tuple(map(int, text.split("x")))
         return found * (len(shape) - 2) if len(found) == 1 else found
 
@@ -210,14 +204,13 @@ def parsed(line: str) -> Iterator[Workload]:
             yield Workload(f"adaptive {family}" if to else family, *how, *last, groups=(group,))
 
 
-def _table() -> tuple[Workload, ...]:
+def _table():
     """Every row once; a row that several groups name belongs to all of them."""
-    rows: dict[str, Workload] = {}
+    rows = {}
     lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
     for row in itertools.chain.from_iterable(map(parsed, lines)):
         known = rows.get(row.name, row)
-        groups = tuple(dict.fromkeys([*known.groups, *row.groups]))
-        rows[row.name] = replace(known, groups=groups)
+        rows[row.name] = replace(known, groups=tuple(dict.fromkeys([*known.groups, *row.groups])))
     return tuple(rows.values())
 
 
@@ -227,7 +220,7 @@ GROUPS = list(dict.fromkeys(group for row in WORKLOADS for group in row.groups))
 
 def select(wanted: str) -> list[Workload]:
     """The rows that a comma-separated list names: ``all``, groups, or text of a name."""
-    found: set[Workload] = set()
+    found = set()
     for text in (entry.strip().casefold() for entry in wanted.split(",")):
         usual = [row for row in WORKLOADS if not APART.issuperset(row.groups)]
         named = [row for row in usual if text in row.name.casefold()]
@@ -248,10 +241,10 @@ class Disagreement(Exception):  # noqa: N818 - a finding about a result
     """A contestant's result differs from the reference's."""
 
 
-def conditions(device: str = "cpu", packages: Iterable[str] = (), **more: Any) -> Named:
+def conditions(device: str = "cpu", packages: Iterable[str] = (), **more) -> Named:
     """What figures depend on. Nothing names the machine."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    machine = {"processor": processor(), "cpu_capability": capability}
+    machine = {"processor": processor()}
+    machine["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
     if device != "cpu":
         machine["gpu"] = torch.cuda.get_device_name(device)
     return {
@@ -323,8 +316,8 @@ def measured(
 ) -> Measured:
     """The rows that tasks find, each printed and saved at once, and 1 if one has failed or was not
     begun by ``end``, a time of ``time.monotonic``."""
-    rows: list[Named] = []
-    failed: dict[str, str] = {}
+    rows = []
+    failed = {}
     for name, task in tasks:
         try:
             if time.monotonic() > end:
@@ -354,15 +347,20 @@ def line(row: Named) -> str:
     return f"{row['name']:66} {', '.join(parts)}"
 
 
-def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+def compiled(function: Function, **how) -> Function:
     """torch.compile's function of static shapes. Its code is its own, so that what was compiled of
     the same function before is not looked up in its place."""
 
-    def call(*inputs: Tensor) -> Any:
+    def call(*inputs):
         return function(*inputs)
 
     own = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
     return torch.compile(own, dynamic=False, **how)
+
+
+def several(results) -> Tensors:
+    """One result or several, as a tuple."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 def rotating(calls: Sequence[Call]) -> Call:
@@ -373,18 +371,13 @@ def rotating(calls: Sequence[Call]) -> Call:
     return lambda: following()()
 
 
-def save(path: Path, data: Named) -> None:
+def save(path: Path, data: Named):
     """JSON with a line for each entry of a list."""
-    parts = []
-    for key, value in data.items():
-        listed = isinstance(value, list)
-        text = ",\n".join(map(json.dumps, value)) if listed else json.dumps(value)
-        parts.append(f"{json.dumps(key)}: " + (f"[\n{text}\n]" if listed else text))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    path.write_text(json.dumps(data).replace("}, {", "},\n{") + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> Any:
+def load(path: Path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -8,8 +8,6 @@ pytest. ``--prepare`` compiles all kernels beforehand, ``--dry`` takes every ste
 GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json
@@ -22,24 +20,38 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from benchmarks import common, inductor, kernels, requests, rows
-from benchmarks.common import ATEN, COPY, HOST, HOST_OF_ATEN, OURS, T_OF_INDUCTOR, Named
-from benchmarks.requests import Request, launches
+from benchmarks import inductor, kernels, requests, rows
+from benchmarks.common import (
+    ATEN,
+    COPY,
+    HOST,
+    HOST_OF_ATEN,
+    OURS,
+    RESULTS,
+    T_OF_INDUCTOR,
+    Named,
+    conditions,
+    load,
+    measured,
+    save,
+    select,
+    several,
+)
+from benchmarks.requests import Request, compare, kernels_of, launches
 from torch_dmlpool.backends import fallbacks, reference
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.timing import Call
+from torch_dmlpool.window import Arguments
 
-request = requests.request
 ROOT = kernels.ROOT
 CACHE = ROOT / ".gpu-cache"
 MISSING = 150  # seconds at most to compile what the folder lacks, taken from the steps after it
@@ -89,7 +101,7 @@ def aten_call(request: Request, input: Tensor, mask: Tensor | None = None) -> Ca
 class Clock:
     """Seconds of calls on the GPU; a dry one only makes the calls, on tensors without memory."""
 
-    def __init__(self, dry: bool) -> None:
+    def __init__(self, dry: bool):
         self.device = "meta" if dry else "cuda"
         self.flush = torch.ones(1 if dry else FLUSHED_BYTES // 4, device=self.device)
 
@@ -127,7 +139,7 @@ class Clock:
         return self.kernels(lambda: target.copy_(source))
 
 
-def by_kernels(call: Call) -> Any:
+def by_kernels(call: Call):
     """A call's results, unless plain PyTorch computed them in place of a kernel that failed."""
     fallbacks._warned.clear()
     results = call()
@@ -139,7 +151,7 @@ def by_kernels(call: Call) -> Any:
 def row_of(request: Request, clock: Clock) -> Named:
     """A call beside a copy of the same bytes and PyTorch's own operator, and both on the host."""
     read, call = request.prepared(clock.device)
-    moved = sum(each.nbytes for each in (*read, *requests.listed(by_kernels(call))))
+    moved = sum(each.nbytes for each in (*read, *several(by_kernels(call))))
     found = {OURS: clock.kernels(call), COPY: clock.copy(moved)}
     found[HOST] = clock.host(call, found[OURS])
     theirs = aten_call(request, *read)
@@ -155,11 +167,11 @@ def checked(request: Request, clock: Clock) -> Named:
     if device == "meta":
         served, device = reference.BACKEND, "cpu"
     found = by_kernels(lambda: request.call(served, *(each.to(device) for each in read)))
-    requests.compare(request.call(reference.BACKEND, *read), found)
+    compare(request.call(reference.BACKEND, *read), found)
     return {}
 
 
-def compiled(how: Any, arguments: tuple[Any, ...]) -> Any:
+def compiled(how, arguments: Arguments):
     """What Triton runs for a launch, without a GPU."""
     triton.runtime.driver.set_active(kernels.NoDriver())
     return backend._compiled(*backend.what_is_compiled(how, arguments, 0))[0]
@@ -194,7 +206,7 @@ def expected(request: Request, _: Clock | None = None) -> Named:
     }
 
 
-STEPS: dict[str, tuple[Callable[..., Named], Callable[[], list[Request]]]] = {
+STEPS = {
     "smoke": (checked, requests.checked),
     "memcheck": (checked, lambda: requests.checked()[::5]),
     "rows": (row_of, requests.rows),
@@ -212,16 +224,15 @@ def step(name: str, end: float, every: int, dry: bool, words: Sequence[str] = ()
         for each in asked()[::every]
         if all(word in each.name for word in words)
     ]
-    out = Path(os.environ.get("OUT", "."), f"{name}.json")
     with launches() if dry else nullcontext():
-        return common.measured(tasks, {}, out, end)[1]
+        return measured(tasks, {}, Path(os.environ.get("OUT", "."), f"{name}.json"), end)[1]
 
 
-def wanted() -> list[tuple[Any, ...]]:
+def wanted() -> list[Arguments]:
     """What rows, peers, smoke, the networks and the large tensors of tests/test_cuda.py launch."""
-    others = common.select("peers,prepared")
+    others = select("peers,prepared")
     asked = [*others, *(replace(row, mode="forward") for row in others)]
-    return requests.kernels_of([*requests.rows(), *requests.requests(asked), *requests.checked()])
+    return kernels_of([*requests.rows(), *requests.requests(asked), *requests.checked()])
 
 
 def fill(python: str, prunes: bool) -> list[str]:
@@ -257,11 +268,11 @@ def run(number: int, dry: bool) -> int:
     began, packed = time.monotonic(), CACHE.with_name(f"{CACHE.name}.tar.gz")
     if packed.exists() and not CACHE.exists():
         shutil.unpack_archive(packed, CACHE)
-    folder = Path(os.environ.get("OUT") or common.RESULTS).resolve()
+    folder = Path(os.environ.get("OUT") or RESULTS).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     toolkit = torch.version.cuda or torch.version.hip
-    known = {} if dry else common.conditions("cuda", ["triton"], cuda=toolkit)
-    report: Named = {"conditions": known, "run": number, "steps": []}
+    known = {} if dry else conditions("cuda", ["triton"], cuda=toolkit)
+    report = {"conditions": known, "run": number, "steps": []}
     steps = list(commands(number, folder, dry))
     # What is prepared is code for one kind of GPU.
     if not dry and not torch.version.hip and torch.cuda.get_device_capability() == (9, 0):
@@ -316,23 +327,23 @@ def run_step(
 def collect(folders: list[Path]) -> int:
     """What runs have written, the first one first, becomes a file of results: the page of
     benchmarks is made of it. A row that was measured again has the later times."""
-    found: Named = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
-    known: dict[str, Named] = {}
+    found = {"conditions": {}, "steps": [], "models": [], "rows": [], "failed": {}}
+    known = {}
     for folder in folders:
-        written = {path.stem: common.load(path) for path in folder.glob("*.json")}
+        written = {path.stem: load(path) for path in folder.glob("*.json")}
         found["conditions"] = written["gpu"]["conditions"]
         found["steps"] += written["gpu"]["steps"]
         for name in sorted(written.keys() & COMMANDS.keys()):
             if name in TRAINED:
                 found["models"] += written[name]["rows"]
             else:
-                common.save(common.RESULTS / f"gpu_{name}.json", written[name])
+                save(RESULTS / f"gpu_{name}.json", written[name])
         if "rows" in written:
             known |= {row["name"]: row for row in written["rows"]["rows"]}
             found["failed"] |= written["rows"]["failed"]
     found["rows"] = list(known.values())
     found["failed"] = {name: why for name, why in found["failed"].items() if name not in known}
-    common.save(common.RESULTS / "gpu_rows.json", found)
+    save(RESULTS / "gpu_rows.json", found)
     return 0
 
 

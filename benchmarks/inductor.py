@@ -5,14 +5,13 @@ ours. Of the blocks that Inductor would try on the GPU the best one counts.
 Three calls that an H200 measured were predicted within 14 %. Atomic additions count as nothing.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import runpy
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from torch.nn import functional
 from triton.compiler import ASTSource
 
 from benchmarks import kernels
+from torch_dmlpool.window import Arguments, Function, Named
 
 H200 = SimpleNamespace(
     major=9,
@@ -66,11 +66,11 @@ ANSWERS = {
 }
 """What PyTorch says of a GPU, by the functions that it asks."""
 prims = torch.ops.prims
-Generated = list[tuple[str, str, tuple[Any, ...]]]
+Generated = list[tuple[str, str, Arguments]]
 """Name, source and arguments of each kernel that a compiled graph launches."""
 
 
-def _answer(value: Any) -> Callable[..., Any]:
+def _answer(value):
     return lambda *_, **__: value
 
 
@@ -80,7 +80,7 @@ def h200() -> Iterator[None]:
     interface = device_interface.CudaInterface
     with ExitStack() as stack:
 
-        def patched(owner: Any, name: str, value: Any, **how: Any) -> None:
+        def patched(owner, name, value, **how):
             stack.enter_context(mock.patch.object(owner, name, value, **how))
 
         for name, value in ANSWERS.items():
@@ -101,7 +101,7 @@ def h200() -> Iterator[None]:
         yield
 
 
-def wrapper(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
+def wrapper(function: Function, inputs: Sequence[Tensor]) -> str:
     """The Python code that Inductor generates for a function of tensors like these, on a GPU."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode, torch.no_grad():
@@ -120,12 +120,12 @@ def wrapper(function: Callable[..., Any], inputs: Sequence[Tensor]) -> str:
 
 def launched(code: str, inputs: Sequence[Tensor]) -> Generated:
     """What the generated code launches, in turn, for tensors without memory."""
-    found: Generated = []
+    found = []
 
-    def kernel(_: Any, name: str, source: str, **__: Any) -> Any:
+    def kernel(_, name, source, **__):
         return SimpleNamespace(run=lambda *each, **_: found.append((name, source, each)))
 
-    def empty(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+    def empty(sizes, strides, dtype):
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
 
     guards, scope = torch._C._dynamo.guards, {"__name__": "wrapper"}
@@ -140,11 +140,11 @@ def launched(code: str, inputs: Sequence[Tensor]) -> Generated:
     return found
 
 
-def variants(name: str, source: str, folder: str) -> tuple[Any, dict[str, Any]]:
+def variants(name: str, source: str, folder: str) -> tuple[Any, Named]:
     """The kernel, and how Inductor would compile it: its meta data and the blocks to try."""
-    found: dict[str, Any] = {}
+    found = {}
 
-    def noted(size_hints: Any, configs: Any, triton_meta: Any, *_: Any, **__: Any) -> Any:  # noqa: ARG001
+    def noted(size_hints, configs, triton_meta, *_, **__):  # noqa: ARG001
         found.update(configs=configs, meta=triton_meta)
         return lambda function: function
 
@@ -154,9 +154,7 @@ def variants(name: str, source: str, folder: str) -> tuple[Any, dict[str, Any]]:
         return runpy.run_path(str(path))[name], found
 
 
-def counted(
-    kernel: Any, meta: dict[str, Any], block: Any, arguments: tuple[Any, ...], step: int
-) -> Any:
+def counted(kernel, meta: Named, block, arguments: Arguments, step: int):
     """The counts of a launch with these blocks, whose lanes read ``step`` bytes apart."""
     names, chosen = kernel.arg_names, block.kwargs
     constants = {**meta["constants"], **{k: v for k, v in chosen.items() if k in names}}
@@ -176,7 +174,7 @@ def counted(
     turns = math.ceil(sizes.get("r0_numel", 1) / chosen.get("R0_BLOCK", 2**31))
     moved = sum({id(each): each.nbytes for each in arguments if isinstance(each, Tensor)}.values())
 
-    def clocks(each: kernels.Instruction) -> float:
+    def clocks(each):
         if each.base != "LDG" or turns > 1:
             return float(each.words)
         return kernels.clocks_of(
@@ -189,7 +187,7 @@ def counted(
     return kernels.Counts(math.prod(axes), block.num_warps, moved, *warp)
 
 
-def expected(function: Callable[..., Any], inputs: Sequence[Tensor], step: int) -> float:
+def expected(function: Function, inputs: Sequence[Tensor], step: int) -> float:
     """The seconds T that an H200 should take for what Inductor makes of a function of these
     tensors, if that calls no operator of ATen."""
     with h200(), tempfile.TemporaryDirectory() as folder:
@@ -206,33 +204,33 @@ def expected(function: Callable[..., Any], inputs: Sequence[Tensor], step: int) 
     return kernels.predicted(best)
 
 
-def call(operator: str, row: Any) -> tuple[Callable[..., Any], list[Tensor]] | None:
+def call(operator: str, row) -> tuple[Function, list[Tensor]] | None:
     """What PyTorch's function does in a row, as torch.compile sees it, and what it reads."""
     pool = row.pool_of(functional)
     x, y = (row.random(sizes, "meta") for sizes in (row.sizes, row.output_sizes))
     how = [list(each) for each in (row.window, row.stride, row.padding, row.dilation)]
 
-    def taps(x: Tensor) -> Any:
+    def taps(x):
         return prims._low_memory_max_pool_with_offsets(x, *how, row.ceil_mode)
 
-    def backward(pool: str, *arguments: Any) -> Any:
+    def backward(pool, *arguments):
         name = f"{pool.replace('pool', f'pool{row.rank}d')}_backward"
         return getattr(torch.ops.aten, name).default(*arguments)
 
-    def max_grad(g: Tensor, taps: Tensor, x: Tensor) -> Tensor:
+    def max_grad(g, taps, x):
         size, *others = how
         indices = prims._low_memory_max_pool_offsets_to_indices(
             taps, size, list(x.shape[2:]), *others
         )
         return backward("max_pool_with_indices", g, x, *how, row.ceil_mode, indices)
 
-    def avg_grad(g: Tensor, x: Tensor) -> Tensor:
+    def avg_grad(g, x):
         return backward("avg_pool", g, x, *how[:3], row.ceil_mode, row.include_padding, None)
-
-    def adaptive_grad(g: Tensor, x: Tensor) -> Tensor:
-        return backward("_adaptive_avg_pool", g, x)
 
     calls = dict.fromkeys(("max", "avg", "adaptive avg"), (pool, [x]))
     calls |= {"taps": (taps, [x]), "max grad": (max_grad, [y, y.to(torch.int8), x])}
-    calls |= {"avg grad": (avg_grad, [y, x]), "adaptive grad": (adaptive_grad, [y, x])}
+    calls |= {
+        "avg grad": (avg_grad, [y, x]),
+        "adaptive grad": (partial(backward, "_adaptive_avg_pool"), [y, x]),
+    }
     return calls.get(operator)

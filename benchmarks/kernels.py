@@ -20,9 +20,6 @@ tests/test_gpu.py compares T with every row that was measured: benchmarks/result
 has what was counted in the code that ran.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import math
 import multiprocessing
@@ -57,13 +54,13 @@ class NoDriver:
     def get_current_stream(self, device: int) -> int:
         return device
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self):
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", 90, 32)
 
 
-def without_pytorch() -> None:
+def without_pytorch():
     """Let this process import the kernels alone: the package itself would import PyTorch."""
     for name in ("torch_dmlpool", "torch_dmlpool.backends"):
         package = ModuleType(name)
@@ -105,9 +102,8 @@ def without_the_driver() -> Iterator[None]:
         mock.patch.dict(os.environ, TRITON_LIBCUDA_PATH=folder),
         mock.patch.object(build, "_load_module_from_path"),
     ):
-        linked = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-"]
-        command = [*linked, "-o", f"{folder}/libcuda.so.1"]
-        subprocess.run(command, input=stub, text=True, check=True)
+        command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o"]
+        subprocess.run([*command, f"{folder}/libcuda.so.1"], input=stub, text=True, check=True)
         driver.CudaUtils()
         yield
 
@@ -142,7 +138,7 @@ def prepare(folder: Path, prunes: bool) -> int:
     return int(bool(failed))
 
 
-def relocate(folder: Path) -> None:
+def relocate(folder: Path):
     """Triton's cache names its files by their whole paths: let them be those of the folder as it
     lies here."""
     for path in folder.glob("*/__grp__*.json"):
@@ -227,10 +223,10 @@ def machine_code(cubin: bytes) -> list[Instruction]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.check_output([tool, "-c", file.name], text=True)
-    found: list[tuple[str, bool, str]] = []
-    labels: dict[str, int] = {}
-    for line in text.splitlines():
+        lines = subprocess.check_output([tool, "-c", file.name], text=True).splitlines()
+    found = []
+    labels = {}
+    for line in lines:
         if label := LABEL.match(line):
             labels[label[1]] = len(found)
         elif each := LINE.match(line):
@@ -239,7 +235,7 @@ def machine_code(cubin: bytes) -> list[Instruction]:
     return [Instruction(*each, labels.get(label)) for *each, label in found]
 
 
-def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
+def counted(how, asm: Mapping[str, Any], element: int, moved: int, warps: int = 4) -> Counts:
     """The counts of a launch of elements of that many bytes, by what Triton compiled for it."""
     code = machine_code(asm["cubin"])
     constants, loads = dict(how.constants), 8 * how.sizes[1] if "share" in how.kernel else 1
@@ -253,14 +249,12 @@ def counted(how: Any, asm: Mapping[str, Any], element: int, moved: int, warps: i
 
 
 def one_warp(
-    code: Sequence[Instruction],
-    turns_of: Callable[[int], int],
-    l1: Callable[[Instruction], float],
+    code: Sequence[Instruction], turns_of: Callable[[int], int], l1: Callable[[Instruction], float]
 ) -> tuple[int, int, float, int]:
     """Instructions, those of the ALU, clocks of L1, and steps. How often a loop turns follows from
     the loads in it; other branches are not taken.
     """
-    turns: dict[int, int] = {}
+    turns = {}
     at, instructions, alu, clocks, steps = 0, 0, 0, 0.0, 1
     while at < len(code) and instructions < 200_000:
         each = code[at]
@@ -284,7 +278,7 @@ def one_warp(
     return instructions, alu, clocks, steps
 
 
-def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
+def l1_clocks(how, element: int) -> Callable[[Instruction], float]:
     """Clocks of an access of a warp to memory, by where its lanes lie."""
     constants = dict(how.constants)
     form, column = constants.get("FORM"), constants.get("COLUMN")
@@ -296,7 +290,7 @@ def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
     owned = form.tile[2] * (column.stride if adjoint else 1)  # columns of a lane's results
     read = form.tile[2] * (1 if adjoint else column.stride)
 
-    def clocks(each: Instruction) -> float:
+    def clocks(each):
         # Single elements leave through shared memory, so that neighbouring lanes store neighbours.
         step = {"LDG": read, "STG": owned if form.store > 1 else 1}.get(each.base, 0) * element
         step = step or 4 * each.words
@@ -306,9 +300,6 @@ def l1_clocks(how: Any, element: int) -> Callable[[Instruction], float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--prune", action="store_true", help="remove what the list does not name")
-    given = parser.parse_args()
-    relocate(given.folder)
-    sys.exit(prepare(given.folder.resolve(), given.prune))
+    folder, *prunes = sys.argv[1:]  # with --prune what the list does not name is removed
+    relocate(Path(folder))
+    sys.exit(prepare(Path(folder).resolve(), bool(prunes)))

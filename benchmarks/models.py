@@ -7,8 +7,6 @@ converted's. With ``--quantized`` torchao has quantized the networks, and both a
 and after ``integer_pooling``.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
@@ -17,14 +15,24 @@ import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
-from benchmarks.common import OURS, Disagreement, Named, Sizes
+from benchmarks.common import (
+    OURS,
+    Disagreement,
+    Named,
+    Sizes,
+    compiled,
+    conditions,
+    in_turn,
+    mean,
+    sentence,
+)
+from torch_dmlpool.tensors import in_format, memory_format
 from torch_dmlpool.timing import Call
 
 ORIGINAL = "original"
@@ -32,7 +40,7 @@ WIDTHS = 32, 64, 128, 256, 512
 GPU_BATCH = 32
 
 
-def torchvision() -> Any:
+def torchvision():
     """torchvision, also where its own operators do not load: beside PyTorch for CPUs the wheel on
     PyPI has none, and the import fails because it describes two of them. No network calls them."""
     try:
@@ -46,7 +54,7 @@ def torchvision() -> Any:
     return importlib.import_module("torchvision")
 
 
-def vision(name: str, **how: Any) -> Callable[[], nn.Module]:
+def vision(name: str, **how) -> Callable[[], nn.Module]:
     return lambda: torchvision().models.get_model(name, weights=None, **how)
 
 
@@ -56,29 +64,27 @@ def timm(name: str) -> Callable[[], nn.Module]:
 
 
 class UNet(nn.Module):
-    """Four levels: two convolutions and a max pool each on the way down, a transposed convolution
-    and two convolutions each on the way up."""
+    """Two convolutions, and below them a max pool, the same of the other widths and a transposed
+    convolution, whose result two convolutions join with theirs."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 3, widths: Sizes = WIDTHS):
         super().__init__()
-        self.pool = nn.MaxPool2d(2)
-        self.down = nn.ModuleList(itertools.starmap(_twice, itertools.pairwise((3, *WIDTHS))))
-        back = list(itertools.pairwise(reversed(WIDTHS)))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(deep, width, 2, 2) for deep, width in back)
-        self.joined = nn.ModuleList(_twice(2 * width, width) for _, width in back)
+        width, *deeper = widths
+        self.down, self.below = _twice(channels, width), None
+        if deeper:
+            up = nn.ConvTranspose2d(deeper[0], width, 2, 2)
+            self.below = nn.Sequential(nn.MaxPool2d(2), UNet(width, deeper), up)
+            self.joined = _twice(2 * width, width)
 
     def forward(self, input: Tensor) -> Tensor:
-        kept = []
-        for level, layers in enumerate(self.down):
-            input = layers(self.pool(input) if level else input)
-            kept.append(input)
-        for up, joined, beside in zip(self.up, self.joined, kept[-2::-1], strict=True):
-            input = joined(torch.cat([beside, up(input)], 1))
-        return input
+        kept = self.down(input)
+        if self.below is None:
+            return kept
+        return self.joined(torch.cat([kept, self.below(kept)], 1))
 
 
-def _twice(channels: int, width: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
+def _twice(channels, width):
+    layers = []
     for inputs in (channels, width):
         layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
         layers.append(nn.ReLU(inplace=True))
@@ -86,7 +92,7 @@ def _twice(channels: int, width: int) -> nn.Sequential:
 
 
 IMAGE = 1, 3, 224, 224
-MODELS: dict[str, tuple[Callable[[], nn.Module], Sizes]] = {
+MODELS = {
     "ResNet-18": (vision("resnet18"), IMAGE),
     "VGG-11 with batch norm": (vision("vgg11_bn"), IMAGE),
     "SqueezeNet 1.1": (vision("squeezenet1_1"), IMAGE),
@@ -121,18 +127,18 @@ def title(is_compiled: bool, is_training: bool) -> str:
 def contestant(model: nn.Module, is_compiled: bool, input: Tensor) -> Call:
     """A call of the network, in training where the input wants a gradient."""
 
-    def forward(input: Tensor) -> Tensor:
+    def forward(input):
         with torch.autocast(input.device.type, torch.bfloat16, enabled=input.is_cuda):
             return model(input)
 
-    run = common.compiled(forward) if is_compiled else forward
+    run = compiled(forward) if is_compiled else forward
     leaves = [input, *model.parameters()]
 
-    def inferred() -> Tensor:
+    def inferred():
         with torch.no_grad():
             return run(input)
 
-    def trained() -> Any:
+    def trained():
         output = run(input)
         return output, *torch.autograd.grad(output, leaves, torch.ones_like(output))
 
@@ -152,9 +158,8 @@ def measure(way: Way, seconds: float, device: str) -> Named:
     sizes = sizes if device == "cpu" else (GPU_BATCH, *sizes[1:])
     model, input = build().train(is_training).to(device), torch.randn(sizes, device=device)
     if channels_last:
-        layout = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
-        model = model.to(memory_format=layout)
-    input = common.in_layout(input, channels_last).requires_grad_(is_training)
+        model = model.to(memory_format=memory_format(True, len(sizes)))
+    input = in_format(input, channels_last).requires_grad_(is_training)
     # Both are copies: a copy of a network may be slower by 1 % than the network itself.
     original, converted = copy.deepcopy(model), dmlpool.nn.convert(model, inplace=False).model
     # Where weights and statistics lie in memory moves a row by 2 %.
@@ -170,13 +175,13 @@ def measure(way: Way, seconds: float, device: str) -> Named:
         torch.cuda.reset_peak_memory_stats()
         call()
         peak[key] = torch.cuda.max_memory_allocated()
-    taken = common.in_turn(calls, seconds, device, least=4)
+    taken = in_turn(calls, seconds, device, least=4)
     row = {"model": name, "sizes": sizes, "compiled": is_compiled, "training": is_training}
     row |= {"channels_last": channels_last, "peak": peak}
     return row | {"seconds": {who: each.median for who, each in taken.items()}}
 
 
-def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
+def compare(original: nn.Module, converted: nn.Module, input: Tensor):
     """Outputs and gradients of both, by float64: in float32 the gradients of a deep network may be
     off by a tenth, so that differences there say nothing."""
     found = []
@@ -185,7 +190,7 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
         precise = input.detach().double().requires_grad_(input.requires_grad)
         with torch.autocast(input.device.type, enabled=False):
             result = contestant(copy.deepcopy(model).double(), False, precise)()
-        output, *gradients = result if isinstance(result, tuple) else (result,)
+        output, *gradients = common.several(result)
         both = [output], [output.new_zeros(0), *gradients]
         found.append([torch.cat([each.flatten() for each in listed]) for listed in both])
     for what, first, second in zip(("outputs", "gradients"), *found, strict=True):
@@ -197,29 +202,27 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor) -> None:
 def markdown(results: Named) -> str:
     """A table of ratios, a line for each network; where and when."""
     rows = results["rows"]
-    found: dict[Any, list[float]] = defaultdict(list)
+    found = defaultdict(list)
     for row in rows:
         for name in (row["model"], "**geometric mean**"):
             found[name, row["compiled"], row["training"], row["channels_last"]].append(ratio(row))
 
-    def cell(*way: Any) -> str:
-        return f"{common.mean(found[way]):.2f}" if way in found else "-"
+    def cell(*way):
+        return f"{mean(found[way]):.2f}" if way in found else "-"
 
     columns = list(itertools.product((False, True), (False, True)))
-    names = [*dict.fromkeys(row["model"] for row in rows), "**geometric mean**"]
     lines = [
         (name, *(f"{cell(name, *way, False)} / {cell(name, *way, True)}" for way in columns))
-        for name in names
+        for name in [*dict.fromkeys(row["model"] for row in rows), "**geometric mean**"]
     ]
     on_cpu = results["conditions"]["device"] == "cpu"
     note = f"Contiguous / channels_last.{' Batches of one.' * on_cpu}"
     table = common.table(["", *(title(*way) for way in columns)], lines)
-    return f"{table}\n\n" + textwrap.fill(f"{note} {common.sentence(results['conditions'])}.", 120)
+    return f"{table}\n\n" + textwrap.fill(f"{note} {sentence(results['conditions'])}.", 120)
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = 'such as "ResNet" or "eager, forward"'
-    parser = common.parser("models", __doc__, 1.0, words)
+    parser = common.parser("models", __doc__, 1.0, 'such as "ResNet" or "eager, forward"')
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -228,7 +231,7 @@ def main(arguments: Sequence[str]) -> int:
         (f"{way[0]} {title(*way[1:3])}", functools.partial(measure, way, seconds, device))
         for way in ways(options.words)
     ]
-    known = common.conditions(device, ["torchvision", "timm"])
+    known = conditions(device, ["torchvision", "timm"])
     rows, status = common.run(options, tasks, known)
     if rows:
         print(markdown({"conditions": known, "rows": rows}))

@@ -4,29 +4,22 @@ It needs no GPU. Kernels are compiled for sm_90 and everything runs as it would 
 on CPU tensors, but what would ask the driver to load or to launch a kernel does nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from benchmarks import common, kernels
-from benchmarks.common import Calls
 from benchmarks.requests import request
+from benchmarks.rows import train
 from torch_dmlpool import backends
 from torch_dmlpool._private import empty_strided_cpu
 from torch_dmlpool.backends import gpu_plans
 from torch_dmlpool.backends import triton as backend
-from torch_dmlpool.timing import Call
-
-SIZES = (1, 8, 4, 4)
 
 
 class Driver(kernels.NoDriver):
@@ -45,30 +38,26 @@ class Driver(kernels.NoDriver):
         return torch.device("cpu")
 
 
-def with_gradient(pool: Callable[[Tensor], Tensor]) -> Call:
-    leaf = torch.zeros(SIZES).requires_grad_()
-    arriving = torch.zeros_like(pool(leaf))
-    return lambda: torch.autograd.grad(pool(leaf), leaf, arriving)
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks overhead", description=__doc__)
     parser.add_argument("--row-seconds", type=float, default=2.0, help="of all calls")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     triton.runtime.driver.set_active(Driver())
-    made: Any = lambda _, plan, dtype: empty_strided_cpu(plan.sizes, plan.strides, dtype)  # noqa: E731
+    made = lambda _, plan, dtype: empty_strided_cpu(plan.sizes, plan.strides, dtype)  # noqa: E731
     backend.new = gpu_plans.new = made  # the twin of what allocates on a GPU
     backend.launch = lambda how, *arguments: backend._run(how, arguments, 0)
     backends.serving = lambda _: backend.BACKEND
     input, layers = torch.zeros(2, 8, 32, 32), dmlpool.nn
-    calls: Calls = {
+    calls = {
         "torch.empty": lambda: torch.empty(2, 8, 16, 16),
         "layer AvgPool2d, 3/2": functools.partial(layers.AvgPool2d(3, 2, 1), input),
         "layer AdaptiveAvgPool2d, 1": functools.partial(layers.AdaptiveAvgPool2d(1), input),
     }
     for who, module in (("", layers), (", ATen on the CPU", torch.nn)):
-        calls[f"max with its gradient, 2/2{who}"] = with_gradient(module.MaxPool2d(2))
+        tensors = torch.zeros(1, 8, 4, 4, requires_grad=True), torch.zeros(1, 8, 2, 2)
+        step = functools.partial(train, module.MaxPool2d(2), *tensors)
+        calls[f"max with its gradient, 2/2{who}"] = step
     for operator in ("avg", "max", "taps", "max grad", "avg grad"):
         for window in ("3/2 p1", "32", "31/1 p15") if operator in ("avg", "max") else ("3/2 p1",):
             asked = request(operator, f"2x8x32x32 {window}")

@@ -4,8 +4,6 @@
 Everything is made of the files in benchmarks/results.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-from benchmarks import calls, common, models
+from benchmarks import calls, models
 from benchmarks.common import (
     ATEN,
     COPY,
@@ -22,8 +20,16 @@ from benchmarks.common import (
     HOST_OF_ATEN,
     OURS,
     PUBLISHED,
+    RESULTS,
+    ROOT,
     T_OF_INDUCTOR,
     Named,
+    count,
+    load,
+    mean,
+    sentence,
+    table,
+    times,
 )
 from benchmarks.rows import PEERS, PLAIN, Result
 
@@ -46,22 +52,20 @@ BY_BANDWIDTH = 4.6 / 3.0
 """How many times as fast as an H100 an H200 copies."""
 
 
-def results(name: str) -> Path:
-    """The file of a command's results."""
-    return common.RESULTS / f"{name}.json"
+def results(name: str) -> Named:
+    """What a command has written; nothing where there is no file."""
+    path = RESULTS / f"{name}.json"
+    return load(path) if path.exists() else {"conditions": {}, "rows": []}
 
 
-def measured(path: Path) -> tuple[Named, list[Result]]:
-    """Conditions and rows of a file; none where there is no file."""
-    if not path.exists():
-        return {}, []
-    data = common.load(path)
-    return data["conditions"], [row for row in map(Result.of, data["rows"]) if row is not None]
+def measured(data: Named) -> tuple[Named, list[Result]]:
+    """Conditions and rows that the table has."""
+    return data["conditions"], list(filter(None, map(Result.of, data["rows"])))
 
 
 def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
     """Geometric means by mode, layout and type, of two rows and more."""
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ratios = defaultdict(lambda: defaultdict(list))
     for result in measured:
         for peer in PEERS:
             ratio = result.ratio(peer)
@@ -70,11 +74,11 @@ def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str
     chosen = [kind for kind in (kinds or ratios) if any(len(r) > 1 for r in ratios[kind].values())]
     peers = [peer for peer in PEERS if any(len(ratios[kind][peer]) > 1 for kind in chosen)]
 
-    def cell(found: list[float]) -> str:
-        return f"{common.times(common.mean(found))} ({len(found)})" if len(found) > 1 else ""
+    def cell(found):
+        return f"{times(mean(found))} ({len(found)})" if len(found) > 1 else ""
 
     lines = [(kind, *(cell(ratios[kind][peer]) for peer in peers)) for kind in chosen]
-    return common.table(("pooling alone, eager", *peers), lines)
+    return table(("pooling alone, eager", *peers), lines)
 
 
 def behind(rows: Sequence[Result]) -> str:
@@ -86,7 +90,7 @@ def behind(rows: Sequence[Result]) -> str:
     for ratio, one in slower:
         ours, theirs = one.seconds[OURS], one.seconds[ATEN]
         close = "; the quartiles overlap" if ours.lower <= theirs.upper else ""
-        lines.append(f"  - {one.row.name}: {common.times(ratio)}{close}")
+        lines.append(f"  - {one.row.name}: {times(ratio)}{close}")
     small = [one for one in rows if one.is_small and ATEN in one.seconds]
     if small:
         worst = max(small, key=lambda one: one.seconds[OURS].median - one.seconds[ATEN].median)
@@ -96,7 +100,7 @@ def behind(rows: Sequence[Result]) -> str:
 
 def rows_of(rows: Sequence[Result], group: str) -> str:
     """A line for each pool of a group, and a column for each mode, layout and peer."""
-    pools: dict[str, dict[str, Result]] = defaultdict(dict)
+    pools = defaultdict(dict)
     for result in rows:
         row = result.row
         if group in row.groups:
@@ -115,7 +119,7 @@ def rows_of(rows: Sequence[Result], group: str) -> str:
         cells = [found[way].compared(peer) if way in found else "" for way, peer in columns]
         lines.append((pool, duration(first.seconds[OURS].median), copy, *cells))
     heads = (way if peer == ATEN else f"{way}: {peer}" for way, peer in columns)
-    return common.table(["pool", "ours", "of copy", *heads], lines)
+    return table(["pool", "ours", "of copy", *heads], lines)
 
 
 def duration(seconds: float) -> str:
@@ -127,25 +131,25 @@ def pages() -> dict[str, str]:
     (known, rows), (beside_known, beside) = map(measured, map(results, ("cpu", "gpu_beside")))
     groups = []
     unshown = rows
-    of_calls = common.load(results("calls"))
+    of_calls = results("calls")
     for group, meaning in SHOWN.items():
         groups.append(f"### {group}: {meaning}\n\n{rows_of(unshown, group)}")
         unshown = [one for one in unshown if group not in one.row.groups]
     parts = dict(
         findings=means(rows, MAIN),
         behind=behind(rows),
-        where=common.sentence(known),
+        where=sentence(known),
         networks=networks(),
-        threads=common.count(known["threads"], "thread"),
+        threads=count(known["threads"], "thread"),
         means=means(rows),
         groups="\n\n".join(groups),
-        **of_gpu(common.load(results("gpu_rows"))),
+        **of_gpu(results("gpu_rows")),
         beside="\n\n".join(rows_of(beside, group) for group in ("overhead", "published")),
-        beside_where=common.sentence(beside_known),
+        beside_where=sentence(beside_known),
         calls=calls.markdown(of_calls),
         calls_least=calls.least(of_calls),
         calls_behind=calls.behind(of_calls),
-        calls_avx2=calls.markdown(common.load(results("calls_avx2"))),
+        calls_avx2=calls.markdown(results("calls_avx2")),
     )
     templates = {page: Path(__file__).with_name(name) for name, page in PAGES.items()}
     return {
@@ -158,7 +162,6 @@ def of_gpu(found: Named) -> dict[str, str]:
     """What the page says of `make gpu`, by the names of its places."""
     known = found["conditions"]
     rows = {row["name"]: row["seconds"] for row in found["rows"]}
-    ends = [f"`{step['name']}` {ending(step)}" for step in found["steps"]]
     tables = [gpu_problems(rows), gpu_calls(found["rows"]), gpu_networks(found["models"])]
     for group in ("lowered", "peers"):
         _, beside = measured(results(f"gpu_{group}"))
@@ -167,7 +170,7 @@ def of_gpu(found: Named) -> dict[str, str]:
     return {
         "gpu": f"{known['machine']['gpu']} ({known['date'].partition('T')[0]}; PyTorch "
         f"{versions['torch']}, Triton {versions['triton']}, CUDA {known['cuda']})",
-        "gpu_steps": ", ".join(ends),
+        "gpu_steps": ", ".join(f"`{step['name']}` {ending(step)}" for step in found["steps"]),
         "gpu_measured": str(len(rows)),
         "gpu_rows": str(len(rows) + len(found["failed"])),
         "gpu_earlier": str(sum("run" in row for row in found["rows"])),
@@ -196,30 +199,30 @@ def gpu_problems(rows: Named) -> str:
             cells += [f"{each:.1f}x ({each / BY_BANDWIDTH:.2f}x)" for each in ratios]
             lines.append((problem, *cells))
     head = "KernelBench's problem|ms|of copy|ATen|published ATen|torch.compile"
-    return common.table(head.split("|"), lines)
+    return table(head.split("|"), lines)
 
 
 def gpu_calls(measured: Sequence[Named]) -> str:
     """Means of the calls of public models; of those that no GPU has measured T alone."""
-    found: dict[str, tuple[list[Named], list[Named]]] = defaultdict(lambda: ([], []))
-    for place, listed in enumerate((measured, common.load(results("expected"))["rows"])):
+    found = defaultdict(lambda: ([], []))
+    for place, listed in enumerate((measured, results("expected")["rows"])):
         for row in listed:
             if "models" in row["groups"]:
                 found[re.split(r" \d", row["name"])[0]][place].append(row["seconds"])
 
-    def ratios(rows: list[Named], of: str, to: str) -> list[float]:
+    def ratios(rows, of, to):
         return [row[of] / row[to] for row in rows if row.keys() >= {of, to}]
 
     lines = []
     for kind, (known, foreseen) in sorted(found.items()):
         atens = ratios(known, ATEN, OURS)
-        mean = f"{common.mean(atens):.2f}x" if atens else ""
+        of_aten = f"{mean(atens):.2f}x" if atens else ""
         others = ratios(known, HOST, HOST_OF_ATEN), ratios(foreseen, T_OF_INDUCTOR, OURS)
         cells = (calls.extremes(each, min) for each in (ratios(known, COPY, OURS), *others))
-        lines.append((kind, len(known), mean, sum(each < 1 for each in atens), *cells))
+        lines.append((kind, len(known), of_aten, sum(each < 1 for each in atens), *cells))
     heads = ["calls of public models, batch 32", "rows", "ATen, mean", "slower than ATen"]
     heads += ["of copy: mean / least", "host over ATen's: mean / least"]
-    return common.table([*heads, "Inductor's T over ours: mean / least"], lines)
+    return table([*heads, "Inductor's T over ours: mean / least"], lines)
 
 
 def gpu_networks(rows: Iterable[Named]) -> str:
@@ -232,7 +235,7 @@ def gpu_networks(rows: Iterable[Named]) -> str:
         cells = *speeds, f"{models.ratio(row):.3f}", *peaks
         lines.append((f"{row['model']} {way} {layout}", *cells))
     head = "training step, bfloat16 autocast|images/s|converted|ratio|peak MiB|converted"
-    return common.table(head.split("|"), lines)
+    return table(head.split("|"), lines)
 
 
 WINDOW = re.compile(r"([a-z ]+) 32x64x112x112 window (\d/\d)(?: pad \d)?(?: (\w+\d))? (\w+)")
@@ -240,35 +243,35 @@ WINDOW = re.compile(r"([a-z ]+) 32x64x112x112 window (\d/\d)(?: pad \d)?(?: (\w+
 
 def gpu_windows(rows: Named) -> str:
     """Shares of a copy's speed, by window."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    found = defaultdict(dict)
     for name, seconds in rows.items():
         if part := WINDOW.fullmatch(name):
             what = part[1], part[3] or "float32", part[4]
             found[", ".join(what)][part[2]] = f"{seconds[COPY] / seconds[OURS]:.2f}"
     sizes = sorted(set(itertools.chain.from_iterable(found.values())))
     lines = [(name, *(cells.get(size, "") for size in sizes)) for name, cells in found.items()]
-    return common.table(["of copy, 32x64x112x112", *sizes], sorted(lines))
+    return table(["of copy, 32x64x112x112", *sizes], sorted(lines))
 
 
 def networks() -> str:
-    return models.markdown(common.load(results("models")))
+    return models.markdown(results("models"))
 
 
-def with_models(text: str, table: str) -> str:
-    """``text`` with ``table`` between its marks."""
+def with_models(text: str, networks: str) -> str:
+    """``text`` with ``networks`` between its marks."""
     marked = re.compile(r"(?<=<!-- models -->\n).*?(?=<!-- /models -->)", flags=re.DOTALL)
     if len(marked.findall(text)) != 1:
         raise ValueError("the README must have <!-- models --> and <!-- /models --> once")
-    return marked.sub(lambda _: f"{table}\n", text)
+    return marked.sub(lambda _: f"{networks}\n", text)
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
     parser.parse_args(arguments)
-    readme = common.ROOT / "README.md"
-    text = with_models(readme.read_text(encoding="utf-8"), networks())
-    readme.write_text(text, encoding="utf-8")
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    readme.write_text(with_models(text, networks()), encoding="utf-8")
     for page, written in pages().items():
-        (common.ROOT / page).write_text(written, encoding="utf-8")
+        (ROOT / page).write_text(written, encoding="utf-8")
     print(f"Written: {readme}, {', '.join(PAGES.values())}")
     return 0

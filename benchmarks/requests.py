@@ -1,9 +1,7 @@
 """Calls of the Triton backend, by rows of rows.txt: what `make gpu` times, checks and compiles."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +10,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks import common
-from benchmarks.common import Sizes
+from benchmarks.common import Sizes, Workload, parsed, select, several
 from torch_dmlpool import tensors
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends import triton as backend
+from torch_dmlpool.tensors import Tensors, in_format
 from torch_dmlpool.timing import Call
+from torch_dmlpool.window import Arguments
 
 
 @dataclass(frozen=True)
@@ -25,37 +24,36 @@ class Request:
     """An operator of a backend, for a row's sizes and its window or output sizes."""
 
     operator: str
-    row: common.Workload
+    row: Workload
 
     @property
     def name(self) -> str:
         return f"{self.operator}{self.row.pool.removeprefix(self.row.family)} {self.row.layout}"
 
     @functools.cached_property
-    def by(self) -> Any:
+    def by(self):
         return self.row.outputs or self.row.geometry
 
     @property
     def sizes(self) -> Sizes:
         return self.row.output_sizes if "grad" in self.operator else self.row.sizes
 
-    def call(self, served: Any, *read: Tensor) -> Any:
+    def call(self, served, *read: Tensor):
         return OPERATORS[self.operator](served, self, *read)
 
-    def prepared(self, device: str = "meta") -> tuple[tuple[Tensor, ...], Call]:
+    def prepared(self, device: str = "meta") -> tuple[Tensors, Call]:
         """What is read, and the call of the backend, which returns what is written."""
         read = [self.row.random(self.sizes, device)]
         if self.operator == "max grad":
             dtype = tensors.tap_dtype(self.by.taps)
             taps = torch.randint(self.by.taps, self.sizes, dtype=dtype, device=device)
-            read.append(common.in_layout(taps, self.row.channels_last))
+            read.append(in_format(taps, self.row.channels_last))
         if self.row.mask:
-            channels = self.sizes[1] if self.row.mask == "element" else 1
-            kept = torch.ones(self.sizes[0], channels, *self.sizes[2:], device=device)
-            read.append(common.in_layout(kept.bool(), self.row.channels_last))
+            kept = torch.ones(self.row.mask_sizes, device=device)
+            read.append(in_format(kept.bool(), self.row.channels_last))
         return tuple(read), functools.partial(self.call, backend.BACKEND, *read)
 
-    def whole_numbers(self) -> tuple[Tensor, ...]:
+    def whole_numbers(self) -> Tensors:
         """What is read, on the CPU: small whole numbers with many ties, NaN in maxima, and winners
         of such. Sums of them are exact, so that averages may differ by the last rounding alone."""
         sizes, dtype = self.sizes, self.row.torch_dtype
@@ -65,27 +63,27 @@ class Request:
         )
         if dtype.is_floating_point and self.row.family.endswith("max") and most > 5:
             input[0, 0].view(-1)[7::97] = float("nan")
-        read = common.in_layout(input, self.row.channels_last)
+        read = in_format(input, self.row.channels_last)
         if self.operator != "max grad":
             return (read,)
         taps = replace(self, operator="taps")
         return read, taps.call(reference.BACKEND, *taps.whole_numbers())[1]
 
 
-def _unpooled(on: Any, of: Request, x: Tensor) -> Any:
+def _unpooled(on, of, x):
     return on.scatter_positions(*_winners(on, of, x), of.row.sizes[2:], False, False)
 
 
-def _winners(on: Any, of: Request, x: Tensor) -> Any:
+def _winners(on, of, x):
     return on.max_pooling_with_indices(x, of.by, torch.int64, True)
 
 
-def _sets(on: Any, _: Request, x: Tensor) -> Any:
+def _sets(on, _, x):
     rows, ends = x.flatten(0, 2), torch.tensor([0, 1, 1, 90, 240], device=x.device)
     return on.segment_sums(rows, ends, None, True), *on.segment_maxima(rows, ends, None, False)
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS = {
     "max": lambda on, of, x, *mask: on.max_pooling(x, of.by, *mask),
     "indices": _winners,
     "unpool": _unpooled,
@@ -119,7 +117,7 @@ ASKED = {
 """What rows ask for that are not the forward operator of inference."""
 
 
-def requests(rows: Iterable[common.Workload]) -> list[Request]:
+def requests(rows: Iterable[Workload]) -> list[Request]:
     """What the rows ask for, each once."""
     found = [
         Request(operator, row)
@@ -133,31 +131,31 @@ def requests(rows: Iterable[common.Workload]) -> list[Request]:
 def request(operator: str, text: str) -> Request:
     """An operator for a row as the table has it, such as ``2x8x32x32 3/2 p1 f float16``."""
     family = "average" if "avg" in operator or operator == "adaptive grad" else "max"
-    (row,) = common.parsed(f"prepared {family} {text}")
+    (row,) = parsed(f"prepared {family} {text}")
     return Request(operator, row)
 
 
 def rows() -> list[Request]:
     """What is measured: first what no GPU has measured, then the others."""
-    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in common.select("models")]
+    models = [replace(each, sizes=(32, *each.sizes[1:])) for each in select("models")]
     folds = [each for each in models if each.outputs]
-    found = common.select("halves")
+    found = select("halves")
     found += [replace(each, channels_last=True) for each in folds]
     found += [replace(each, mode="training") for each in models]
-    found += [each for each in common.select("masks") if each.mode == "forward"]
-    return requests([*found, *common.select("kernelbench"), *models, *common.select("windows")])
+    found += [each for each in select("masks") if each.mode == "forward"]
+    return requests([*found, *select("kernelbench"), *models, *select("windows")])
 
 
 def checked(types: bool = True) -> list[Request]:
     """What is compared with the reference: a call of each kernel, rank and layout, and with
     ``types`` each operator in each of its data types too."""
-    return requests(common.select("smoke, smoke_types" if types else "smoke"))
+    return requests(select("smoke, smoke_types" if types else "smoke"))
 
 
 @contextmanager
-def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
+def launches() -> Iterator[list[tuple[Any, Arguments]]]:
     """Inside, what the backend would launch on an H200 is listed, with its operands, not run."""
-    found: list[tuple[Any, tuple[Any, ...]]] = []
+    found = []
     with (
         mock.patch.object(backend, "runs_ptx", return_value=True),
         mock.patch.object(backend, "launch", lambda how, *operands: found.append((how, operands))),
@@ -165,7 +163,7 @@ def launches() -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
         yield found
 
 
-def kernels_of(asked: Iterable[Request]) -> list[tuple[Any, ...]]:
+def kernels_of(asked: Iterable[Request]) -> list[Arguments]:
     """The kernels that are launched, each once, with names of data types: what compiles it has no
     PyTorch."""
     with launches() as launched:
@@ -179,13 +177,9 @@ def kernels_of(asked: Iterable[Request]) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(found))
 
 
-def compare(expected: Any, found: Any) -> None:
+def compare(expected, found):
     """Raise an AssertionError that says what differs, if anything; averages may differ by two units
     in the last place."""
-    for wanted, got in zip(listed(expected), listed(found), strict=True):
+    for wanted, got in zip(several(expected), several(found), strict=True):
         allowed = 2 * torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0.0
         torch.testing.assert_close(got.cpu(), wanted, rtol=allowed, atol=0.0, equal_nan=True)
-
-
-def listed(results: Any) -> tuple[Tensor, ...]:
-    return results if isinstance(results, tuple) else (results,)

@@ -4,17 +4,15 @@ rows.txt has every row. A row's contestants are first compared: maxima, indices 
 averages must be equal, other results equal except for rounding. Then their calls take turns.
 """
 
-from __future__ import annotations
-
 import ctypes
-import functools
 import importlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,15 +23,23 @@ from benchmarks import common
 from benchmarks.common import (
     ATEN,
     COPY,
+    GROUPS,
     OURS,
+    SMALL_SECONDS,
     WORKLOADS,
     Calls,
     Disagreement,
     Named,
-    Sizes,
     Workload,
+    compiled,
+    conditions,
+    in_turn,
+    rotating,
     select,
+    several,
+    times,
 )
+from torch_dmlpool.tensors import TensorFunction, Tensors, in_format
 from torch_dmlpool.timing import Call, Times
 
 PLAIN, ONNX_RUNTIME, CUDNN = "without a mask", "ONNX Runtime", "cuDNN"
@@ -41,7 +47,7 @@ COMPILED = INDUCTOR, LOWERED, CALLED = "torch.compile", "ours, compiled", "ours,
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
-Pool = Callable[[Tensor], Any]
+Pool = TensorFunction
 
 
 class Absent(Exception):  # noqa: N818 - a peer that takes no part, and why
@@ -58,9 +64,9 @@ class Problem:
     mask: Tensor | None
 
 
-def problem(row: Workload, device: str, seed: int = 0) -> Problem:
-    """Fresh tensors for a row; the same seed gives the same ones."""
-    generator = torch.Generator(device).manual_seed(seed)
+def problem(row: Workload, device: str) -> Problem:
+    """Fresh tensors for a row, always the same ones."""
+    generator = torch.Generator(device).manual_seed(0)
     needed = math.prod(row.sizes) * row.torch_dtype.itemsize
     number = 1 if "overhead" in row.groups else max(1, min(3, 2**30 // needed))
     inputs = [row.random(row.sizes, device, generator) for _ in range(number)]
@@ -69,13 +75,13 @@ def problem(row: Workload, device: str, seed: int = 0) -> Problem:
         with warnings.catch_warnings():  # these types are deprecated, and measured while they exist
             warnings.simplefilter("ignore", UserWarning)
             pack = torch._make_per_tensor_quantized_tensor
-            packed = [pack(input, SCALE, ZERO_POINTS[row.dtype]) for input in inputs]
-        inputs = [common.in_layout(each, row.channels_last) for each in packed]
+            inputs = [
+                in_format(pack(input, SCALE, ZERO_POINTS[row.dtype]), row.channels_last)
+                for input in inputs
+            ]
     mask = None
     if row.mask:
-        of_channels = row.sizes[1] if row.mask == "element" else 1
-        sizes = (row.sizes[0], of_channels, *row.sizes[2:])
-        mask = torch.rand(sizes, generator=generator, device=device) < 0.5
+        mask = torch.rand(row.mask_sizes, generator=generator, device=device) < 0.5
     return Problem(row, inputs, gradients if row.mode == "training" else [], mask)
 
 
@@ -84,9 +90,9 @@ def ours(problem: Problem) -> Pool:
     row, mask = problem.row, problem.mask
     if row.mode != "quantized":
         pool = row.pool_of(dmlpool.nn.functional)
-        return pool if mask is None else functools.partial(pool, mask=mask)
+        return pool if mask is None else partial(pool, mask=mask)
     window = row.window, row.stride, row.padding, row.padding
-    how: Named = {"include_padding": row.include_padding, "ceil_mode": row.ceil_mode}
+    how = {"include_padding": row.include_padding, "ceil_mode": row.ceil_mode}
     return lambda x: dmlpool.quantized_average_pooling(x, *window, **how)
 
 
@@ -98,7 +104,7 @@ def aten(problem: Problem) -> Pool:
     if mask is not None and row.family == "max":
         return lambda x: pool(torch.where(mask, x, -math.inf))
     if mask is not None:
-        sums = functools.partial(pool, divisor_override=1)
+        sums = partial(pool, divisor_override=1)
         return lambda x: sums(torch.where(mask, x, 0)) / sums(mask.to(x.dtype)).clamp(min=1)
     is_half_volume = row.family == "average" and row.rank == 3 and row.torch_dtype.itemsize == 2
     if is_half_volume and problem.inputs[0].is_cpu:
@@ -116,37 +122,35 @@ def bound(pool: Pool, problem: Problem) -> list[Call]:
     """Calls of a pool on each input, in the row's mode."""
     if problem.row.mode == "training":
         pairs = zip(problem.inputs, problem.gradients, strict=True)
-        return [functools.partial(train, pool, x.detach().requires_grad_(), g) for x, g in pairs]
+        return [partial(train, pool, x.detach().requires_grad_(), g) for x, g in pairs]
     leaves = problem.inputs
     if problem.row.mode == "recorded":
         leaves = [input.detach().requires_grad_() for input in problem.inputs]
-    return [functools.partial(pool, input) for input in leaves]
+    return [partial(pool, input) for input in leaves]
 
 
-def _copies(problem: Problem) -> list[Call]:
+def _copies(problem):
     """Copies that move as many bytes, to memory that is there already."""
     elements = problem.row.bytes_moved // 8
     sources = [input.new_ones(elements, dtype=torch.float32) for input in problem.inputs]
     destination = torch.empty_like(sources[0])
-    return [functools.partial(destination.copy_, source) for source in sources]
+    return [partial(destination.copy_, source) for source in sources]
 
 
-def _plain(problem: Problem) -> list[Call]:
+def _plain(problem):
     if problem.mask is None:
         raise Absent("in rows with a mask alone")
     return bound(ours(replace(problem, mask=None)), problem)
 
 
-def _compiled(
-    pool_of: Callable[[Problem], Pool], problem: Problem, lowers: bool = True
-) -> list[Call]:
+def _compiled(pool_of, problem, lowers=True):
     """Static shapes and one graph per row: the best that Inductor makes of a pool. It is compiled
     at its first call."""
     dmlpool.inductor.lower(lowers)
-    return bound(common.compiled(pool_of(problem), fullgraph=True), problem)
+    return bound(compiled(pool_of(problem), fullgraph=True), problem)
 
 
-def _onnx_runtime(problem: Problem) -> list[Call]:
+def _onnx_runtime(problem):
     """A session on a one-node model, its input bound beforehand."""
     row = problem.row
     if row.mode in ("training", "recorded") or row.mask:
@@ -168,7 +172,7 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
         session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
         raise Absent(f"has no kernel for {row.dtype}") from None
-    calls: list[Call] = []
+    calls = []
     for input in problem.inputs:
         dense = input.int_repr() if input.is_quantized else input
         array = dense.movedim(1, -1).numpy() if row.channels_last else dense.numpy()
@@ -182,14 +186,13 @@ def _onnx_runtime(problem: Problem) -> list[Call]:
 
 def onnx_model(row: Workload) -> bytes:
     """The row's operator: ONNX's own, or ONNX Runtime's QLinearAveragePool."""
-    parser = importlib.import_module("onnx.parser")
     kind = {"float32": "float", "float64": "double"}.get(row.dtype, row.dtype)
 
-    def tensor(name: str, kind: str, sizes: Sizes) -> str:
+    def tensor(name, kind, sizes):
         ordered = (sizes[0], *sizes[2:], sizes[1]) if row.channels_last else sizes
         return f"{kind}{list(ordered)} {name}"
 
-    how: Named = {"kernel_shape": list(row.window), "strides": list(row.stride)}
+    how = {"kernel_shape": list(row.window), "strides": list(row.stride)}
     how |= {"pads": [*row.padding, *row.padding], "ceil_mode": int(row.ceil_mode)}
     name, inputs, constants = "MaxPool", "input", ""
     if row.family == "average":
@@ -208,10 +211,10 @@ def onnx_model(row: Workload) -> bytes:
     text = f"""<ir_version: 10, opset_import: ["": 22, "com.microsoft": 1]>
         pooling ({tensor("input", kind, row.sizes)}) => ({results}) {constants}
         {{ {", ".join(outputs)} = {name} <{attributes}> ({inputs}) }}"""
-    return parser.parse_model(text).SerializeToString()
+    return importlib.import_module("onnx.parser").parse_model(text).SerializeToString()
 
 
-def _cudnn(problem: Problem) -> list[Call]:
+def _cudnn(problem):
     """cuDNN 9's pooling, from the library that PyTorch for CUDA brings; PyTorch itself does not use
     it. Modes: maxima 0, averages that count padding 1, others 2; NaN is passed on (1). It pools two
     or three axes."""
@@ -226,19 +229,19 @@ def _cudnn(problem: Problem) -> list[Call]:
     except (ImportError, OSError) as reason:
         raise Absent(f"not installed: {reason}") from None
 
-    def call(name: str, *arguments: Any) -> None:
+    def call(name, *arguments):
         if code := getattr(library, name)(*arguments):
             raise RuntimeError(f"{name} returns {code}")
 
-    def new(name: str) -> ctypes.c_void_p:
+    def new(name):
         pointer = ctypes.c_void_p()
         call(name, ctypes.byref(pointer))
         return pointer
 
-    def array(numbers: Sequence[int]) -> Any:
+    def array(numbers):
         return (ctypes.c_int * len(numbers))(*numbers)
 
-    def described(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    def described(tensor):
         tensor = tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
         about = new("cudnnCreateTensorDescriptor")
         kind = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}[tensor.dtype]
@@ -258,17 +261,17 @@ def _cudnn(problem: Problem) -> list[Call]:
     output = torch.empty_like(aten(problem)(problem.inputs[0]))
     target = described(output)
 
-    def run(_: Tensor, source: tuple[Any, ...]) -> Tensor:
+    def run(_, source):
         call("cudnnPoolingForward", handle, window, one, *source, zero, *target)
         return output
 
-    return [functools.partial(run, input, described(input)) for input in problem.inputs]
+    return [partial(run, input, described(input)) for input in problem.inputs]
 
 
-def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem], list[Call]]:
+def _filter(library, dilated):
     """The maximum filter of a library, which writes each plane to memory that is there already."""
 
-    def calls(problem: Problem) -> list[Call]:
+    def calls(problem):
         if "filters" not in problem.row.groups:
             raise Absent("in the group filters alone")
         try:
@@ -277,25 +280,25 @@ def _filter(library: str, dilated: Callable[..., object]) -> Callable[[Problem],
             raise Absent(f"not installed: {reason}") from None
         box, output = torch.ones(problem.row.window).byte(), torch.empty_like(problem.inputs[0])
 
-        def run(input: Tensor) -> Tensor:
+        def run(input):
             for plane, written in zip(input.flatten(0, 1), output.flatten(0, 1), strict=True):
                 dilated(known, plane, box, written)
             return output
 
-        return [functools.partial(run, input) for input in problem.inputs]
+        return [partial(run, input) for input in problem.inputs]
 
     return calls
 
 
-PEERS: dict[str, Callable[[Problem], list[Call]]] = {
+PEERS = {
     ATEN: lambda problem: bound(aten(problem), problem),
     OURS: lambda problem: bound(ours(problem), problem),
     COPY: _copies,
     PLAIN: _plain,
     ONNX_RUNTIME: _onnx_runtime,
-    INDUCTOR: functools.partial(_compiled, aten),
-    LOWERED: functools.partial(_compiled, ours),
-    CALLED: functools.partial(_compiled, ours, lowers=False),
+    INDUCTOR: partial(_compiled, aten),
+    LOWERED: partial(_compiled, ours),
+    CALLED: partial(_compiled, ours, lowers=False),
     CUDNN: _cudnn,
     "SciPy": _filter(
         "scipy.ndimage",
@@ -314,17 +317,17 @@ PEERS: dict[str, Callable[[Problem], list[Call]]] = {
 UNCOMPARED = COPY, PLAIN
 
 
-def results(row: Workload, returned: Any) -> tuple[Tensor, ...]:
+def results(row: Workload, returned) -> Tensors:
     """What a contestant returned, as tensors without scales."""
     if hasattr(returned, "copy_outputs_to_cpu"):  # of ONNX Runtime, whose indices count over all
         values, *indices = (torch.tensor(array) for array in returned.copy_outputs_to_cpu())
         values = values.movedim(-1, 1) if row.channels_last else values
         returned = (values, *(index % math.prod(row.sizes[2:]) for index in indices))
-    listed = returned if isinstance(returned, tuple) else (returned,)
-    return tuple((one.int_repr() if one.is_quantized else one).detach() for one in listed)
+    found = several(returned)
+    return tuple((one.int_repr() if one.is_quantized else one).detach() for one in found)
 
 
-def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]):
     """Maxima, indices and quantized averages exactly; other averages and gradients within a few
     roundings: sums are grouped and rounded in different places."""
     for part, (wanted, got) in enumerate(zip(expected, found, strict=True)):
@@ -340,17 +343,15 @@ def compare(row: Workload, expected: Sequence[Tensor], found: Sequence[Tensor]) 
             raise Disagreement(f"{what} differ by up to {error:.3g}")
 
 
-def contestants(
-    problem: Problem, names: Sequence[str] = tuple(PEERS)
-) -> tuple[Calls, dict[str, str]]:
+def contestants(problem: Problem, names: Sequence[str]) -> tuple[Calls, dict[str, str]]:
     """Everybody's calls, tried once and compared; and who takes no part, and why.
 
     Raises:
         Disagreement: Our own result is not the reference's.
     """
     row, expected = problem.row, None
-    calls: Calls = {}
-    skipped: dict[str, str] = {}
+    calls = {}
+    skipped = {}
     for name in names:
         try:
             listed = PEERS[name](problem)
@@ -368,7 +369,7 @@ def contestants(
             first = str(reason).strip().partition("\n")[0][:160]
             skipped[name] = f"wrong: {first}" if is_wrong else f"failed: {first}"
         else:
-            calls[name] = common.rotating(listed)
+            calls[name] = rotating(listed)
     return calls, skipped
 
 
@@ -380,7 +381,7 @@ class Result:
     seconds: dict[str, Times]
 
     @classmethod
-    def of(cls, data: Named) -> Result | None:
+    def of(cls, data: Named) -> Self | None:
         """A row of the file that :func:`main` writes; None where the table has no such row."""
         row = next((row for row in WORKLOADS if row.name == data["name"]), None)
         seconds = {name: Times(*taken) for name, taken in data["seconds"].items()}
@@ -390,7 +391,7 @@ class Result:
     def is_small(self) -> bool:
         """By the lower quartile, as a busy machine can stretch the shortest call."""
         reference = self.seconds.get(ATEN, self.seconds[OURS])
-        return "overhead" in self.row.groups or reference.lower < common.SMALL_SECONDS
+        return "overhead" in self.row.groups or reference.lower < SMALL_SECONDS
 
     def ratio(self, peer: str) -> float | None:
         """How many times as long as ours the peer takes."""
@@ -410,7 +411,7 @@ class Result:
             return ""
         if self.is_small:
             return f"{(self.seconds[OURS].median - self.seconds[peer].median) * 1e6:+.1f} µs"
-        return f"**{common.times(ratio)}**" if ratio < 1 and peer != PLAIN else common.times(ratio)
+        return f"**{times(ratio)}**" if ratio < 1 and peer != PLAIN else times(ratio)
 
 
 def measure(row: Workload, names: Sequence[str], device: str, seconds: float) -> Named:
@@ -419,11 +420,11 @@ def measure(row: Workload, names: Sequence[str], device: str, seconds: float) ->
     broken = {
         k: why for k, why in skipped.items() if why.startswith(("wrong", "failed", "not inst"))
     }
-    return {"seconds": common.in_turn(calls, seconds, device), "skipped": broken}
+    return {"seconds": in_turn(calls, seconds, device), "skipped": broken}
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = f"text of names, or groups: all, {', '.join(common.GROUPS)}"
+    words = f"text of names, or groups: all, {', '.join(GROUPS)}"
     parser = common.parser("rows", __doc__, 1.5, words)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true", help="torch.compile too: seconds a row")
@@ -431,8 +432,8 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(options.threads)
     names = [name for name in PEERS if options.compile or name not in COMPILED]
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
-    packages = ["onnxruntime"] if ONNX_RUNTIME in names else []
     how = names, options.device, options.row_seconds
-    chosen = select(options.words or "all")
-    tasks = [(row.name, functools.partial(measure, row, *how)) for row in chosen]
-    return common.run(options, tasks, common.conditions(options.device, packages))[1]
+    tasks = [(row.name, partial(measure, row, *how)) for row in select(options.words or "all")]
+    return common.run(
+        options, tasks, conditions(options.device, {"onnxruntime"} if ONNX_RUNTIME in names else ())
+    )[1]

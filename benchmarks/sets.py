@@ -1,14 +1,9 @@
 """Pools of tokens, ragged sets and frames of real models, beside what people write: rows of
 ``python -m benchmarks calls tokens``."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import torch_dmlpool as dmlpool
 from benchmarks.common import ATEN, OURS, Calls, Disagreement
@@ -35,7 +30,7 @@ def calls(pool: str, mode: str, device: str = "cpu") -> Calls:
     weights = kept.unsqueeze(-1).to(x.dtype)
     count = weights.sum(1)
     mean = lambda x: (x * weights).sum(1) / count  # noqa: E731
-    pools: dict[str, Callable[..., Any]] = {
+    pools = {
         ATEN: mean,
         OURS: lambda x: dmlpool.token_pooling(x, kept),
         PRODUCT: lambda x: torch.bmm(weights.mT / count[:, None], x)[:, 0],
@@ -55,11 +50,11 @@ def calls(pool: str, mode: str, device: str = "cpu") -> Calls:
             OURS: lambda x: dmlpool.segment_pooling(x, ends),
         }
 
-    def call(formula: Callable[[Tensor], Tensor]) -> Any:
+    def call(formula):
         result = formula(x)
         return torch.autograd.grad(result, x, gradient)[0] if x.requires_grad else result
 
-    made: Calls = {who: functools.partial(call, formula) for who, formula in pools.items()}
+    made = {who: functools.partial(call, formula) for who, formula in pools.items()}
     expected, *others = (each() for each in made.values())
     for found in others:
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True):

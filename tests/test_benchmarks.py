@@ -83,7 +83,7 @@ def test_rows_are_measured_and_shown(tmp_path, capsys):
     )
     names = [row.name for row in rows.select("max 1x1x4x4 window 2/2")]
     assert all(name in capsys.readouterr().out for name in names[:1])
-    known, results = report.measured(path)
+    known, results = report.measured(common.load(path))
     assert [result.row.name for result in results] == names
     assert known["threads"] == 1
     for result in results:
@@ -211,7 +211,7 @@ def test_a_call_behind_aten_is_measured_again(monkeypatch):
         times = {rows.ATEN: 100e-6, rows.OURS: ours}
         return {who: common.Times(each, each, each) for who, each in times.items()}
 
-    monkeypatch.setattr(common, "in_turn", in_turn)
+    monkeypatch.setattr(calls, "in_turn", in_turn)
     row = calls.Row("max forward contiguous batch=1 threads=1", 1, dict)
     assert calls.measure(row, 1.0)["seconds"][rows.OURS] == 100e-6
     assert taken == [1.0, calls.LONGER]

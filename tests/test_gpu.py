@@ -224,7 +224,8 @@ def test_what_runs_wrote_becomes_results_and_tables(tmp_path, monkeypatch):
         "avg 32x64x112x112 window 3/2 pad 1 contiguous",
         "taps 32x8x4x4 window 3/2 contiguous",
     ]
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    for module in (gpu, report):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     folders = [tmp_path / "1", tmp_path / "2"]
     for folder, measured in zip(folders, (names[:2], names[2:3]), strict=True):
         folder.mkdir()

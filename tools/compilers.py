@@ -62,7 +62,7 @@ OF_GCC = [
 
 OF_WHEELS = [
     # A loop that is marked as one of vectors, and of which Clang makes none, is an error.
-    "-Werror=pass-failed",
+    "-Werror=pass-failed"
 ]
 OF_ZIG_ON_LINUX = [
     # What is handed out has no symbols but those that it exports.
@@ -81,7 +81,7 @@ class Compiler(NamedTuple):
     is_clang: bool
     is_zig: bool
 
-    def link(self, sources: Iterable[str], target: Path, flags: Sequence[str]) -> None:
+    def link(self, sources: Iterable[str], target: Path, flags: Sequence[str]):
         """Build the shared library ``target``, which exports what the sources name ``dmlpool_…``
         alone. What the linker leaves beside it stays in a folder that is removed.
         """
@@ -104,7 +104,7 @@ class Compiler(NamedTuple):
             list(pool.map(self.run, commands))  # which raises what a command has raised
         return objects
 
-    def run(self, arguments: Sequence[str]) -> None:
+    def run(self, arguments: Sequence[str]):
         """Call the compiler; the last argument is what it writes."""
         environment = dict(os.environ)
         if self.is_zig:
@@ -114,7 +114,7 @@ class Compiler(NamedTuple):
         command = [*self.command, *arguments[:-1], "-o", arguments[-1]]
         subprocess.run(command, check=True, env=environment)
 
-    def _linked(self, sources: Sequence[str], folder: Path) -> list[str]:
+    def _linked(self, sources, folder):
         """Flags of the platform's linker, among them the list of exported functions."""
         texts = [Path(source).read_text(encoding="utf-8") for source in sources]
         names = sorted(exported_by("".join(texts)))
@@ -205,7 +205,7 @@ def own_target() -> str:
 def described(command: Sequence[str]) -> Compiler:
     """The compiler that this command calls, by what it says of itself."""
     is_zig = "ziglang" in command or Path(command[0]).stem == "zig"
-    asked = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    asked = subprocess.run([*command, "--version"], capture_output=True, text=True)
     return Compiler(tuple(command), is_zig or "clang" in asked.stdout, is_zig)
 
 
@@ -226,10 +226,10 @@ def can_be_had(requirement: str) -> bool:
     asked: it is told what to get.
     """
     pip = [sys.executable, "-I", "-m", "pip", "--retries", "0", "--timeout", "10"]
-    if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
+    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
         return True
     wanted = ["install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary", ":all:"]
-    asked = subprocess.run([*pip, *wanted, requirement], capture_output=True, check=False)
+    asked = subprocess.run([*pip, *wanted, requirement], capture_output=True)
     return asked.returncode == 0
 
 

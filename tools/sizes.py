@@ -13,11 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 79_650,
-    "kernels/cpu/*.[ch]*": 59_430,
+    "torch_dmlpool/**/*.py": 78_000,
+    "kernels/cpu/*.[ch]*": 57_850,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_600,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 27_600,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 26_390,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -30,7 +30,7 @@ def tokens(path: Path) -> int:
     if path.suffix != ".py":
         text = re.sub(r"//.*", "", re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL))
         return len(re.findall(r"\w+|[^\w\s]", text))
-    documented: set[int] = set()
+    documented = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             for line in node.body:

@@ -52,7 +52,7 @@ def built(platforms: list[str]) -> list[Path]:
     shutil.rmtree(DIST, ignore_errors=True)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST)]
     subprocess.run([*build, "--sdist", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
-    (source,) = (DIST).glob("*.tar.gz")
+    (source,) = DIST.glob("*.tar.gz")
     caches = {f"ZIG_{kind}_CACHE_DIR": str(ROOT / "build" / "zig") for kind in ("GLOBAL", "LOCAL")}
     for platform in platforms:
         print(f"building {platform}", flush=True)
@@ -64,7 +64,7 @@ def built(platforms: list[str]) -> list[Path]:
             environment.pop("CXX", None)
             command = [*build, "--wheel", str(unpacked)]
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    return sorted((DIST).glob("*.whl"))
+    return sorted(DIST.glob("*.whl"))
 
 
 def complaints(wheel: Path) -> Iterator[str]:
@@ -98,7 +98,7 @@ def complaints(wheel: Path) -> Iterator[str]:
 
 def asked(*command: str) -> subprocess.CompletedProcess[str]:
     """What a Python program prints, and its exit status."""
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.run([sys.executable, "-m", *command], **how)
 
 

@@ -74,7 +74,7 @@ def __dir__() -> list[str]:
 
 if not TYPE_CHECKING:  # a type checker would take every name to exist
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str, module: str = __name__) -> Any:
         """Say where a name is that was looked for here: torch.nn's are in ``torch_dmlpool.nn``."""
         public = {"": __all__, "nn.": nn.__all__, "nn.functional.": nn.functional.__all__}
-        return _keywords.missing(__name__, name, public)
+        return _keywords.missing(module, name, public)

@@ -96,14 +96,10 @@ def _empty_strided(device: str, sizes: Any, strides: Any, dtype: torch.dtype) ->
 
 try:
     # Tensors for results on the CPU, in half the time of torch.empty_strided.
-    from torch._C._dynamo.guards import (  # type: ignore[attr-defined]
-        _empty_strided_cpu as empty_strided_cpu,
-    )
+    from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu  # type: ignore[attr-defined]
 
     # The same on the current GPU.
-    from torch._C._dynamo.guards import (  # type: ignore[attr-defined]
-        _empty_strided_cuda as empty_strided_cuda,
-    )
+    from torch._C._dynamo.guards import _empty_strided_cuda as empty_strided_cuda  # type: ignore[attr-defined]
 except ImportError:  # a PyTorch whose generated code allocates otherwise
     empty_strided_cpu = partial(_empty_strided, "cpu")
     empty_strided_cuda = partial(_empty_strided, "cuda")

@@ -85,10 +85,9 @@ def for_onnx(window: Window, sizes: Sizes, include_padding: bool = False) -> Any
     if window.axes[0].ceil_mode:
         along = list(window.along(sizes))
         plain = Window.directml(window.rank, *window.arguments[:-1])
-        pairs = plain.along(along)
         if all(
             type(size) is int and one.output_size(size) == axis.output_size(size)
-            for one, (axis, size) in pairs
+            for one, (axis, size) in plain.along(along)
         ):
             window = plain
         elif counts_padding or any(starts_past(*each) for each in along):

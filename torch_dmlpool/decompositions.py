@@ -1,7 +1,7 @@
 """Decompositions of the operators into ATen's, for programs that run without this package."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch_dmlpool._private import OpOverload
 from torch_dmlpool.backends import aten, reference
 from torch_dmlpool.backends.reductions import are_ints, covers
 from torch_dmlpool.registry import OPERATORS
-from torch_dmlpool.window import AXIS_NAMES, Function, Sizes, Window
+from torch_dmlpool.window import AXIS_NAMES, Arguments, Divisor, Function, Sizes, Window
 
 __all__ = ["decompositions"]
 _ATEN = torch.ops.aten
@@ -27,9 +27,7 @@ _DYNAMIC = (
 all operators."""
 
 
-def decompositions(
-    *, pools: Literal["aten", "slices"] = "aten"
-) -> dict[OpOverload, Callable[..., Any]]:
+def decompositions(*, pools: Literal["aten", "slices"] = "aten") -> dict[OpOverload, Function]:
     """The table with which ``ExportedProgram.run_decompositions`` replaces the pooling operators by
     ATen's.
 
@@ -70,7 +68,7 @@ def decompositions(
 
 
 def _decomposed(
-    operator: Any, given: Sequence[Any], pool: Function | None, dynamic: Sequence[str]
+    operator: Any, given: Arguments, pool: Function | None, dynamic: Sequence[str]
 ) -> Any:
     """The results of ATen's ``pool`` for a call of ``operator``, or else of the reference backend.
     NotImplemented, which keeps the call, if image sizes are dynamic, ATen has no such pool and
@@ -94,23 +92,19 @@ def _decomposed(
         if results is not None:
             return results
     if operator.name in dynamic or is_known:
-        if before is not None:
-            _check_dynamic(window, input.shape[2:])
+        sizes = zip(input.shape[2:], AXIS_NAMES[rank], strict=True)
+        for axis, (size, dimension) in window.along(sizes) if before is not None else ():
+            if type(axis.window) is not int and not covers(axis, size):
+                raise ValueError(
+                    "window_size depends on dynamic sizes in spatial dimension "
+                    f"{dimension}: it can be decomposed if it is a number, or if it covers the "
+                    "whole dimension without padding"
+                )
         return operator.kernel_of(reference.BACKEND)(*arguments)
     return NotImplemented
 
 
-def _check_dynamic(window: Window, sizes: Sizes) -> None:
-    """Raise an error for windows of dynamic sizes that cover no whole dimension."""
-    for axis, size, dimension in zip(window.axes, sizes, AXIS_NAMES[window.rank], strict=True):
-        if type(axis.window) is not int and not covers(axis, size):
-            raise ValueError(
-                f"window_size depends on dynamic sizes in spatial dimension {dimension}: it can be "
-                "decomposed if it is a number, or if it covers the whole dimension without padding"
-            )
-
-
-def for_onnx(operator: Any, given: Sequence[Any]) -> Any:
+def for_onnx(operator: Any, given: Arguments) -> Any:
     """The results in a program that PyTorch writes for ONNX by its own translations alone.
 
     These write plain maxima and averages right, but leave divisors out, fix the sizes of adaptive
@@ -123,20 +117,19 @@ def for_onnx(operator: Any, given: Sequence[Any]) -> Any:
 
 
 def _averages_in_onnx(
-    input: Tensor, window: Window, include_padding: bool, divisor: int | None
+    input: Tensor, window: Window, include_padding: bool, divisor: Divisor
 ) -> Tensor | None:
     same = counterparts.for_onnx(window, input.shape[2:], include_padding)
-    is_same = same is not None and divisor is None
-    return _averages(input, same[0], same[1], None) if is_same else None
+    return _averages(input, same[0], same[1], None) if same and divisor is None else None
 
 
 def _maxima_in_onnx(input: Tensor, window: Window) -> Tensor | None:
     same = counterparts.for_onnx(window, input.shape[2:])
-    return None if same is None else _maxima(input, same[0])
+    return same and _maxima(input, same[0])
 
 
 def _averages(
-    input: Tensor, window: Window, include_padding: bool, divisor: int | None
+    input: Tensor, window: Window, include_padding: bool, divisor: Divisor
 ) -> Tensor | None:
     rank = window.rank
     if divisor is None and all(itertools.starmap(covers, window.along(input.shape[2:]))):
@@ -152,16 +145,14 @@ def _averages(
 
 def _maxima(input: Tensor, window: Window) -> Tensor | None:
     found = aten.max_pooled(input, window)
-    return None if found is None else found[0]
+    return found and found[0]
 
 
 def _maxima_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Any:
     found = aten.max_pooled(input, window)
-    if found is None:
-        return None
-    return found[0], tensors.numbered(found[1], input.shape, index_dtype, per_plane)
+    return found and (found[0], tensors.numbered(found[1], input.shape, index_dtype, per_plane))
 
 
 def _bins(pools: Sequence[OpOverload], input: Tensor, output_sizes: Sizes) -> Any:
@@ -172,8 +163,7 @@ def _bin_averages(input: Tensor, output_sizes: Sizes) -> Any:
     pools = _ATEN._adaptive_avg_pool2d.default, _ATEN._adaptive_avg_pool3d.default
     # ATen adds volumes of half precision in half precision (rule A4).
     wide = tensors.widened(input) if input.dim() == 5 else input
-    averages: Tensor = _bins(pools, wide, output_sizes)
-    return averages.to(input.dtype)
+    return _bins(pools, wide, output_sizes).to(input.dtype)
 
 
 def _bin_maxima(input: Tensor, output_sizes: Sizes) -> Any:

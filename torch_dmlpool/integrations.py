@@ -4,12 +4,12 @@ Each loads the integration when it is first needed.
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torch_dmlpool import inductor
+from torch_dmlpool.window import Arguments
 
 
 def prepare_compiler(operator: Any) -> None:
@@ -32,7 +32,7 @@ def prepare_compiler(operator: Any) -> None:
         raise _missing_translations(operator)
 
 
-def taken_apart_for_onnx(operator: Any, arguments: Sequence[Any]) -> Any:
+def taken_apart_for_onnx(operator: Any, arguments: Arguments) -> Any:
     """The results by ATen's operators where an export to ONNX has no translation of ``operator``;
     else NotImplemented.
     """
@@ -60,8 +60,7 @@ def _missing_translations(operator: Any) -> TypeError:
     """The error that says what ``torch.onnx.export`` needs for an operator that stays in the
     program.
     """
-    table = "custom_translation_table=torch_dmlpool.onnx.translations()"
     return TypeError(
-        f"torch.onnx.export needs {table} for {operator.name}: PyTorch's own translations write no "
-        "such pool"
+        "torch.onnx.export needs custom_translation_table=torch_dmlpool.onnx.translations() for "
+        f"{operator.name}: PyTorch's own translations write no such pool"
     )

@@ -9,16 +9,15 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function
 
 from torch_dmlpool import observers
-from torch_dmlpool.window import plain
+from torch_dmlpool.window import Decorated, plain
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 DIRECTMLS_FOR_PYTORCHS = {
     "kernel_size": "window_size",
     "stride": "strides",
@@ -53,22 +52,22 @@ def suggestion(
     return None
 
 
-def with_directml_names(function: _F) -> _F:
+def with_directml_names(function: Decorated) -> Decorated:
     """Make an operator raise a TypeError that names DirectML's keyword for PyTorch's. Whoever
     observes its call sees that call alone.
     """
-    return _with_suggestions(function, function.__name__, DIRECTMLS_FOR_PYTORCHS, True)
+    return _with_suggestions(function, DIRECTMLS_FOR_PYTORCHS, is_shown=True)
 
 
-def with_pytorch_names(function: _F) -> _F:
+def with_pytorch_names(function: Decorated) -> Decorated:
     """The same for a function of ``nn.functional``, whose module becomes the one where users find
     it: pickles, traced graphs and documentation show it.
     """
     function.__module__ = "torch_dmlpool.nn.functional"
-    return _with_suggestions(function, function.__name__, PYTORCHS_FOR_DIRECTMLS)
+    return _with_suggestions(function, PYTORCHS_FOR_DIRECTMLS)
 
 
-def layer_with_pytorch_names(constructor: _F) -> _F:
+def layer_with_pytorch_names(constructor: Decorated) -> Decorated:
     """Make a layer's ``__init__`` raise a TypeError that names PyTorch's keyword for DirectML's. It
     gets numpy's ints as Python's.
     """
@@ -77,17 +76,18 @@ def layer_with_pytorch_names(constructor: _F) -> _F:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         constructor(self, *map(plain, args), **{name: plain(kwargs[name]) for name in kwargs})
 
-    return cast(_F, _with_suggestions(init, None, PYTORCHS_FOR_DIRECTMLS))
+    return _with_suggestions(init, PYTORCHS_FOR_DIRECTMLS)  # type: ignore[return-value]
 
 
 def _with_suggestions(
-    function: _F, name: str | None, meant: Mapping[str, str], is_shown: bool = False
-) -> _F:
+    function: Decorated, meant: Mapping[str, str], is_shown: bool = False
+) -> Decorated:
     """``function``, whose TypeError for an unknown keyword becomes that of :func:`suggestion`. It
-    has the ``name`` of the function, or None for the class of the layer that is built. Calls are
-    shown to those who observe them if ``is_shown``.
+    names the function, or the class of the layer that is built. Calls are shown to those who
+    observe them if ``is_shown``.
     """
     accepted = inspect.signature(function).parameters
+    is_layer = function.__name__ == "__init__"
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -98,9 +98,9 @@ def _with_suggestions(
         try:
             return function(*args, **kwargs)
         except TypeError as wrong:
-            called = type(args[0]).__name__ if name is None else name
+            called = type(args[0]).__name__ if is_layer else function.__name__
             error = suggestion(called, kwargs, accepted, meant)
-            if error is None and name is None and str(wrong).startswith(function.__qualname__):
+            if error is None and is_layer and str(wrong).startswith(function.__qualname__):
                 # Python names the family that the constructor is inherited from.
                 text = str(wrong).replace(function.__qualname__, f"{called}.__init__", 1)
                 error = TypeError(text)
@@ -108,7 +108,7 @@ def _with_suggestions(
                 raise
         raise error
 
-    return cast(_F, checked)
+    return checked  # type: ignore[return-value]
 
 
 def missing(module: str, name: str, public: Mapping[str, Sequence[str]]) -> Any:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import _assert_async, constant_in_graphs
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.max_pooling import max_pooling
 from torch_dmlpool.operators.min_pooling import min_pooling
+from torch_dmlpool.tensors import ORDERED_TYPES, SIGNED_FOR, check_pooled, name_of, signed
 from torch_dmlpool.window import ArgumentError, Integers, check_spatial_sizes, entries
 
 __all__ = ["bottom_hat", "closing", "dilation", "erosion", "gradient", "opening", "top_hat"]
@@ -58,7 +58,7 @@ def dilation(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
     Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.ndimage.grey_dilation.html
     """
-    return _extremes(images, footprint, True)
+    return _extremes(images, footprint, max_pooling)
 
 
 @with_directml_names
@@ -92,7 +92,7 @@ def erosion(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
     Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.ndimage.grey_erosion.html
     """
-    return _extremes(images, footprint, False)
+    return _extremes(images, footprint, min_pooling)
 
 
 @with_directml_names
@@ -125,7 +125,7 @@ def opening(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
     Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.ndimage.grey_opening.html
     """
-    return _extremes(_extremes(images, footprint, False), footprint, True)
+    return dilation(erosion(images, footprint), footprint)
 
 
 @with_directml_names
@@ -158,7 +158,7 @@ def closing(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
     Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.ndimage.grey_closing.html
     """
-    return _extremes(_extremes(images, footprint, True), footprint, False)
+    return erosion(dilation(images, footprint), footprint)
 
 
 @with_directml_names
@@ -191,7 +191,7 @@ def gradient(images: Tensor, footprint: Integers | Tensor) -> Tensor:
 
     Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.ndimage.morphological_gradient.html
     """
-    return _difference(_extremes(images, footprint, True), _extremes(images, footprint, False))
+    return _difference(dilation(images, footprint), erosion(images, footprint))
 
 
 @with_directml_names
@@ -262,29 +262,28 @@ def bottom_hat(images: Tensor, footprint: Integers | Tensor) -> Tensor:
     return _difference(closing(images, footprint), images)
 
 
-def _extremes(images: Tensor, footprint: Integers | Tensor, are_maxima: bool) -> Tensor:
-    """The dilation or the erosion of ``images``."""
-    tensors.check_pooled(images, tensors.ORDERED_TYPES, "images")
+def _extremes(images: Tensor, footprint: Integers | Tensor, pool: Any) -> Tensor:
+    """The dilation of ``images`` by ``max_pooling``, or the erosion by ``min_pooling``."""
+    check_pooled(images, ORDERED_TYPES, "images")
     check_spatial_sizes("images", images.shape[2:])
     boxes = _boxes(footprint, images.dim() - 2)
-    if len(boxes) > 1 and images.dtype in tensors.SIGNED_FOR:
+    if len(boxes) > 1 and images.dtype in SIGNED_FOR:
         # PyTorch compares no wide unsigned integers. These signed ones have the same order.
-        lowest = torch.iinfo(tensors.SIGNED_FOR[images.dtype]).min
-        shifted = _extremes(tensors.signed(images) ^ lowest, footprint, are_maxima)
+        lowest = torch.iinfo(SIGNED_FOR[images.dtype]).min
+        shifted = _extremes(signed(images) ^ lowest, footprint, pool)
         return (shifted ^ lowest).view(images.dtype)
-    found = _over(boxes[0], images, are_maxima)
+    found = _over(boxes[0], images, pool)
     for box in boxes[1:]:
-        found = _greater(found, _over(box, images, are_maxima), are_maxima)
+        found = _greater(found, _over(box, images, pool), are_maxima=pool is max_pooling)
     return found
 
 
-def _over(box: Box, images: Tensor, are_maxima: bool) -> Tensor:
+def _over(box: Box, images: Tensor, pool: Any) -> Tensor:
     """The maxima or minima over a box, given by offsets from the centre, around each element."""
-    reach = [(-last, -first) if are_maxima else (first, last) for first, last in box]
-    pool = max_pooling if are_maxima else min_pooling
-    window = [last - first + 1 for first, last in reach]
+    # A dilation takes the reflected footprint.
+    reach = [(-last, -first) if pool is max_pooling else (first, last) for first, last in box]
     before, after = [max(0, -first) for first, _ in reach], [max(0, last) for _, last in reach]
-    found = pool(images, window, 1, before, after)
+    found = pool(images, [last - first + 1 for first, last in reach], 1, before, after)
     # Where a box lies beside the centre, the pool also has windows that begin or end nearer to it.
     for dimension, (first, last) in enumerate(reach, 2):
         if first > 0 or last < 0:
@@ -305,8 +304,8 @@ def _greater(found: Tensor, other: Tensor, are_maxima: bool) -> Tensor:
 def _difference(minuend: Tensor, subtrahend: Tensor) -> Tensor:
     if minuend.dtype is torch.bool:
         return minuend ^ subtrahend
-    if minuend.dtype in tensors.SIGNED_FOR:
-        return (tensors.signed(minuend) - tensors.signed(subtrahend)).view(minuend.dtype)
+    if minuend.dtype in SIGNED_FOR:
+        return (signed(minuend) - signed(subtrahend)).view(minuend.dtype)
     return minuend - subtrahend
 
 
@@ -318,11 +317,14 @@ def _boxes(footprint: Integers | Tensor, rank: int) -> tuple[Box, ...]:
     else:
         sizes = tuple(footprint.shape)
         if footprint.dtype is not torch.bool:
-            kind = tensors.name_of(footprint.dtype)
-            raise TypeError(f"footprint must be ints or a bool tensor, got a tensor of {kind}")
+            raise TypeError(
+                "footprint must be ints or a bool tensor, got a tensor of "
+                f"{name_of(footprint.dtype)}"
+            )
         if len(sizes) != rank:
-            wanted = f"the {rank} spatial dimensions of images"
-            raise ArgumentError(f"footprint must have {wanted}, got shape {sizes}")
+            raise ArgumentError(
+                f"footprint must have the {rank} spatial dimensions of images, got shape {sizes}"
+            )
         boxes, values = _read(footprint)
         if is_dynamo_compiling():
             read = torch.tensor(values, dtype=torch.bool, device=footprint.device)

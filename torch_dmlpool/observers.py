@@ -5,7 +5,7 @@ PyTorch's own modes are none of these: its device context, and the modes in whic
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch_dmlpool._private import (
     _is_torch_function_enabled,
     _register_custom_builtin,
 )
+from torch_dmlpool.window import Function
 
 _OWN = ("torch.", "torch_dmlpool.")
 """Modules whose modes of functions observe nothing."""
@@ -49,7 +50,7 @@ def tracer_of(value: Any) -> Any:
     return tracer if hasattr(tracer, "create_proxy") else None
 
 
-def shown(function: Callable[..., Any], values: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+def shown(function: Function, values: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
     """The results of a public function, whose call is all that is seen of it."""
     values = tuple(values)
     if any(tracer_of(value) is not None for value in values):
@@ -57,7 +58,7 @@ def shown(function: Callable[..., Any], values: Iterable[Any], *args: Any, **kwa
     return handle_torch_function(function, values, *args, **kwargs)
 
 
-def _let_graphs_import(function: Callable[..., Any]) -> None:
+def _let_graphs_import(function: Function) -> None:
     """Tell torch.fx how the code of a graph imports a function. It knows PyTorch's alone where it
     writes a graph into a folder.
     """

@@ -5,13 +5,14 @@ its docstring, and both forms where it is called.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import keywords
-from torch_dmlpool.window import Integers, OutputSize, Padding
+from torch_dmlpool.keywords import with_directml_names, with_pytorch_names
+from torch_dmlpool.tensors import Mask, Pair
+from torch_dmlpool.window import Function, Integers, OutputSize, Padding, Stride
 
 
 class Pooling(Protocol):
@@ -30,7 +31,7 @@ class Pooling(Protocol):
         ceil_mode: bool = False,
         return_indices: Literal[False] = False,
         index_dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
+        mask: Mask = None,
     ) -> Tensor: ...
     @overload
     def __call__(
@@ -45,8 +46,8 @@ class Pooling(Protocol):
         ceil_mode: bool = False,
         return_indices: Literal[True],
         index_dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
+        mask: Mask = None,
+    ) -> Pair: ...
 
 
 class AdaptivePooling(Protocol):
@@ -60,7 +61,7 @@ class AdaptivePooling(Protocol):
         *,
         return_indices: Literal[False] = False,
         index_dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
+        mask: Mask = None,
     ) -> Tensor: ...
     @overload
     def __call__(
@@ -70,8 +71,8 @@ class AdaptivePooling(Protocol):
         *,
         return_indices: Literal[True],
         index_dtype: torch.dtype = torch.int64,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
+        mask: Mask = None,
+    ) -> Pair: ...
 
 
 class PytorchPool(Protocol):
@@ -82,27 +83,27 @@ class PytorchPool(Protocol):
         self,
         input: Tensor,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         padding: Padding = 0,
         dilation: Integers = 1,
         ceil_mode: bool = False,
         return_indices: Literal[False] = False,
         *,
-        mask: Tensor | None = None,
+        mask: Mask = None,
     ) -> Tensor: ...
     @overload
     def __call__(
         self,
         input: Tensor,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         padding: Padding = 0,
         dilation: Integers = 1,
         ceil_mode: bool = False,
         *,
         return_indices: Literal[True],
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
+        mask: Mask = None,
+    ) -> Pair: ...
 
 
 class PytorchAdaptivePool(Protocol):
@@ -115,7 +116,7 @@ class PytorchAdaptivePool(Protocol):
         output_size: OutputSize,
         return_indices: Literal[False] = False,
         *,
-        mask: Tensor | None = None,
+        mask: Mask = None,
     ) -> Tensor: ...
     @overload
     def __call__(
@@ -124,13 +125,12 @@ class PytorchAdaptivePool(Protocol):
         output_size: OutputSize,
         *,
         return_indices: Literal[True],
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
+        mask: Mask = None,
+    ) -> Pair: ...
 
 
-_Function = Callable[..., Any]
-pooling: Callable[[_Function], Pooling] = cast(Any, keywords.with_directml_names)
-adaptive_pooling: Callable[[_Function], AdaptivePooling] = cast(Any, keywords.with_directml_names)
-pool: Callable[[_Function], PytorchPool] = cast(Any, keywords.with_pytorch_names)
-adaptive_pool: Callable[[_Function], PytorchAdaptivePool] = cast(Any, keywords.with_pytorch_names)
+pooling: Callable[[Function], Pooling] = with_directml_names
+adaptive_pooling: Callable[[Function], AdaptivePooling] = with_directml_names
+pool: Callable[[Function], PytorchPool] = with_pytorch_names
+adaptive_pool: Callable[[Function], PytorchAdaptivePool] = with_pytorch_names
 """Decorators that give a function such a type, and do what those of keywords.py do."""

@@ -4,7 +4,8 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.window import (
     ArgumentError,
+    Divisor,
     Ints,
     Sizes,
     Window,
@@ -30,13 +32,14 @@ from torch_dmlpool.window import (
     shown,
     wrong_type,
 )
-from torch_dmlpool.window import check_flag as check_flag
 
 TensorFunction: TypeAlias = Callable[[Tensor], Any]
 Types: TypeAlias = tuple[torch.dtype, ...]
 Mask: TypeAlias = Tensor | None  # a bool tensor that leaves out the elements where it is False
+Offsets: TypeAlias = Tensor | None  # of ragged sets; None where samples of a batch are the sets
 Tensors: TypeAlias = tuple[Tensor, ...]
 Pair: TypeAlias = tuple[Tensor, Tensor]  # maxima and their winners, or means and deviations
+Pooled: TypeAlias = Tensor | Pair  # maxima or minima, and their indices if these are asked for
 
 # A new data type also goes into _pooled_type of onnx/operators.py and, if it is unsigned,
 # SIGNED_FOR. docs/contributing/design.md lists what backends need.
@@ -54,15 +57,22 @@ SIGNED_FOR = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64
 """Unsigned integers for which PyTorch has few operators, and signed ones of the same size."""
 
 
+class Numbering(NamedTuple):
+    """How winners of maxima are numbered: by indices in each plane or in the whole tensor."""
+
+    dtype: torch.dtype
+    per_plane: bool
+
+
 def check_pooled(tensor: Tensor, types: Types, name: str = "input") -> None:
     """Reject what is not a dense ``(N, C, *spatial)`` tensor of one of ``types`` (rules G1 and
     G6).
     """
     check_dense(name, tensor, types)
     if not 3 <= tensor.dim() <= 5:
-        shape = tuple(tensor.shape)
         raise ArgumentError(
-            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape {shape}"
+            f"{name} must be (N, C, *spatial) with 1 to 3 spatial dimensions, got shape "
+            f"{tuple(tensor.shape)}"
         )
 
 
@@ -164,7 +174,7 @@ def checked_mask(mask: Mask, input: Tensor, leading: int = 2) -> Mask:
     return mask[(None,) * added] if added else mask
 
 
-def checked_divisor(divisor_override: Any) -> int | None:
+def checked_divisor(divisor_override: Any) -> Divisor:
     """A divisor as an int, rejected if it is 0 or no int of 64 bits (rules A5 and G6)."""
     if divisor_override is None:
         return None
@@ -229,7 +239,9 @@ def checked_norm(name: str, p: Any) -> float:
     a float.
     """
     number = p if isinstance(p, float) else index_of(p)
-    if number is None and _is_real(p):
+    # Ints have an index; numpy's bools and times are no real numbers.
+    is_real = isinstance(p, (numbers.Real, Decimal)) and not isinstance(p, numbers.Integral)
+    if number is None and is_real:
         number = as_float(p)
     if number is None:
         raise wrong_type(name, "a number", p)
@@ -238,18 +250,10 @@ def checked_norm(name: str, p: Any) -> float:
     # A compiler's trace has no ints above the range of floats, and there the comparison would
     # specialize the graph on one p.
     if not torch.compiler.is_compiling() and sys.float_info.max < number and p != math.inf:
-        most = sys.float_info.max
-        raise ArgumentError(f"{name} must be at most {most}, or infinite, got {shown(p)}")
+        raise ArgumentError(
+            f"{name} must be at most {sys.float_info.max}, or infinite, got {shown(p)}"
+        )
     return number
-
-
-def _is_real(value: Any) -> bool:
-    """Whether ``value`` is a real number; ints have an index, and numpy's bools and times do not
-    count.
-    """
-    if isinstance(value, numbers.Integral) or not isinstance(value, numbers.Number):
-        return False
-    return isinstance(value, numbers.Real) or not isinstance(value, numbers.Complex)
 
 
 def as_float(number: Any) -> float:
@@ -272,11 +276,10 @@ def check_index_type(index_dtype: torch.dtype, sizes: Sizes, per_plane: bool = F
         return
     elements = math.prod(sizes[2:] if per_plane else sizes)
     # The largest unsigned number marks an empty window, so it numbers no element.
-    numbered = torch.iinfo(index_dtype).max + (1 if index_dtype.is_signed else 0)
-    if is_sure(elements > numbered):
+    most = torch.iinfo(index_dtype).max + index_dtype.is_signed
+    if is_sure(elements > most):
         raise ArgumentError(
-            f"index_dtype {name_of(index_dtype)} numbers at most {numbered} elements, got "
-            f"{elements}"
+            f"index_dtype {name_of(index_dtype)} numbers at most {most} elements, got {elements}"
         )
 
 
@@ -360,9 +363,7 @@ def empty(
 
 def lies_in(tensor: Tensor, channels_last: bool) -> bool:
     """Whether ``tensor`` is dense and lies so; rows in channels_last are (N, W, C)."""
-    if channels_last and tensor.dim() == 3:
-        return tensor.transpose(1, 2).is_contiguous()
-    return tensor.is_contiguous(memory_format=memory_format(channels_last, tensor.dim()))
+    return (tensor.movedim(1, -1) if channels_last else tensor).is_contiguous()
 
 
 def in_format(tensor: Tensor, channels_last: bool) -> Tensor:
@@ -375,8 +376,7 @@ def in_format(tensor: Tensor, channels_last: bool) -> Tensor:
 def cloned_in(tensor: Tensor, channels_last: bool) -> Tensor:
     """A copy of ``tensor`` that lies so."""
     if channels_last and tensor.dim() == 3:
-        rows = tensor.transpose(1, 2)
-        return rows.clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        return tensor.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
     return tensor.clone(memory_format=memory_format(channels_last, tensor.dim()))
 
 

@@ -72,8 +72,8 @@ def line(name: str, rival: str, ours: Times, theirs: Times, load: str | None) ->
         verdict = "faster"
     elif load is None and ours.lower > theirs.upper:
         verdict = "slower"
-    ratio = theirs.median / ours.median
-    return f"  {name:<62}{own:>24}  {rival} {other:>24}{ratio:>7.2f}x  {verdict}"
+    times = f"{own:>24}  {rival} {other:>24}{theirs.median / ours.median:>7.2f}x"
+    return f"  {name:<62}{times}  {verdict}"
 
 
 def load() -> str | None:

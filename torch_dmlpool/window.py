@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch.compiler import is_compiling
@@ -27,8 +27,14 @@ Arguments: TypeAlias = tuple[Any, ...]
 # Arguments or attributes by name.
 Named: TypeAlias = dict[str, Any]
 Function: TypeAlias = Callable[..., Any]
+# A function that a decorator returns with its own type.
+Decorated = TypeVar("Decorated", bound=Function)
 # One int is for all spatial dimensions; a sequence has one for each, in D, H, W order.
 Integers: TypeAlias = int | Sequence[int]
+# As in torch.nn: None is the window's size.
+Stride: TypeAlias = Integers | None
+# What averages are divided by; None counts taps.
+Divisor: TypeAlias = int | None
 # The forms are the same; None keeps the input's size.
 OutputSize: TypeAlias = int | Sequence[int | None] | None
 # As in torch.nn, ints pad both ends. Pairs are the start and the end of a dimension, and a word
@@ -128,14 +134,13 @@ class Window:
         """
         names = ("window_size", "strides", "start_padding", "end_padding", "dilations")
         values = window_size, strides, start_padding, end_padding, dilations
-        limits = zip(names, values, (1, 1, 0, 0, 1), strict=True)
-        return _window(ceil_mode, *(entries(name, each, rank, low) for name, each, low in limits))
+        return _window(ceil_mode, *map(entries, names, values, [rank] * 5, (1, 1, 0, 0, 1)))
 
     @staticmethod
     def pytorch(
         rank: int,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         padding: Padding = 0,
         dilation: Integers = 1,
         ceil_mode: bool = False,
@@ -278,7 +283,7 @@ def index_of(value: Any) -> int | None:
     if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
         return None
     if isinstance(value, (int, torch.SymInt)):
-        return cast(int, value)
+        return value  # type: ignore[return-value]
     with contextlib.suppress(TypeError):
         return operator.index(value)
     return None
@@ -334,8 +339,7 @@ def wrong_type(name: str, wanted: str, value: object) -> TypeError:
     """The error for a ``value`` that is not what is ``wanted``."""
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         return TypeError(f"{name} must be {wanted}, got a tensor of shape {tuple(value.shape)}")
-    kind = type(value).__name__
-    return TypeError(f"{name} must be {wanted}, got {shown(value)} of type {kind}")
+    return TypeError(f"{name} must be {wanted}, got {shown(value)} of type {type(value).__name__}")
 
 
 def shown(value: object) -> str:

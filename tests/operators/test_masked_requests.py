@@ -157,13 +157,13 @@ def test_planes_that_are_pooled_in_parts(name, laid_out, dtype, is_shared):
         input,
     )
     filled = torch.where(mask, input, -math.inf)
-    numbering = torch.int64, False
-    values, indices = max_pooling.maxima_of(input, mask, window, *numbering)
-    expected, places = max_pooling.maxima_of(filled, None, window, *numbering)
+    numbering = tensors.Numbering(torch.int64, per_plane=False)
+    values, indices = max_pooling.maxima_of(input, mask, window, numbering)
+    expected, places = max_pooling.maxima_of(filled, None, window, numbering)
     places = torch.where(expected == -math.inf, -1, places)
     assert torch.equal(values, expected)
     assert torch.equal(indices, places)
-    alone = max_pooling.maxima_of(input.detach(), mask, window, *numbering)
+    alone = max_pooling.maxima_of(input.detach(), mask, window, numbering)
     assert torch.equal(alone[0], values)
     assert torch.equal(alone[1], places)
     compare(values, expected, input)

@@ -76,8 +76,7 @@ def called(pools: Sequence[OpOverload], input: Tensor, *arguments: Any) -> Any:
     height 1, as torch.nn does.
     """
     rank = input.dim() - 2
-    images = input.unsqueeze(-2) if rank == 1 else input
-    results = pools[rank == 3](images, *arguments)
+    results = pools[rank == 3](input.unsqueeze(-2) if rank == 1 else input, *arguments)
     if rank == 1:
         results = tensors.changed(results, lambda each: each.squeeze(-2))
     return tensors.laid_out_like(results, input)

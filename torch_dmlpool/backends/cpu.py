@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference, segments
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameters, kind_of
@@ -36,8 +35,18 @@ from torch_dmlpool.backends.problems import (
     quantization,
     remembered_problem,
 )
-from torch_dmlpool.tensors import Mask, Pair, Tensors, in_format, lowest
-from torch_dmlpool.window import Sizes, Window
+from torch_dmlpool.tensors import (
+    Mask,
+    Numbering,
+    Pair,
+    Tensors,
+    in_format,
+    is_channels_last,
+    lowest,
+    position_dtype,
+    tap_dtype,
+)
+from torch_dmlpool.window import Divisor, Sizes, Window
 
 
 def _results(problem: CpuProblem, dtype: torch.dtype) -> Tensor:
@@ -107,13 +116,11 @@ def _check_fit(tensor: Tensor, sizes: Sizes, dtype: torch.dtype) -> None:
 class Averages:
     """The plan of averages of tensors of one kind, over a window or bins."""
 
-    __slots__ = "problem", "request"
-
     def __init__(
-        self, kind: Kind, windows: AnyWindow, include_padding: bool, divisor: int | None
+        self, kind: Kind, windows: AnyWindow, include_padding: bool, divisor: Divisor
     ) -> None:
         self.request = windows, include_padding, divisor
-        self.problem = problem_of(kind, windows, (include_padding, divisor))
+        self.problem = problem_of(kind, windows, counted=(include_padding, divisor))
 
     def run(self, input: Tensor, mask: Mask = None) -> Tensor:
         problem, pool = self.problem, library.dmlpool_average_pooling
@@ -137,7 +144,7 @@ class Averages:
                 raise error_of(spread, code)
             return output
         _check_fit(arriving, problem.output_sizes, dtype)
-        is_last = tensors.is_channels_last(arriving)
+        is_last = is_channels_last(arriving)
         if mask is None and is_last != problem.channels_last:
             # The gradient lies as what arrives (rule G7).
             as_arriving = _kind_of_input(arriving, problem.sizes[2:], is_last)
@@ -146,21 +153,14 @@ class Averages:
 
 
 class Maxima:
-    """The plan of maxima of tensors of one kind, of a window or bins, with an ``index_dtype`` of
+    """The plan of maxima of tensors of one kind, of a window or bins, with a ``numbering`` of
     their indices too; of minima of numbers if ``are_minima``.
     """
 
-    __slots__ = "back", "kind", "pool", "problem", "request", "with_taps"
-
     def __init__(
-        self,
-        kind: Kind,
-        windows: Any,
-        index_dtype: torch.dtype | None = None,
-        per_plane: bool = False,
-        are_minima: bool = False,
+        self, kind: Kind, windows: Any, numbering: Numbering | None = None, are_minima: bool = False
     ) -> None:
-        self.kind, self.request = kind, (windows, index_dtype, per_plane)
+        self.kind, self.windows, self.numbering = kind, windows, numbering
         self.pool = library.dmlpool_min_pooling if are_minima else library.dmlpool_max_pooling
         # That of the results, that with taps, and that of the gradient, each from the first call on
         # that needs it: training never uses the first, inference only the first.
@@ -169,40 +169,36 @@ class Maxima:
         self.back: CpuProblem | None = None
 
     def run(self, input: Tensor, mask: Mask = None) -> Any:
-        windows, index_dtype, per_plane = self.request
-        problem = self.problem
+        problem, numbering = self.problem, self.numbering
         if problem is None:
-            numbered = None if index_dtype is None else _numbered(index_dtype, per_plane)
-            problem = self.problem = problem_of(self.kind, windows, None, None, numbered)
-        if index_dtype is not None:
+            numbered = numbering and _numbered(numbering.dtype, numbering.per_plane)
+            problem = self.problem = problem_of(self.kind, self.windows, numbered)
+        if numbering is not None:
             return _with_winners(self.pool, input, problem, mask)
         values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
         return _maximal(self.pool, values, problem, input, mask, None)
 
     def record(self, input: Tensor, mask: Mask = None) -> Tensors:
-        windows, index_dtype, per_plane = self.request
         if self.with_taps is None:
-            self.with_taps = problem_of(self.kind, windows, None, None, (None, TAPS))
+            self.with_taps = problem_of(self.kind, self.windows, (None, TAPS))
         values, taps = _with_winners(self.pool, input, self.with_taps, mask)
-        if index_dtype is None:
+        if self.numbering is None:
             return values, taps
-        sizes = self.kind.shape[2:]
-        indices = max_pooling_indices(taps, sizes, windows, index_dtype, per_plane)
-        return values, indices, taps
+        index_dtype, per_plane = self.numbering
+        given = self.kind.shape[2:], self.windows, index_dtype, per_plane
+        return values, max_pooling_indices(taps, *given), taps
 
     def gradient(self, arriving: Tensor, taps: Tensor, mask: Mask = None) -> Tensor:
         back, dtype = self.back, self.kind.dtype
         if back is None:
             back = self.with_taps  # the same, unless it is of a wider type
             if back is None or back.wider is not None:
-                numbered, sizes = (None, TAPS), self.kind.shape[2:]
-                back = problem_of(self.kind, self.request[0], None, sizes, numbered)
+                back = problem_of(self.kind, self.windows, (None, TAPS), self.kind.shape[2:])
             self.back = back
         output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready and mask is None:
-            where = arriving.data_ptr(), taps.data_ptr(), output.data_ptr()
-            code = spread(back.address, *where)
+            code = spread(back.address, arriving.data_ptr(), taps.data_ptr(), output.data_ptr())
             if code:
                 raise error_of(spread, code)
             return output
@@ -239,13 +235,9 @@ def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> A
 
 
 def max_pooling_with_indices(
-    input: Tensor,
-    windows: AnyWindow,
-    index_dtype: torch.dtype,
-    per_plane: bool,
-    mask: Mask = None,
+    input: Tensor, windows: AnyWindow, index_dtype: torch.dtype, per_plane: bool, mask: Mask = None
 ) -> Any:
-    return _maxima_plan(kind_of(input), windows, index_dtype, per_plane).run(input, mask)
+    return _maxima_plan(kind_of(input), windows, Numbering(index_dtype, per_plane)).run(input, mask)
 
 
 def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, int]:
@@ -288,21 +280,17 @@ def _with_winners(pool: Any, input: Tensor, problem: CpuProblem, mask: Mask) -> 
 
 
 def max_pooling_indices(
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    index_dtype: torch.dtype,
-    per_plane: bool,
+    taps: Tensor, spatial_sizes: Sizes, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     numbered = _numbered(index_dtype, per_plane)
-    problem = remembered_problem(kind_of(taps), window, None, tuple(spatial_sizes), numbered)
-    _check_fit(taps, problem.output_sizes, tensors.tap_dtype(window.taps))
+    problem = remembered_problem(kind_of(taps), window, numbered, tuple(spatial_sizes))
+    _check_fit(taps, problem.output_sizes, tap_dtype(window.taps))
     indices = _results(problem, index_dtype)
     return _run_kernel(indices, library.dmlpool_max_pooling_indices, problem, taps)
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor,
+    arriving: Tensor,
     taps: Tensor,
     spatial_sizes: Sizes,
     window: Window,
@@ -310,8 +298,8 @@ def max_pooling_grad_from_taps(
     mask: Mask = None,
 ) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    pool = _maxima_plan(_kind_of_input(input_gradient, spatial_sizes, channels_last), window)
-    return pool.gradient(input_gradient, taps, mask)
+    pool = _maxima_plan(_kind_of_input(arriving, spatial_sizes, channels_last), window)
+    return pool.gradient(arriving, taps, mask)
 
 
 def max_unpooling(
@@ -321,10 +309,10 @@ def max_unpooling(
     reads, and whether an index is outside its plane.
     """
     numbered, sizes = _numbered(indices.dtype, per_plane), tuple(spatial_sizes)
-    problem = remembered_problem(kind_of(input), input.shape[2:], None, sizes, numbered)
+    problem = remembered_problem(kind_of(input), input.shape[2:], numbered, sizes)
     output, unique = _new(problem.sizes, problem.strides, input.dtype), None
     if has_unique:
-        unique = _results(problem, tensors.position_dtype(spatial_sizes))
+        unique = _results(problem, position_dtype(spatial_sizes))
     if problem.is_empty:
         return output.zero_(), unique, False
     source, numbers = (in_format(each, problem.channels_last) for each in (input, indices))
@@ -337,9 +325,9 @@ def max_unpooling(
 
 def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions, with -1 for those outside the plane and for all but the last of equal ones."""
-    numbered = tensors.position_dtype(spatial_sizes), POSITIONS
+    numbered = position_dtype(spatial_sizes), POSITIONS
     sizes = tuple(spatial_sizes)
-    problem = remembered_problem(kind_of(positions), positions.shape[2:], None, sizes, numbered)
+    problem = remembered_problem(kind_of(positions), positions.shape[2:], numbered, sizes)
     unique = _results(problem, problem.number_dtype)
     return _run_kernel(unique, library.dmlpool_unique_positions, problem, positions)
 
@@ -351,10 +339,10 @@ def gather_positions(input: Tensor, positions: Tensor, _: bool = False) -> Tenso
     """
     dtype, numbered = input.dtype, (positions.dtype, POSITIONS)
     kind = Kind(positions.shape, positions.stride(), dtype)
-    problem = remembered_problem(kind, positions.shape[2:], None, input.shape[2:], numbered)
+    problem = remembered_problem(kind, positions.shape[2:], numbered, input.shape[2:])
     _check_fit(input, problem.sizes, dtype)
-    gathered, gather = _results(problem, dtype), library.dmlpool_gather_positions
-    return _run_kernel(gathered, gather, problem, input, positions)
+    gathered = _results(problem, dtype)
+    return _run_kernel(gathered, library.dmlpool_gather_positions, problem, input, positions)
 
 
 def scatter_positions(
@@ -365,39 +353,30 @@ def scatter_positions(
     """
     dtype, numbered, sizes = input.dtype, (positions.dtype, POSITIONS), tuple(spatial_sizes)
     kind = Kind(positions.shape, None, dtype, channels_last)
-    problem = remembered_problem(kind, positions.shape[2:], None, sizes, numbered)
+    problem = remembered_problem(kind, positions.shape[2:], numbered, sizes)
     _check_fit(input, problem.output_sizes, dtype)
-    scattered, scatter = (
-        _new(problem.sizes, problem.strides, dtype),
-        library.dmlpool_scatter_positions,
-    )
-    return _run_kernel(scattered, scatter, problem, input, positions)
+    scattered = _new(problem.sizes, problem.strides, dtype)
+    return _run_kernel(scattered, library.dmlpool_scatter_positions, problem, input, positions)
 
 
 def average_pooling(
-    input: Tensor,
-    windows: AnyWindow,
-    include_padding: bool,
-    divisor: int | None,
-    mask: Mask = None,
+    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: Divisor, mask: Mask = None
 ) -> Any:
     """Averages of windows or bins."""
     return _averages_plan(kind_of(input), windows, include_padding, divisor).run(input, mask)
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
+    arriving: Tensor,
     spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
-    divisor: int | None,
+    divisor: Divisor,
     mask: Mask = None,
 ) -> Any:
-    """The gradient of an input of ``spatial_sizes``, which lies as ``input_gradient`` does."""
-    is_last = tensors.is_channels_last(input_gradient)
-    kind = _kind_of_input(input_gradient, spatial_sizes, is_last)
-    pool = _averages_plan(kind, windows, include_padding, divisor)
-    return pool.gradient(input_gradient, mask)
+    """The gradient of an input of ``spatial_sizes``, which lies as ``arriving`` does."""
+    kind = _kind_of_input(arriving, spatial_sizes, is_channels_last(arriving))
+    return _averages_plan(kind, windows, include_padding, divisor).gradient(arriving, mask)
 
 
 def quantized_averages(
@@ -408,12 +387,14 @@ def quantized_averages(
     output_dtype: torch.dtype,
 ) -> Tensor:
     # This raises an error if a window does not fit.
-    problem = remembered_problem(kind_of(input), window, (include_padding, None))
+    problem = remembered_problem(kind_of(input), window, counted=(include_padding, None))
     if window.taps > 1 << 20:  # a quotient in float64 may become a half that it is not
         slow = reference.quantized_averages
         return slow(input, parameters, window, include_padding, output_dtype)
     output = _results(problem, output_dtype)
-    struct, _alive = quantization(input.shape[1], output_dtype, parameters)
+    are_tensors = any(isinstance(each, Tensor) for each in parameters)
+    made = quantization.__wrapped__ if are_tensors else quantization
+    struct, _alive = made(input.shape[1], output_dtype, parameters)
     pool, more = library.dmlpool_quantized_averages, (ctypes.addressof(struct),)
     return _run_kernel(output, pool, problem, input, more=more)
 

@@ -6,15 +6,13 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_dmlpool.backends import reference
+from torch_dmlpool.window import Decorated
 
 SWITCH = "TORCH_DMLPOOL_TRITON"
 """An environment variable. If it is ``0``, plain PyTorch pools GPU tensors."""
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SlowBackendWarning(RuntimeWarning):
@@ -53,7 +51,7 @@ def is_turned_off() -> bool:
     return os.environ.get(SWITCH) == "0"
 
 
-def or_reference(function: _Function) -> _Function:
+def or_reference(function: Decorated) -> Decorated:
     """Decorate a function of the Triton backend: if there is no kernel, or it cannot be compiled,
     the reference's function of that name is called. It knows no masks: under one NoKernelError is
     raised.
@@ -91,12 +89,7 @@ _warned: list[str] = []
 
 def warn_of_slowness(message: str) -> None:
     """Warn with the line of the caller that is outside this package and PyTorch."""
-    level, frame = 1, sys._getframe(0)
-    while frame.f_back is not None and _is_inside(frame.f_globals):
+    level, frame, inside = 1, sys._getframe(0), ("torch", "torch_dmlpool", "contextlib")
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in inside:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, SlowBackendWarning, stacklevel=level)
-
-
-def _is_inside(names: dict[str, object]) -> bool:
-    """Whether a frame with these global names is code of this package or PyTorch."""
-    return str(names.get("__name__")).split(".")[0] in ("torch", "torch_dmlpool", "contextlib")

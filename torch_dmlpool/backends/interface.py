@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
-from torch_dmlpool.window import Function, Ints, Sizes, Window
+from torch_dmlpool.tensors import Numbering, is_channels_last, position_dtype, tap_dtype
+from torch_dmlpool.window import Divisor, Function, Ints, Sizes, Window
 
 AnyWindow = Window | Sizes
 """A sliding window, or how many adaptive bins there are along each spatial dimension."""
@@ -98,7 +98,7 @@ class Backend(NamedTuple):
         return cls(**(fields | {"name": name} | more))
 
     def planned_averages(
-        self, like: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+        self, like: Tensor, windows: AnyWindow, include_padding: bool, divisor: Divisor
     ) -> Plan:
         """The plan of averages of plain tensors that lie as ``like``."""
         if self.averages is not None:
@@ -115,34 +115,32 @@ class Backend(NamedTuple):
 
         return Plan(run, run, gradient)
 
-    def planned_maxima(
-        self,
-        like: Tensor,
-        window: Window,
-        index_dtype: torch.dtype | None,
-        per_plane: bool,
-    ) -> Plan:
-        """The same of maxima. With an ``index_dtype`` their indices are results too."""
+    def planned_maxima(self, like: Tensor, window: Window, numbering: Numbering | None) -> Plan:
+        """The same of maxima. With a ``numbering`` their indices are results too."""
         if self.maxima is not None:
-            return self.maxima(kind_of(like), window, index_dtype, per_plane)
+            return self.maxima(kind_of(like), window, numbering)
         sizes = like.shape[2:]
         window.output_sizes(sizes)  # rejected before any work
-        is_last = tensors.is_channels_last(like)
+        is_last = is_channels_last(like)
 
         def run(input: Tensor) -> Any:
-            if index_dtype is None:
+            if numbering is None:
                 return self.max_pooling(input, window)
-            return self.max_pooling_with_indices(input, window, index_dtype, per_plane)
+            return self.max_pooling_with_indices(
+                input, window, numbering.dtype, numbering.per_plane
+            )
 
         def record(input: Tensor) -> Any:
             values, taps = self.max_pooling_with_taps(input, window)
-            if index_dtype is None:
+            if numbering is None:
                 return values, taps
-            indices = self.max_pooling_indices(taps, sizes, window, index_dtype, per_plane)
+            indices = self.max_pooling_indices(
+                taps, sizes, window, numbering.dtype, numbering.per_plane
+            )
             return values, indices, taps
 
         def gradient(arriving: Tensor, taps: Tensor) -> Any:
-            dtype = tensors.tap_dtype(window.taps)
+            dtype = tap_dtype(window.taps)
             if taps.shape != arriving.shape or taps.dtype is not dtype:
                 # A hook of saved tensors has changed them.
                 raise RuntimeError(
@@ -156,15 +154,14 @@ class Backend(NamedTuple):
     def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Any:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""
         sizes = input.shape[2:]
-        dtype = tensors.position_dtype(sizes)
-        positions = self.max_pooling_indices(taps, sizes, window, dtype, True)
+        positions = self.max_pooling_indices(taps, sizes, window, position_dtype(sizes), True)
         return self.gather_positions(input, positions, False)
 
-    def max_pooling_grad(self, input: Tensor, input_gradient: Tensor, window: Window) -> Any:
+    def max_pooling_grad(self, input: Tensor, arriving: Tensor, window: Window) -> Any:
         """The gradient of maxima whose winners are found again."""
         _, taps = self.max_pooling_with_taps(input, window)
-        sizes, is_last = input.shape[2:], tensors.is_channels_last(input)
-        return self.max_pooling_grad_from_taps(input_gradient, taps, sizes, window, is_last)
+        sizes, is_last = input.shape[2:], is_channels_last(input)
+        return self.max_pooling_grad_from_taps(arriving, taps, sizes, window, is_last)
 
     def quantized_linear_average_pooling(self, input: Tensor, *given: Any) -> Any:
         """Quantized averages. Scales and zero points are arguments of their own."""
@@ -172,14 +169,14 @@ class Backend(NamedTuple):
 
     def adaptive_max_pooling(self, input: Tensor, output_sizes: Sizes, **under: Tensor) -> Any:
         """Maxima of bins and their positions, ``under`` a mask if there is one."""
-        bins, dtype = tuple(output_sizes), tensors.position_dtype(input.shape[2:])
+        bins, dtype = tuple(output_sizes), position_dtype(input.shape[2:])
         return self.max_pooling_with_indices(input, bins, dtype, True, **under)
 
     def adaptive_average_pooling(self, input: Tensor, output_sizes: Sizes) -> Any:
         """Averages of bins."""
         return self.average_pooling(input, tuple(output_sizes), False, None)
 
-    def adaptive_average_pooling_grad(self, input_gradient: Tensor, spatial_sizes: Sizes) -> Any:
+    def adaptive_average_pooling_grad(self, arriving: Tensor, spatial_sizes: Sizes) -> Any:
         """The gradient of averages of bins."""
-        bins = tuple(input_gradient.shape[2:])
-        return self.average_pooling_grad(input_gradient, spatial_sizes, bins, False, None)
+        bins = tuple(arriving.shape[2:])
+        return self.average_pooling_grad(arriving, spatial_sizes, bins, False, None)

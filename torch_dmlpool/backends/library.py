@@ -8,6 +8,7 @@ compared when it is loaded. ``library`` is None where there is none that can be 
 """
 
 import ctypes
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -36,12 +37,12 @@ DONE, NO_MEMORY, FAILED, OUTSIDE = range(4)
 _NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
-def _struct(name: str, fields: str, **types: Any) -> type[ctypes.Structure]:
+def _struct(title: str, fields: str, **types: Any) -> type[ctypes.Structure]:
     """A class of structs with these fields, in order: numbers but for those whose types are
     given.
     """
     pairs = [(field, types.get(field, _NUMBER)) for field in fields.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": pairs})
+    return type(title, (ctypes.Structure,), {"_fields_": pairs})
 
 
 AxisStruct = _struct("Axis", "size outputs window stride padding dilation")
@@ -67,10 +68,8 @@ Segments = _struct(
 )
 
 
-class _Line(ctypes.Structure):
-    """``Line`` of kernels/cpu/library.cpp."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("declared", ctypes.c_char_p), ("number", _NUMBER))
+_Line = _struct("Line", "name declared number", name=ctypes.c_char_p, declared=ctypes.c_char_p)
+"""``Line`` of kernels/cpu/library.cpp."""
 
 
 _FUNCTIONS = {
@@ -135,14 +134,6 @@ def _difference(library: Any) -> str | None:
     return f"{different[0]} is laid out otherwise" if different else None
 
 
-def find(levels: tuple[str, ...]) -> Path | None:
-    """The path of the first of these libraries that was built, or None."""
-    paths = [
-        Path(folder) / f"cpu_{level}.{ENDING}" for folder in kernels.__path__ for level in levels
-    ]
-    return next((path for path in paths if path.is_file()), None)
-
-
 def load(path: Path) -> tuple[Any, str | None]:
     """The library at ``path``, or why it cannot be used."""
     try:
@@ -166,10 +157,8 @@ def load(path: Path) -> tuple[Any, str | None]:
         torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / TORCH_CPU))
         threads = torchs.torch_parallel_for, torchs.torch_get_num_threads
     except (OSError, AttributeError) as error:
-        return (
-            None,
-            f"{path.name} cannot be used: {error}; install torch_dmlpool again, from source",
-        )
+        why = f"{path.name} cannot be used: {error}; install torch_dmlpool again, from source"
+        return None, why
     library.dmlpool_use_threads(*(ctypes.cast(function, _POINTER) for function in threads))
     return library, None
 
@@ -177,14 +166,14 @@ def load(path: Path) -> tuple[Any, str | None]:
 def _load() -> tuple[Any, str | None]:
     """The library for this processor, or why there is none."""
     levels = LEVELS.get(torch.backends.cpu.get_cpu_capability(), ("default",))
-    path = find(levels)
-    if path is None:
-        return (
-            None,
-            f"cpu_{levels[0]}.{ENDING} was not built: install a wheel of this platform, or a C++ "
-            "compiler and then torch_dmlpool again, from source",
-        )
-    return load(path)
+    for folder, level in itertools.product(kernels.__path__, levels):
+        path = Path(folder, f"cpu_{level}.{ENDING}")
+        if path.is_file():
+            return load(path)
+    return None, (
+        f"cpu_{levels[0]}.{ENDING} was not built: install a wheel of this platform, or a C++ "
+        "compiler and then torch_dmlpool again, from source"
+    )
 
 
 library, missing = _load()

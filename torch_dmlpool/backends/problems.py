@@ -3,21 +3,20 @@ structs of masks and of scales and zero points. Each is made once for each reque
 """
 
 import ctypes
-import functools
 import itertools
 import math
 import operator
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameters
 from torch_dmlpool.backends.library import TAPS, Masking, Quantization
-from torch_dmlpool.window import Ints, Sizes, Window
+from torch_dmlpool.window import Divisor, Ints, Sizes, Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
 DATA_TYPES = {
@@ -51,9 +50,9 @@ class CpuProblem:
 def problem_of(
     kind: Kind,
     window: AnyWindow,
-    counted: tuple[bool, int | None] | None = None,
-    spatial_sizes: Ints | None = None,
     numbered: tuple[torch.dtype | None, int] | None = None,
+    spatial_sizes: Ints | None = None,
+    counted: tuple[bool, Divisor] = (False, None),
 ) -> CpuProblem:
     """The problem of a call for a tensor.
 
@@ -62,16 +61,16 @@ def problem_of(
 
     - ``window``: the window, or the output sizes of bins. Functions of positions give the spatial
       sizes of the positions.
-    - ``counted``: for averages whether padding counts, and the divisor or None.
     - ``numbered``: the data type of taps, positions or indices (None for the one that holds the
       window's taps), and which of these three they are.
+    - ``counted``: for averages whether padding counts, and the divisor or None.
     """
     shape, strides, dtype, channels_last = kind
     if channels_last is None:
         channels_last = tensors.suggests_channels_last(shape, strides)  # type: ignore[arg-type]
-    input_sizes = shape[2:] if spatial_sizes is None else spatial_sizes
+    samples, channels, *spatial = shape
+    input_sizes = spatial if spatial_sizes is None else spatial_sizes
     outputs, axes, ends = _axes_of(window, input_sizes)
-    samples, channels = shape[:2]
     planes, inner_channels = (samples, channels) if channels_last else (samples * channels, 1)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
@@ -80,13 +79,13 @@ def problem_of(
     wider = _wider(axes, numbering, dtype) if are_found else None
     missing = 3 - len(axes)
     unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
-    include_padding, divisor = counted or (False, None)
-    counting = include_padding, divisor or 0, *[0] * missing, *ends
-    last = DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
-    every_axis = itertools.chain(unit * missing, *axes)
+    include_padding, divisor = counted
+    numbers = [planes, inner_channels, *itertools.chain(unit * missing, *axes)]
+    numbers += include_padding, divisor or 0, *[0] * missing, *ends
+    numbers += DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
     # An array is filled in a quarter of the time that the struct takes, and every size that a call
     # has not had before needs one.
-    numbers = array("q", (planes, inner_channels, *every_axis, *counting, *last))
+    struct = array("q", numbers)
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
     own, results = strides_of(sizes, channels_last), strides_of(output_sizes, channels_last)
     is_empty = 0 in sizes or 0 in output_sizes
@@ -100,7 +99,7 @@ def problem_of(
         )
     )
     return CpuProblem(
-        ctypes.c_void_p(numbers.buffer_info()[0]),
+        ctypes.c_void_p(struct.buffer_info()[0]),
         channels_last,
         is_empty,
         is_laid_out and not is_empty,
@@ -111,17 +110,17 @@ def problem_of(
         own,
         output_sizes,
         results,
-        numbers,
+        struct,
     )
 
 
-@functools.lru_cache(1024)
+@lru_cache(1024)
 def _tap_dtype(window: Any) -> torch.dtype:
     """The data type of the numbers of a window's taps."""
     return tensors.tap_dtype(window.taps)
 
 
-remembered_problem = functools.lru_cache(4096)(problem_of)
+remembered_problem = lru_cache(4096)(problem_of)
 """The problem of an operator's call, which no prepared call keeps."""
 
 
@@ -175,13 +174,12 @@ def strides_of(sizes: Ints, channels_last: bool) -> Ints:
     if 0 in sizes:
         like = torch.empty((), dtype=torch.uint8, device="meta")
         return tensors.empty(sizes, like, channels_last).stride()
-    _, channels, *spatial = sizes
-    inner = (*spatial, channels) if channels_last else (channels, *spatial)
-    strides = tuple(itertools.accumulate(inner[::-1], operator.mul, initial=1))
+    inner = (sizes[1], *sizes[:1:-1]) if channels_last else sizes[:0:-1]
+    strides = tuple(itertools.accumulate(inner, operator.mul, initial=1))
     return (strides[-1], 1, *strides[-2:0:-1]) if channels_last else strides[::-1]
 
 
-@functools.lru_cache(1024)
+@lru_cache(1024)
 def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: float) -> Any:
     """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``."""
     if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
@@ -198,22 +196,13 @@ def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: f
     return Masking(groups, planes, is_own, step, batch[1] if is_last else 1, bits)
 
 
-def quantization(
-    channels: int, output_dtype: torch.dtype, parameters: Parameters
-) -> tuple[Any, Any]:
-    """The struct of scales and zero points, and the tensors whose memory it points to.
+@lru_cache(256)
+def quantization(channels: int, output_dtype: torch.dtype, parameters: Parameters) -> Any:
+    """The struct of scales and zero points, and the tensors whose memory it points to. Those of
+    numbers are kept, because a small call would spend much of its time on them.
 
     ``parameters``: the input's scale and zero point, and then the output's.
     """
-    are_numbers = not any(isinstance(parameter, Tensor) for parameter in parameters)
-    return (_remembered_quantization if are_numbers else _quantization)(
-        channels, output_dtype, parameters
-    )
-
-
-def _quantization(
-    channels: int, output_dtype: torch.dtype, parameters: Parameters
-) -> tuple[Any, Any]:
     scale, zero, output_scale, output_zero = (0 if each is None else each for each in parameters)
     floats, ints = (scale, output_scale), (zero, output_zero)
     vectors = [torch.as_tensor(each, dtype=torch.float32, device="cpu") for each in floats]
@@ -222,8 +211,3 @@ def _quantization(
     pointers, counts = [each.data_ptr() for each in vectors], [each.numel() for each in vectors]
     limits = torch.iinfo(output_dtype)
     return Quantization(*pointers, *counts, channels, limits.min, limits.max), vectors
-
-
-_remembered_quantization = functools.lru_cache(256)(_quantization)
-"""Keeps the structs of scales and zero points that are numbers, because a small
-call would spend much of its time on them."""

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.interface import AnyWindow
 from torch_dmlpool.tensors import Tensors, ascending, lowest
-from torch_dmlpool.window import Axis, Sizes, Window, is_known
+from torch_dmlpool.window import Axis, Divisor, Sizes, Window, is_known
 
 NOWHERE = 2**63 - 1
 """The position of padding, which is greater than all others."""
@@ -272,8 +272,8 @@ def divisor(
     windows: AnyWindow,
     sizes: Sizes,
     like: Tensor,
-    include_padding: bool = False,
-    override: int | None = None,
+    include_padding: bool,
+    override: Divisor = None,
 ) -> Any:
     """What sums of windows are divided by: ``override``, or the taps that count, at least 1 (rules
     A3 and A5). It is a number or a tensor.
@@ -298,14 +298,12 @@ def spread(gradient: Tensor, windows: AnyWindow, sizes: Sizes) -> Tensor:
     for dim, part, size in parts(windows, sizes):
         outputs, inner = gradient.shape[dim], [0, 0] * (gradient.dim() - 1 - dim)
         if isinstance(part, Axis) and covers(part, size):
-            shape = [*gradient.shape[:dim], size, *gradient.shape[dim + 1 :]]
-            gradient = gradient.expand(shape)
+            gradient = gradient.expand([*gradient.shape[:dim], size, *gradient.shape[dim + 1 :]])
         elif isinstance(part, Axis) and is_sliceable(part, size):
             # After a single window the stride, of any length, has no element to step over.
             stride, reach = part.stride if outputs > 1 else 1, part.extent - 1
             if stride > 1:
-                zeros = [*inner, 0, stride - 1]
-                blocks = torch.constant_pad_nd(gradient.unsqueeze(dim + 1), zeros)
+                blocks = torch.constant_pad_nd(gradient.unsqueeze(dim + 1), [*inner, 0, stride - 1])
                 gradient = blocks.flatten(dim, dim + 1)
             before = reach - part.start_padding
             after = size + part.start_padding - gradient.shape[dim]

@@ -5,29 +5,32 @@ The same functions decompose exported programs into ATen's operators, so batch a
 be symbolic. A position is an index into the flattened plane. Negative positions mean no element.
 """
 
-import math
 from collections.abc import Iterator
-from typing import cast
+from math import nan, prod
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.backends import aten, reductions, reference_segments
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameter, Parameters
-from torch_dmlpool.backends.reductions import are_ints
+from torch_dmlpool.backends.reductions import NOWHERE, are_ints, first_maximum
 from torch_dmlpool.tensors import (
     SIGNED_FOR,
     Pair,
     ascending,
     full_sizes,
+    is_channels_last,
+    laid_out,
+    laid_out_like,
     lowest,
     numbered,
+    position_dtype,
     signed,
+    tap_dtype,
     where,
     widened,
 )
-from torch_dmlpool.window import Axis, Sizes, Window, is_known
+from torch_dmlpool.window import Axis, Divisor, Sizes, Window, is_known
 
 
 def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
@@ -40,7 +43,7 @@ def _reject_sizes(input: Tensor, windows: AnyWindow) -> None:
 
 
 def average_pooling(
-    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: int | None
+    input: Tensor, windows: AnyWindow, include_padding: bool, divisor: Divisor
 ) -> Tensor:
     """Averages of windows or bins."""
     _reject_sizes(input, windows)
@@ -48,23 +51,23 @@ def average_pooling(
     (sums,) = reductions.pooled((wide,), windows, reductions.SUM)
     count = reductions.divisor(windows, input.shape[2:], wide, include_padding, divisor)
     averages = sums if isinstance(count, int) and count == 1 else sums / count
-    return tensors.laid_out_like(averages.to(input.dtype), input)
+    return laid_out_like(averages.to(input.dtype), input)
 
 
 def average_pooling_grad(
-    input_gradient: Tensor,
+    arriving: Tensor,
     spatial_sizes: Sizes,
     windows: AnyWindow,
     include_padding: bool,
-    divisor: int | None,
+    divisor: Divisor,
 ) -> Tensor:
     """The gradient of the input (rule A6): each element gets the sum of the divided gradients of
     the windows that read it.
     """
-    wide = widened(input_gradient)
+    wide = widened(arriving)
     shares = wide / reductions.divisor(windows, spatial_sizes, wide, include_padding, divisor)
     sums = reductions.spread(shares, windows, spatial_sizes)
-    return tensors.laid_out_like(sums.to(input_gradient.dtype), input_gradient)
+    return laid_out_like(sums.to(arriving.dtype), arriving)
 
 
 def quantized_averages(
@@ -83,7 +86,7 @@ def quantized_averages(
     sum_type = torch.int32 if is_known(window.taps * 255 < 2**31) else torch.int64
     (sums,) = reductions.pooled((input.to(sum_type),), window, reductions.SUM)
     kind = parameters, window, include_padding, output_dtype
-    return tensors.laid_out_like(requantized(sums, input.shape[2:], *kind), input)
+    return laid_out_like(requantized(sums, input.shape[2:], *kind), input)
 
 
 def requantized(
@@ -104,7 +107,7 @@ def requantized(
         return torch.full((1,), parameter or 0, dtype=dtype, device=sums.device)
 
     types = torch.float64, sums.dtype, torch.float64, torch.float64
-    vectors = [tensor(*pair) for pair in zip(parameters, types, strict=True)]
+    vectors = map(tensor, parameters, types)
     scale, zero, step, output_zero = (each.view(1, -1, *(1 for _ in sizes)) for each in vectors)
     # Integers, as a float64 would round divisors above 2^53.
     like = torch.empty((), dtype=torch.int64, device=sums.device)
@@ -149,7 +152,7 @@ def _ordered(source: Tensor) -> Tensor:
     if not source.dtype.is_floating_point:
         return reference_segments.ordered(source)
     wide = widened(source)
-    bits = torch.where(wide.isnan(), math.nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
+    bits = torch.where(wide.isnan(), nan, wide + 0.0).view(FLOAT_BITS[wide.dtype])
     return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
@@ -158,11 +161,9 @@ def _winners(input: Tensor, windows: AnyWindow) -> Tensor:
     for a window of padding alone.
     """
     sizes, ordered = input.shape[2:], _ordered(input)
-    positions = ascending(math.prod(sizes), input).view(sizes).expand(input.shape)
-    _, found = reductions.pooled(
-        (ordered, positions), windows, reductions.first_maximum(ordered.dtype)
-    )
-    return cast(Tensor, found.where(found != reductions.NOWHERE, -1))
+    positions = ascending(prod(sizes), input).view(sizes).expand(input.shape)
+    _, found = reductions.pooled((ordered, positions), windows, first_maximum(ordered.dtype))
+    return found.where(found != NOWHERE, -1)
 
 
 def _elements(input: Tensor, positions: Tensor, fill: float) -> Tensor:
@@ -178,11 +179,11 @@ def _scattered(source: Tensor, positions: Tensor, sizes: Sizes) -> Tensor:
     """
     wide, batch = widened(signed(source)).flatten(), source.shape[:2]
     # Elements without a position are added to one more element of each plane, which is cut off.
-    plane = math.prod(sizes) + 1
+    plane = prod(sizes) + 1
     within = positions.flatten(2).to(torch.int64)
-    first = ascending(math.prod(batch), within).view(*batch, 1) * plane
+    first = ascending(prod(batch), within).view(*batch, 1) * plane
     places = (first + within.where(within >= 0, plane - 1)).flatten()
-    total = reductions.added(wide.new_zeros(math.prod(batch) * plane), places, wide)
+    total = reductions.added(wide.new_zeros(prod(batch) * plane), places, wide)
     total = total.view(*batch, plane)[..., :-1].unflatten(-1, tuple(sizes))
     return total.view(source.dtype) if source.dtype in SIGNED_FOR else total.to(source.dtype)
 
@@ -200,7 +201,7 @@ def taps_of(positions: Tensor, sizes: Sizes, window: Window) -> Tensor:
         left, at = _divided(left, size)
         taps = taps + _divided(at - first, axis.dilation)[0] * step
         step *= axis.window
-    return taps.where(positions >= 0, 0).to(tensors.tap_dtype(window.taps))
+    return taps.where(positions >= 0, 0).to(tap_dtype(window.taps))
 
 
 def _positions(taps: Tensor, sizes: Sizes, window: Window) -> Tensor:
@@ -229,7 +230,7 @@ def max_pooling(input: Tensor, window: Window) -> Tensor:
     if input.dtype in SIGNED_FOR:
         return _found(input, window)[0]
     (values,) = reductions.pooled((input,), window, reductions.maximum(input.dtype))
-    return tensors.laid_out_like(values, input)
+    return laid_out_like(values, input)
 
 
 def _found(input: Tensor, windows: AnyWindow) -> Pair:
@@ -241,15 +242,14 @@ def _found(input: Tensor, windows: AnyWindow) -> Pair:
         fill = (
             0 if input.dtype in SIGNED_FOR else lowest(input.dtype)
         )  # of windows without an element
-        found = tensors.laid_out_like(_elements(input, positions, fill), input), positions
+        found = laid_out_like(_elements(input, positions, fill), input), positions
     return found
 
 
 def max_pooling_with_taps(input: Tensor, window: Window) -> Pair:
     """Maxima and the numbers of their taps."""
     values, positions = _found(input, window)
-    taps = taps_of(positions, input.shape[2:], window)
-    return values, tensors.laid_out_like(taps, input)
+    return values, laid_out_like(taps_of(positions, input.shape[2:], window), input)
 
 
 def max_pooling_with_indices(
@@ -257,36 +257,26 @@ def max_pooling_with_indices(
 ) -> Pair:
     """Maxima and their indices, which count in each plane or else in the whole tensor."""
     values, positions = _found(input, windows)
-    indices = numbered(positions, input.shape, index_dtype, per_plane)
-    return values, tensors.laid_out_like(indices, input)
+    return values, laid_out_like(numbered(positions, input.shape, index_dtype, per_plane), input)
 
 
 def max_pooling_indices(
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    index_dtype: torch.dtype,
-    per_plane: bool,
+    taps: Tensor, spatial_sizes: Sizes, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
     """The indices of taps."""
     positions = _positions(taps, spatial_sizes, window)
     indices = numbered(positions, full_sizes(taps, spatial_sizes), index_dtype, per_plane)
-    return tensors.laid_out_like(indices, taps)
+    return laid_out_like(indices, taps)
 
 
 def max_pooling_grad_from_taps(
-    input_gradient: Tensor,
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    channels_last: bool,
+    arriving: Tensor, taps: Tensor, spatial_sizes: Sizes, window: Window, channels_last: bool
 ) -> Tensor:
     """The gradient of the input: each window's gradient is added to its winner's, in the order of
     the windows.
     """
     positions = _positions(taps, spatial_sizes, window)
-    gradient = _scattered(input_gradient, positions, spatial_sizes)
-    return tensors.laid_out(gradient, channels_last)
+    return laid_out(_scattered(arriving, positions, spatial_sizes), channels_last)
 
 
 def _inside(positions: Tensor, plane: int) -> Tensor:
@@ -297,21 +287,19 @@ def _inside(positions: Tensor, plane: int) -> Tensor:
 
 def unique_positions(positions: Tensor, spatial_sizes: Sizes) -> Tensor:
     """Positions with -1 for those outside the plane, and for all but the last of equal ones."""
-    plane = math.prod(spatial_sizes)
+    plane = prod(spatial_sizes)
     flat = _inside(positions, plane).flatten(2)
     places, order = flat.where(flat >= 0, plane), ascending(flat.shape[-1], flat).expand(flat.shape)
     last = flat.new_full((*flat.shape[:2], plane + 1), -1).scatter_reduce(-1, places, order, "amax")
     unique = flat.where(last.gather(-1, places) == order, -1).view(positions.shape)
-    return tensors.laid_out_like(unique.to(tensors.position_dtype(spatial_sizes)), positions)
+    return laid_out_like(unique.to(position_dtype(spatial_sizes)), positions)
 
 
 def gather_positions(input: Tensor, positions: Tensor, bins: bool = False) -> Tensor:  # noqa: ARG001
     """The element at each position, 0 where there is none. ``bins`` is unused: its gradient reads
     it.
     """
-    return tensors.laid_out_like(
-        _elements(input, _inside(positions, math.prod(input.shape[2:])), 0), positions
-    )
+    return laid_out_like(_elements(input, _inside(positions, prod(input.shape[2:])), 0), positions)
 
 
 def scatter_positions(
@@ -324,17 +312,15 @@ def scatter_positions(
     """Zeros with each element at its position. With ``bins`` positions may be equal: their elements
     are added.
     """
-    total = _scattered(input, _inside(positions, math.prod(spatial_sizes)), spatial_sizes)
-    return tensors.laid_out(total, channels_last)
+    total = _scattered(input, _inside(positions, prod(spatial_sizes)), spatial_sizes)
+    return laid_out(total, channels_last)
 
 
 def masked(input: Tensor, mask: Tensor, fills_lowest: bool) -> Tensor:
     """``input`` where the mask is True, and 0 or its type's lowest value elsewhere."""
     # PyTorch's operator would follow the layout of the mask.
-    mask = tensors.laid_out(mask, tensors.is_channels_last(input))
-    return tensors.laid_out_like(
-        where(mask, input, lowest(input.dtype) if fills_lowest else 0), input
-    )
+    mask = laid_out(mask, is_channels_last(input))
+    return laid_out_like(where(mask, input, lowest(input.dtype) if fills_lowest else 0), input)
 
 
 def window_counts(window: Window, sizes: Sizes, like: Tensor) -> Tensor:

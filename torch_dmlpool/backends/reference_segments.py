@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED_FOR, Mask, Pair, ascending, lowest, widened
+from torch_dmlpool.tensors import SIGNED_FOR, Mask, Offsets, Pair, ascending, lowest, widened
 from torch_dmlpool.window import ArgumentError, Ints
 
 
@@ -31,12 +31,12 @@ def check_offsets(offsets: Tensor, rows: int) -> None:
         )
 
 
-def set_sizes(input: Tensor, offsets: Tensor | None) -> tuple[int, int]:
+def set_sizes(input: Tensor, offsets: Offsets) -> tuple[int, int]:
     """The sizes of a result for each set and channel."""
     return input.shape[0] if offsets is None else offsets.shape[0] - 1, input.shape[-1]
 
 
-def row_sizes(arriving: Tensor, offsets: Tensor | None, rows: int) -> Ints:
+def row_sizes(arriving: Tensor, offsets: Offsets, rows: int) -> Ints:
     """The sizes of the rows that sets are made of, for what arrives at the sets."""
     samples = () if offsets is not None else arriving.shape[:1]
     return *samples, rows, arriving.shape[-1]
@@ -55,8 +55,7 @@ def _set_numbers(offsets: Tensor, mask: Mask, rows: int) -> Tensor:
 
 def _counts(places: Tensor, sets: int) -> Tensor:
     """How many rows each set has: ``(sets, 1)``. One more set has all that are in none."""
-    count = places.new_zeros(sets + 1).index_add(0, places, torch.ones_like(places))
-    return count[:sets, None]
+    return places.new_zeros(sets + 1).index_add(0, places, torch.ones_like(places))[:sets, None]
 
 
 def _count(like: Tensor, length: int, mask: Mask) -> Tensor:
@@ -73,7 +72,7 @@ def _kept(tensor: Tensor, mask: Mask, dim: int, fill: float = 0) -> Tensor:
     return tensor if mask is None else torch.where(mask.unsqueeze(dim), tensor, fill)
 
 
-def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
+def segment_sums(input: Tensor, offsets: Offsets, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     wide = widened(input)
     if offsets is None:
@@ -90,7 +89,7 @@ def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: boo
 
 def segment_shares(
     arriving: Tensor,
-    offsets: Tensor | None,
+    offsets: Offsets,
     mask: Mask,
     rows: int,
     is_mean: bool,
@@ -112,7 +111,7 @@ def segment_shares(
     return _kept(spread, mask, -1).contiguous()
 
 
-def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
+def segment_maxima(input: Tensor, offsets: Offsets, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     source = _turned(ordered(input), are_minima)
     if offsets is None:
@@ -161,8 +160,7 @@ def scattered(arriving: Tensor, indices: Tensor, rows: int, is_batch: bool) -> T
     if is_batch:
         arriving, indices = arriving.unsqueeze(-2), indices.unsqueeze(-2)
     zeros = arriving.new_zeros((*arriving.shape[:-2], rows + 1, arriving.shape[-1]))
-    places = torch.where(indices < 0, rows, indices)
-    return zeros.scatter(-2, places, arriving).narrow(-2, 0, rows)
+    return zeros.scatter(-2, torch.where(indices < 0, rows, indices), arriving).narrow(-2, 0, rows)
 
 
 _SIGNED = SIGNED_FOR | {torch.uint8: torch.int8}
@@ -217,8 +215,7 @@ def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     mean = _kept(wide, mask, 1).sum(-1) / count.clamp(min=1)
     squares = _distances(wide, mask, mean).square().sum(-1)
     variance = squares / (count - correction).clamp(min=1)
-    deviation = torch.where(count > correction, variance, 0).sqrt()
-    return mean.to(input.dtype), deviation.to(input.dtype)
+    return mean.to(input.dtype), torch.where(count > correction, variance, 0).sqrt().to(input.dtype)
 
 
 def statistics_grad(
@@ -241,17 +238,11 @@ def statistics_grad(
 
 
 def statistics_tangent(
-    direction: Tensor,
-    input: Tensor,
-    mask: Mask,
-    mean: Tensor,
-    deviation: Tensor,
-    correction: int,
+    direction: Tensor, input: Tensor, mask: Mask, mean: Tensor, deviation: Tensor, correction: int
 ) -> Pair:
     """The tangents of means and deviations."""
     wide, count = _counted(input, mask)
     moved = _kept(widened(direction), mask, 1)
     across = (_distances(wide, mask, widened(mean)) * moved).sum(-1)
     of_mean = moved.sum(-1) / count.clamp(min=1)
-    of_deviation = _sloped(across, deviation, count, correction)
-    return of_mean.to(input.dtype), of_deviation.to(input.dtype)
+    return of_mean.to(input.dtype), _sloped(across, deviation, count, correction).to(input.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
-from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Pair, Tensors
+from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Offsets, Pair, Tensors
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -31,7 +31,7 @@ def _call(
     rows: Tensor,
     given: tuple[Tensor | None, ...],
     results: Tensors,
-    offsets: Tensor | None = None,
+    offsets: Offsets = None,
     **fields: int,
 ) -> None:
     """Call a function of the library for sets of ``rows``, which reads the tensors ``given``.
@@ -50,43 +50,40 @@ def _call(
         type=DATA_TYPES[rows.dtype],
         **fields,
     )
-    code = function(ctypes.addressof(struct), *map(address, (*given, *results)))
+    source, *others = given  # whose steps are in the struct, unlike those of the others
+    dense = [None if each is None else each.contiguous() for each in others]
+    code = function(ctypes.addressof(struct), *map(address, (source, *dense, *results)))
     if code == OUTSIDE and offsets is not None:
         reference_segments.check_offsets(offsets, length)
     if code:
         raise error_of(function, code)
 
 
-def _dense(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
-
-
-def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: bool) -> Tensor:
+def segment_sums(input: Tensor, offsets: Offsets, mask: Mask, is_mean: bool) -> Tensor:
     """The sum or the mean of each set."""
     rows = _in_rows(input)
     # Divided by 1, or with 0 by the rows that are kept.
     output, divisor = rows.new_empty(reference_segments.set_sizes(rows, offsets)), int(not is_mean)
-    given = rows, _dense(offsets), _dense(mask)
+    given = rows, offsets, mask
     _call(library.dmlpool_segment_sums, rows, given, (output,), offsets, divisor=divisor)
     return output
 
 
-def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
+def segment_maxima(input: Tensor, offsets: Offsets, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
     if input.dtype not in FLOAT_TYPES or input.shape[-2] >= 2**31:
         return reference_segments.segment_maxima(input, offsets, mask, are_minima)
     rows = _in_rows(input)
     values = rows.new_empty(reference_segments.set_sizes(rows, offsets))
     results = values, torch.empty(values.shape, dtype=torch.int64, device=input.device)
-    given = rows, _dense(offsets), _dense(mask)
-    fields = {"are_minima": int(are_minima)}
-    _call(library.dmlpool_segment_maxima, rows, given, results, offsets, **fields)
+    given = rows, offsets, mask
+    _call(library.dmlpool_segment_maxima, rows, given, results, offsets, are_minima=int(are_minima))
     return results
 
 
 def segment_shares(
     arriving: Tensor,
-    offsets: Tensor | None,
+    offsets: Offsets,
     mask: Mask,
     rows: int,
     is_mean: bool,
@@ -94,9 +91,9 @@ def segment_shares(
 ) -> Tensor:
     """Each row's share of what arrives at its set, or with ``indices`` all at these rows."""
     gradient = arriving.new_empty(reference_segments.row_sizes(arriving, offsets, rows))
-    given = arriving.contiguous(), _dense(offsets), _dense(mask), indices
-    fields = {"divisor": int(not is_mean)}
-    _call(library.dmlpool_segment_shares, gradient, given, (gradient,), offsets, **fields)
+    given = arriving.contiguous(), offsets, mask, indices
+    function, divisor = library.dmlpool_segment_shares, int(not is_mean)
+    _call(function, gradient, given, (gradient,), offsets, divisor=divisor)
     return gradient
 
 
@@ -115,7 +112,7 @@ def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
     input, rows = _as_kernels_read(input)
     results = input.new_empty(input.shape[:2]), input.new_empty(input.shape[:2])
-    given = input, _dense(mask)
+    given = input, mask
     _call(library.dmlpool_statistics, rows, given, results, correction=correction)
     return results
 
@@ -132,6 +129,6 @@ def statistics_grad(
     """The gradient of means and deviations."""
     input, rows = _as_kernels_read(input)
     gradient = torch.empty_like(input)
-    given = input, _dense(mask), torch.stack((mean, deviation, of_mean, of_deviation))
+    given = input, mask, torch.stack((mean, deviation, of_mean, of_deviation))
     _call(library.dmlpool_statistics_grad, rows, given, (gradient,), correction=correction)
     return gradient

@@ -4,7 +4,7 @@ Results on the device are compared with those of PyTorch's functions in float64 
 ``bench`` also measures eight calls that networks have beside PyTorch's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import torch_dmlpool as dmlpool
 from torch_dmlpool import timing
 from torch_dmlpool.nn import functional as ours
-from torch_dmlpool.window import Arguments
+from torch_dmlpool.window import Arguments, Function
 
 theirs, ATEN = torch.nn.functional, "torch.nn"
 HALF, FLOAT, BFLOAT = torch.float16, torch.float32, torch.bfloat16
@@ -79,7 +79,7 @@ def _results(
     return results
 
 
-def _wrong(compute: Callable[[], Any], expected: Any) -> str | None:
+def _wrong(compute: Function, expected: Any) -> str | None:
     """What is wrong with computed tensors, whose data types and devices are not compared."""
     try:
         torch.testing.assert_close(compute(), expected, check_dtype=False, check_device=False)

@@ -40,14 +40,13 @@ def backend_of(device: torch.device) -> str:
     """What pools on ``device``, and why."""
     name = backends.chosen(device.type)[0].name
     if name == "cpu":
-        library = Path(cpu.library._name).name
-        return f"compiled C++ kernels ({library}, the best that this processor runs)"
+        path = Path(cpu.library._name)
+        return f"compiled C++ kernels ({path.name}, the best that this processor runs)"
     if name == "triton":
         return "Triton kernels" + " (TRITON_INTERPRET=1: slow)" * (device.type == "cpu")
-    is_off = fallbacks.is_turned_off()
     reasons = {
         "cpu": cpu.missing,
-        "cuda": f"{fallbacks.SWITCH}=0" if is_off else "Triton is not installed",
+        "cuda": f"{fallbacks.SWITCH}=0" if fallbacks.is_turned_off() else "Triton is not installed",
     }
     why = reasons.get(device.type, f"there are no kernels for {device.type}")
     return f"plain PyTorch (SLOW: {why})"

@@ -9,8 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from torch_dmlpool.distributed.sharding import RULES, pool
-from torch_dmlpool.registry import NAMESPACE
 
 # Importing any of the package has registered all operators before.
 for _name in RULES:
-    torch.library.register_torch_dispatch(f"{NAMESPACE}::{_name}", DTensor, pool)
+    torch.library.register_torch_dispatch(f"dmlpool::{_name}", DTensor, pool)

@@ -6,7 +6,7 @@ sums pass through a linear one as they are. Sizes, data types and layouts of the
 those that the operator gives for meta tensors.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -182,7 +182,7 @@ def _own_parts(
 def _redistributed(tensor: DTensor, placements: list[Placement]) -> DTensor:
     # Detached: below autograd, PyTorch 2.11 cannot redistribute uneven shards that require a
     # gradient.
-    tensor, dtype = cast("DTensor", tensor.detach()), tensor.dtype
+    tensor, dtype = tensor.detach(), tensor.dtype  # type: ignore[assignment]
     if any(each.is_partial() for each in tensor.placements):
         return tensor.redistribute(placements=placements)
     moved = _as_type(tensor, MOVED.get(dtype, dtype)).redistribute(placements=placements)

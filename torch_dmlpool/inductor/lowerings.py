@@ -8,7 +8,7 @@ window.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -69,7 +69,7 @@ def _number(value: Any, dtype: torch.dtype) -> Any:
     return ops.to_dtype(ops.index_expr(sympy.sympify(value), torch.int64), dtype)
 
 
-def _tree(terms: Sequence[Any]) -> Any:
+def _tree(terms: Index) -> Any:
     """A sum whose chain of dependent additions is as short as possible (rule E6)."""
     if len(terms) == 1:
         return terms[0]
@@ -91,10 +91,9 @@ def _is_faster(x: TensorBox, outputs: Sizes, window: Window) -> bool:
     if window.taps > MOST_FUSED_TAPS or any(axis.may_be_empty(None) for axis in window.axes):
         return False
     if x.get_device_or_error().type == "cpu":
-        read = math.prod(outputs) * window.taps
         node: Any = V.graph.current_node.args[0]
         return (
-            V.graph.sizevars.statically_known_leq(read, CHEAPEST_CALL)
+            V.graph.sizevars.statically_known_leq(math.prod(outputs) * window.taps, CHEAPEST_CALL)
             or (len(outputs) == 4 and node in V.graph.nodes_prefer_channels_last)
             or tensors.is_channels_last(node.meta["val"])
         )
@@ -129,7 +128,7 @@ def _covered(x: TensorBox, sizes: Sizes, window: Window) -> list[int]:
     return found if is_alone else []
 
 
-def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Callable[..., list[Any]]:
+def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Function:
     """A function that reads the taps of a window of ``x``, and ``fill`` for those outside the
     input.
     """
@@ -157,7 +156,7 @@ def _taps_of(x: TensorBox, outputs: Sizes, window: Window, fill: float) -> Calla
     return lambda index: [tap_of(index, taps) for taps in itertools.product(*every)]
 
 
-def _winner(taps: Sequence[Any]) -> Any:
+def _winner(taps: Index) -> Any:
     """The number of the first greatest tap or of the first NaN."""
     best, winner = taps[0], ops.constant(0, torch.int32)
     for number, tap in enumerate(taps[1:], 1):
@@ -175,8 +174,7 @@ def _max_pooling(input: TensorBox, window: Window) -> Any:
         values = reduce_amax(input, covered, True)
         taps = [reduce_argmax(input, covered, True) for _ in numbers]
     else:
-        is_faster = _is_faster(input, outputs, window)
-        if not is_faster or (numbers and not _tiles(window, sizes)):
+        if not _is_faster(input, outputs, window) or (numbers and not _tiles(window, sizes)):
             return None
         taps_of = _taps_of(input, outputs, window, -math.inf)
         greatest = lambda index: functools.reduce(ops.maximum, taps_of(index))  # noqa: E731
@@ -212,21 +210,21 @@ def _gradient(
 
 
 def _max_pooling_grad_from_taps(
-    input_gradient: TensorBox,
+    arriving: TensorBox,
     taps: TensorBox,
     spatial_sizes: Sizes,
     window: Window,
     channels_last: bool,  # noqa: ARG001
 ) -> TensorBox | None:
-    load, winner_of = input_gradient.make_loader(), taps.make_loader()
+    load, winner_of = arriving.make_loader(), taps.make_loader()
 
     def won(place: Index, number: Any) -> Any:
         wins = ops.eq(
             ops.to_dtype(winner_of(place), torch.int32), ops.index_expr(number, torch.int32)
         )
-        return ops.where(wins, load(place), ops.constant(0.0, input_gradient.get_dtype()))
+        return ops.where(wins, load(place), ops.constant(0.0, arriving.get_dtype()))
 
-    return _gradient(input_gradient, spatial_sizes, window, won)
+    return _gradient(arriving, spatial_sizes, window, won)
 
 
 def _counted(index: Index, sizes: Sizes, window: Window, include_padding: bool) -> Any:
@@ -251,8 +249,7 @@ def _average_pooling(
         # (rule E6). A GPU adds as a tree.
         exact = torch.float64 if is_on_cpu else None
         return to_dtype(mean(input, covered, True, dtype=exact), dtype)
-    is_faster = _is_faster(input, outputs, window)
-    if not is_faster or any(axis.dilation > 1 for axis in window.axes):
+    if not _is_faster(input, outputs, window) or any(axis.dilation > 1 for axis in window.axes):
         return None
     taps_of, tiles = _taps_of(input, outputs, window, 0.0), _tiles(window, sizes)
     counts_all = tiles or (include_padding and not window.axes[0].ceil_mode)
@@ -266,21 +263,21 @@ def _average_pooling(
 
 
 def _average_pooling_grad(
-    input_gradient: TensorBox,
+    arriving: TensorBox,
     spatial_sizes: Sizes,
     window: Window,
     include_padding: bool,
     divisor_override: Any,
 ) -> TensorBox | None:
-    load, wide = input_gradient.make_loader(), tensors.sum_type(input_gradient.get_dtype())
+    load, wide = arriving.make_loader(), tensors.sum_type(arriving.get_dtype())
     count = divisor_override or window.taps
 
     def share(place: Index, _number_of_tap: Any) -> Any:
         return ops.truediv(ops.to_dtype(load(place), wide), _number(count, wide))
 
-    expression = _gradient(input_gradient, spatial_sizes, window, share)
+    expression = _gradient(arriving, spatial_sizes, window, share)
     are_ones = all(axis.stride == axis.dilation == 1 for axis in window.axes)
-    is_on_cpu = input_gradient.get_device_or_error().type == "cpu"
+    is_on_cpu = arriving.get_device_or_error().type == "cpu"
     if expression is None and is_on_cpu and are_ones and (include_padding or divisor_override):
         # An element gets an average of the gradients around it. For an H200 the operator is
         # predicted to take as long for float32, and up to 1.2 times less for halves.
@@ -291,7 +288,7 @@ def _average_pooling_grad(
             )
             for axis in window.axes
         ]
-        return _average_pooling(input_gradient, Window(tuple(around)), True, count)
+        return _average_pooling(arriving, Window(tuple(around)), True, count)
     return expression
 
 

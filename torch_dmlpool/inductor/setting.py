@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_dmlpool import tensors
+from torch_dmlpool.window import check_flag
 
 _OFF = "torch_dmlpool.inductor=off"
 
@@ -15,7 +15,7 @@ def lower(enabled: bool = True) -> None:
     setting is a word in ``torch.compiler.config.cache_key_tag``, so that torch.compile's caches
     keep graphs that were compiled either way apart.
     """
-    tensors.check_flag("enabled", enabled)
+    check_flag("enabled", enabled)
     settings = torch.compiler.config
     words = [word for word in settings.cache_key_tag.split() if word != _OFF]
     settings.cache_key_tag = " ".join(words if enabled else [*words, _OFF])

@@ -7,7 +7,6 @@ replaces the pools of a quantized program.
 
 from typing import TYPE_CHECKING, Any
 
-from torch_dmlpool import keywords as _keywords
 from torch_dmlpool.nn import functional, layers
 from torch_dmlpool.nn.conversion import Conversion, convert, reverted
 from torch_dmlpool.nn.exported import integer_pooling
@@ -45,5 +44,4 @@ if not TYPE_CHECKING:
         """Say where a name is that was looked for here, such as an operator's."""
         import torch_dmlpool
 
-        public = {"": torch_dmlpool.__all__, "nn.": __all__, "nn.functional.": functional.__all__}
-        return _keywords.missing(__name__, name, public)
+        return torch_dmlpool.__getattr__(name, __name__)

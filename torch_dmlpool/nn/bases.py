@@ -5,7 +5,6 @@ The layers themselves, for one, two and three, are subclasses of these and of to
 ``forward`` builds the window again from the attributes, so a changed one is honoured.
 """
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, overload
 
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from torch_dmlpool import tensors
 from torch_dmlpool.keywords import layer_with_pytorch_names
 from torch_dmlpool.nn import pools
 from torch_dmlpool.nn.family import Family
-from torch_dmlpool.window import Integers, OutputSize, Padding, Window
+from torch_dmlpool.tensors import Mask, Pair, Pooled, checked_divisor, checked_norm
+from torch_dmlpool.window import Divisor, Integers, OutputSize, Padding, Sizes, Stride, Window
 
 Flag = TypeVar("Flag", Literal[False], Literal[True], bool, default=Literal[False])
 """Whether a layer of maxima returns indices too: type checkers know what it returns."""
@@ -56,7 +55,7 @@ class PoolLayer(torch.nn.Module):
 class MaskedLayer(PoolLayer, Generic[Flag]):
     """Layers that take a mask with the input, and pool by their attributes."""
 
-    def forward(self, input: Tensor, mask: Tensor | None = None) -> Any:
+    def forward(self, input: Tensor, mask: Mask = None) -> Any:
         return self._family.call(self, input, mask)
 
     forward.__qualname__ = "forward"  # errors of Python show it, and users know no MaskedLayer
@@ -71,16 +70,14 @@ class MaskedLayer(PoolLayer, Generic[Flag]):
 
         @overload
         def __call__(
-            self: "MaskedLayer[Literal[False]]", input: Tensor, mask: Tensor | None = None
+            self: "MaskedLayer[Literal[False]]", input: Tensor, mask: Mask = None
         ) -> Tensor: ...
         @overload
         def __call__(
-            self: "MaskedLayer[Literal[True]]", input: Tensor, mask: Tensor | None = None
-        ) -> tuple[Tensor, Tensor]: ...
+            self: "MaskedLayer[Literal[True]]", input: Tensor, mask: Mask = None
+        ) -> Pair: ...
         @overload
-        def __call__(
-            self: "MaskedLayer[bool]", input: Tensor, mask: Tensor | None = None
-        ) -> Tensor | tuple[Tensor, Tensor]: ...
+        def __call__(self: "MaskedLayer[bool]", input: Tensor, mask: Mask = None) -> Pooled: ...
         def __call__(self, *_: Any, **__: Any) -> Any: ...
 
 
@@ -91,7 +88,7 @@ class MaxPool(MaskedLayer[Flag]):
     def __init__(
         self: Any,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         padding: Padding = 0,
         dilation: Integers = 1,
         return_indices: Flag = False,  # type: ignore[assignment]
@@ -108,18 +105,18 @@ class MinPool(MaxPool[Flag]):
 class AvgPool(MaskedLayer):
     _family = pools.avg_pool
     # Some of torch's own layers lack these attributes.
-    divisor_override: int | None = None
+    divisor_override: Divisor = None
     dilation: Integers = 1
 
     @layer_with_pytorch_names
     def __init__(
         self: Any,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         padding: Padding = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
-        divisor_override: int | None = None,
+        divisor_override: Divisor = None,
         *,
         dilation: Integers = 1,
     ) -> None:
@@ -127,7 +124,7 @@ class AvgPool(MaskedLayer):
         if isinstance(padding, str):  # torch's AvgPool1d has split the word into letters
             vars(self)["padding"] = padding
         # A Parameter would be registered, which fails with PyTorch's message.
-        self.divisor_override = tensors.checked_divisor(divisor_override)
+        self.divisor_override = checked_divisor(divisor_override)
         self.dilation = dilation
         self._check()
 
@@ -142,14 +139,14 @@ class LPPool(MaskedLayer):
         self: Any,
         norm_type: float,
         kernel_size: Integers,
-        stride: Integers | None = None,
+        stride: Stride = None,
         ceil_mode: bool = False,
         *,
         padding: Padding = 0,
         dilation: Integers = 1,
     ) -> None:
         # This comes first because PyTorch 2.14 checks it too, with another message.
-        norm_type = tensors.checked_norm("norm_type", norm_type)
+        norm_type = checked_norm("norm_type", norm_type)
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
         self.padding, self.dilation = padding, dilation
         self._check()
@@ -186,7 +183,7 @@ class MaxUnpool(PoolLayer):
 
     @layer_with_pytorch_names
     def __init__(
-        self: Any, kernel_size: Integers, stride: Integers | None = None, padding: Padding = 0
+        self: Any, kernel_size: Integers, stride: Stride = None, padding: Padding = 0
     ) -> None:
         super().__init__(kernel_size, stride, padding)
         if isinstance(padding, str):  # torch's has split the word into letters
@@ -194,13 +191,10 @@ class MaxUnpool(PoolLayer):
         Window.pytorch(self._rank, kernel_size, stride, padding)
 
     def forward(
-        self: Any, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+        self: Any, input: Tensor, indices: Tensor, output_size: Sizes | None = None
     ) -> Tensor:
         window = self.kernel_size, self.stride, self.padding
         return self._family.call(self, input, None, indices, *window, output_size)
 
     if TYPE_CHECKING:
-
-        def __call__(
-            self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
-        ) -> Tensor: ...
+        __call__ = forward

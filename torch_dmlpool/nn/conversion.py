@@ -19,13 +19,13 @@ from torch_dmlpool.nn import bases, layers, measuring, observed
 from torch_dmlpool.nn.measuring import LayerTimes
 from torch_dmlpool.nn.rerouting import ROUTES
 from torch_dmlpool.operators import missing_kernels
-from torch_dmlpool.window import ArgumentError, Named, Window, plain
-
-__all__ = ["Conversion", "convert", "reverted"]
+from torch_dmlpool.window import ArgumentError, Named, Window, check_flag, plain
 
 # All names that each module has.
 NamedModules: TypeAlias = dict[Module, list[str]]
-_COUNTERPARTS: dict[tuple[str, str], tuple[type[Module], Named]] = {
+# A layer's class, and attributes that are set.
+Form: TypeAlias = tuple[type[Module], Named]
+_COUNTERPARTS: dict[tuple[str, str], Form] = {
     **{(pooling.__name__, name): (getattr(layers, name), {}) for name in layers.__all__},
     # Both pad by themselves before they pool without padding: timm's average counts it, whatever
     # its attribute says.
@@ -181,7 +181,7 @@ def convert(
     """
     _check_model(model)
     for name, flag in (("inplace", inplace), ("training", training), ("subclasses", subclasses)):
-        tensors.check_flag(name, flag)
+        check_flag(name, flag)
     _check_examples(example_inputs, training)
     model = model if inplace else copy.deepcopy(model)
     named = _named(model)
@@ -196,8 +196,9 @@ def convert(
     # The model's first tensor says which device it is on.
     tensor = next(itertools.chain(model.parameters(), model.buffers()), None)
     missing = missing_kernels("cpu" if tensor is None else tensor.device.type)
-    said = _functions_called(named), missing, busy, unmeasured
-    report = Conversion(model, {}, left, {}, {}, *said)
+    report = Conversion(
+        model, {}, left, {}, {}, _functions_called(named), missing, busy, unmeasured
+    )
     for module, counterpart in chosen.items():
         names = named[module]
         if module in times:
@@ -216,8 +217,8 @@ def _chosen(
     named: NamedModules, subclasses: bool
 ) -> tuple[dict[Module, "_Counterpart"], dict[str, str]]:
     """The layers of a model to replace, and by name why others are left."""
-    chosen: dict[Module, _Counterpart] = {}
-    left: dict[str, str] = {}
+    chosen = {}
+    left = {}
     for modules, is_hidden in ((_hidden(named), True), (named, False)):
         for module, names in modules.items():
             found = _counterpart_of(module, subclasses)
@@ -265,7 +266,7 @@ def reverted(model: Module) -> Iterator[Conversion]:
         report.revert()
 
 
-def _original_of(layer: Any) -> tuple[type[Module], Named] | str:
+def _original_of(layer: Any) -> Form | str:
     """The class of torch.nn's, or of the library's that a layer is from, which means the same, and
     the attributes that it needs; else why there is none.
     """
@@ -287,9 +288,9 @@ def _original_of(layer: Any) -> tuple[type[Module], Named] | str:
 
 def _agreed(layer: Any) -> Named | None:
     """The arguments by which torch.nn's layer gives what this package's gives; else None."""
-    pool = layer._family
-    named = {name: getattr(layer, name, None) for name in pool.parameters}
-    return observed.agreed(pool.family, layer._rank, None, named)
+    family = layer._family
+    named = {name: getattr(layer, name, None) for name in family.parameters}
+    return observed.agreed(family.name, layer._rank, None, named)
 
 
 def _check_model(model: object) -> None:
@@ -323,8 +324,7 @@ def _hidden(named: NamedModules) -> NamedModules:
                     found.setdefault(module, []).append(inner)
         elif isinstance(value, (list, tuple, dict)) and id(value) not in seen:
             seen.add(id(value))
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, entry in items:
+            for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
                 walk(f"{name}[{key!r}]", entry)
 
     for module, (path, *_) in named.items():
@@ -336,9 +336,9 @@ def _hidden(named: NamedModules) -> NamedModules:
 
 def _check_examples(example_inputs: object, training: bool) -> None:
     if example_inputs is not None and not isinstance(example_inputs, (tuple, Mapping)):
-        kind = type(example_inputs).__name__
         raise TypeError(
-            f"example_inputs must be a tuple such as (x,), got {kind}; a dict has them by name"
+            f"example_inputs must be a tuple such as (x,), got {type(example_inputs).__name__}; a "
+            "dict has them by name"
         )
     if training and example_inputs is None:
         raise ArgumentError("training must be False without example_inputs, which are measured")
@@ -360,7 +360,7 @@ class _Counterpart:
 
 
 _ABSENT = object()
-_BEFORE: MutableMapping[Module, tuple[type[Module], Named]] = WeakKeyDictionary()
+_BEFORE: MutableMapping[Module, Form] = WeakKeyDictionary()
 """The class and the attributes that converted layers had which were not torch.nn's."""
 
 
@@ -381,7 +381,7 @@ def _functions_called(modules: Iterable[Module]) -> list[str]:
     are left out.
     """
     names = {function.__name__ for function in ROUTES}
-    found: set[str] = set()
+    found = set()
     for module in modules:
         kinds = [base.__module__ for base in type(module).__mro__]
         is_reported = pooling.__name__ in kinds or isinstance(module, torch.jit.ScriptModule)
@@ -461,8 +461,8 @@ def _counterpart_of(module: Module, subclasses: bool) -> _Counterpart | str | No
         kind.__new__(kind).__class__ = counterpart  # classes with slots cannot change
     except (TypeError, ValueError) as error:
         return str(error)
-    if layer._family.family in _DIFFERENCES and _agreed(layer) is None:
-        return _DIFFERENCES[layer._family.family]
+    if layer._family.name in _DIFFERENCES and _agreed(layer) is None:
+        return _DIFFERENCES[layer._family.name]
     # A compiler takes Python's ints for constants, numpy's for tensors.
     changed = {name: plain(value) for name, value in passed.items() if plain(value) is not value}
     return _Counterpart(counterpart, attributes | changed, _effect(layer))

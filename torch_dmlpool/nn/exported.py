@@ -258,8 +258,7 @@ def _window_of_averages(
         if list(bins_of) != [1] * rank:
             return None
         with pool.graph.inserting_before(pool):
-            dims = range(2, rank + 2)
-            whole = [_insert(pool, _aten.sym_size.int, integers, dim) for dim in dims]
+            whole = [_insert(pool, _aten.sym_size.int, integers, dim) for dim in range(2, rank + 2)]
         ones, zeros = [1] * rank, [0] * rank
         return whole, ones, zeros, zeros, ones, False, True
     if _arguments(pool).get("divisor_override") is not None:

@@ -15,12 +15,11 @@ from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_unary
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import _is_tracing
 from torch_dmlpool.nn import observed
 from torch_dmlpool.operators.calls import PublicPool, prepared
-from torch_dmlpool.tensors import Mask, Types
-from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, NoOutputError
+from torch_dmlpool.tensors import Mask, Types, changed, check_dense, checked_mask
+from torch_dmlpool.window import AXIS_NAMES, ArgumentError, Arguments, Function, Ints, NoOutputError
 
 
 @dataclass(eq=False)
@@ -34,7 +33,7 @@ class Family:
     The functions of ``nn.functional`` are named ``family``, the dimensions and ``suffix``.
     """
 
-    family: str
+    name: str
     types: Types
     request_of: Callable[..., Arguments]
     pool: PublicPool
@@ -42,7 +41,7 @@ class Family:
     suffix: str = ""
 
     def __post_init__(self) -> None:
-        self.names = ["", *(f"{self.family}{rank}d{self.suffix}" for rank in (1, 2, 3))]
+        self.names = ["", *(f"{self.name}{rank}d{self.suffix}" for rank in (1, 2, 3))]
         self.originals = [observed.ORIGINALS.get(name) for name in self.names]
         self.parameters = list(inspect.signature(self.request_of).parameters)[2:]
         # Reads in half the time what ``arguments_of`` does, but compilers do not know it, and it
@@ -92,7 +91,7 @@ class Family:
             if answer is not NotImplemented:
                 return answer
             is_quantized = self.of_quantized is not None and is_usual and input.is_quantized
-            tensors.check_dense("input", input, (input.dtype,) if is_quantized else self.types)
+            check_dense("input", input, (input.dtype,) if is_quantized else self.types)
         batched = self.batched(rank, input)
         checked = None if mask is None else _mask_for(input, batched is not input, mask)
         request = self.request_of(rank, batched, *arguments)
@@ -104,13 +103,7 @@ class Family:
         return output if batched is input else _without_batch(output)
 
     def make(
-        self,
-        rank: int,
-        like: Tensor,
-        backend: Any,
-        _dtypes: tuple[()],
-        mask_sizes: tuple[int, ...] | None,
-        *given: Any,
+        self, rank: int, like: Tensor, backend: Any, _: Any, mask_sizes: Ints | None, *given: Any
     ) -> Function | None:
         """The call for plain tensors that lie as ``like``, and a mask if its sizes are given."""
         if like.dtype not in self.types:
@@ -138,15 +131,14 @@ class Family:
         if dimensions != rank + 1:
             axes, shape = ", ".join(AXIS_NAMES[rank]), tuple(input.shape)
             raise ArgumentError(
-                f"{self.family}{rank}d: input must be (N, C, {axes}) or, unbatched, (C, {axes}), "
+                f"{self.name}{rank}d: input must be (N, C, {axes}) or, unbatched, (C, {axes}), "
                 f"got shape {shape}"
             )
         batched = input.unsqueeze(0)
-        channels_last = torch.channels_last_3d
         if (
             rank < 3
             or batched.is_contiguous()
-            or not batched.is_contiguous(memory_format=channels_last)
+            or not batched.is_contiguous(memory_format=torch.channels_last_3d)
         ):
             return batched
         # PyTorch tells channels_last by the batch's stride too, which unsqueeze(0) makes too small.
@@ -165,10 +157,10 @@ def _mask_for(input: Tensor, is_single: bool, mask: Tensor) -> Tensor:
     """``mask`` of an ``input`` as it is pooled, in a batch if it is ``is_single``."""
     if input.is_quantized:
         raise TypeError("mask must be None for a quantized tensor: pool its integers instead")
-    checked: Any = tensors.checked_mask(mask, input, 1 if is_single else 2)
+    checked: Any = checked_mask(mask, input, 1 if is_single else 2)
     return checked.unsqueeze(0) if is_single else checked
 
 
 def _without_batch(output: Any) -> Any:
     """The results of the only one in a batch."""
-    return tensors.changed(output, lambda each: each.squeeze(0))
+    return changed(output, lambda each: each.squeeze(0))

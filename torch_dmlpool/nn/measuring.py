@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,7 +80,7 @@ def measured(
     return found, reasons[0] if reasons else None
 
 
-def _call(layer: Module, passed: Arguments, training: bool) -> Callable[[], object]:
+def _call(layer: Module, passed: Arguments, training: bool) -> timing.Call:
     """The layer's own ``forward``, past its hooks; with ``training`` its backward pass as well."""
     first, *others = passed
     if not training or not first.is_floating_point():

@@ -3,6 +3,7 @@
 Where torch.nn.functional has the same pool, the call is PyTorch's: observers know its functions.
 """
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch_dmlpool._private import (
     _are_functorch_transforms_active,
     _is_tracing,
 )
-from torch_dmlpool.window import Arguments, Ints, Named, Window, shared
+from torch_dmlpool.window import Arguments, Ints, Named, Window, check_flag, shared
 
 FUNCTIONS = vars(torch.nn.functional)
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
@@ -29,58 +30,50 @@ def is_replaced(name: str) -> bool:
     return FUNCTIONS.get(name) is not ORIGINALS.get(name)
 
 
-def answer(pool: Any, who: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:
+def answer(family: Any, who: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:
     """What an observed call returns; ``NotImplemented`` where nobody observes it, or where our
     operator is to be called as it is.
 
     ``pool`` is a ``Family`` of pools.py. ``who`` is a layer, or the number of dimensions where a
     function of ``nn.functional`` is called.
     """
-    named = dict(zip(pool.parameters, arguments, strict=True))
+    named = dict(zip(family.parameters, arguments, strict=True))
     values = (input, mask, *named.values())
-    tracers = [tracer for tracer in map(observers.tracer_of, values) if tracer is not None]
+    tracers = list(filter(None, map(observers.tracer_of, values)))
     is_seen = bool(tracers) or observers.are_seen(values)
-    if not (is_seen or _is_recorded(pool, rank, input)):
+    if not (is_seen or _is_recorded(family, rank, input)):
         return NotImplemented
     masked = {} if mask is None else {"mask": mask}
     if tracers:
-        path = _path_of(tracers[0], who)
+        path = ""
+        if type(who) is not int:  # a layer, which the tracer may not know
+            with contextlib.suppress(NameError):
+                path = tracers[0].path_of_module(who)
         if path:
             passed = (input, named["indices"]) if "indices" in named else (input,)
             sizes = {"output_size": named["output_size"]} if passed[1:] else {}
             return tracers[0].create_proxy("call_module", path, passed, sizes | masked)
-    elif mask is None and pool.family != "max_unpool":
+    elif mask is None and family.name != "max_unpool":
         # Whether unpooling means the same lies in the indices: in -1 and in equal ones.
-        same = agreed(pool.family, rank, input, named)
+        same = agreed(family.name, rank, input, named)
         if same is not None:
-            return _theirs(pool.names[rank], input, same)
+            return _theirs(family.names[rank], input, same)
     if not is_seen:
         return NotImplemented
-    function = PUBLIC[pool.names[rank]]
-    return observers.shown(function, values, input, **named, **masked)
+    return observers.shown(PUBLIC[family.names[rank]], values, input, **named, **masked)
 
 
-def _is_recorded(pool: Any, rank: int, input: Any) -> bool:
+def _is_recorded(family: Any, rank: int, input: Any) -> bool:
     """Whether torch.jit traces the call, or somebody has replaced PyTorch's function."""
     # DTensors, fake tensors and the like, which PyTorch's own transforms and exporters use, stay.
-    kind: Any = type(input)
+    kind = type(input)
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return False
-    is_recorded = is_replaced(pool.names[rank]) or _is_tracing()
+    is_recorded = is_replaced(family.names[rank]) or _is_tracing()
     return is_recorded and not _are_functorch_transforms_active()
 
 
-def _path_of(tracer: Any, who: Any) -> str:
-    """A layer's path in the traced model, if the tracer keeps it as one node. It is empty if the
-    tracer does not, or if no layer was called.
-    """
-    try:
-        return "" if type(who) is int else tracer.path_of_module(who)
-    except NameError:
-        return ""
-
-
-def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:
+def only_theirs(family: Any, rank: int, input: Any, mask: Any, arguments: Arguments) -> Any:
     """The pool of a tensor in a layout, or of a data type, that PyTorch alone pools;
     ``NotImplemented`` for other tensors.
     """
@@ -89,9 +82,9 @@ def only_theirs(pool: Any, rank: int, input: Any, mask: Any, arguments: Argument
         if getattr(input, "dtype", None) is not getattr(torch, "qint32", NotImplemented):
             return NotImplemented
         kind, mended = "data type qint32", "input.dequantize()"
-    name, wrong = pool.names[rank], "torch.nn.functional has no such pool"
-    named = dict(zip(pool.parameters, arguments, strict=True))
-    same = None if mask is not None else agreed(pool.family, rank, input, named)
+    name, wrong = family.names[rank], "torch.nn.functional has no such pool"
+    named = dict(zip(family.parameters, arguments, strict=True))
+    same = None if mask is not None else agreed(family.name, rank, input, named)
     if same is not None:
         try:
             return _theirs(name, input, same)
@@ -130,7 +123,7 @@ def _same(family: str, rank: int, sizes: Ints, named: Named) -> Named | None:
     A wrong argument is an error.
     """
     for flag in ("return_indices", "count_include_pad"):
-        tensors.check_flag(flag, named.get(flag, False))
+        check_flag(flag, named.get(flag, False))
     if "min_pool" in family:
         return None
     if "adaptive" in family:

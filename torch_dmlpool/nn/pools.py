@@ -3,14 +3,12 @@
 The functions themselves, for one, two and three, are in ``nn/functional``.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.nn.family import Family
 from torch_dmlpool.operators import (
     adaptive_pooling,
@@ -22,15 +20,33 @@ from torch_dmlpool.operators import (
 )
 from torch_dmlpool.operators import quantized_tensors as quantized
 from torch_dmlpool.operators.adaptive_pooling import bins
-from torch_dmlpool.tensors import TensorFunction
+from torch_dmlpool.tensors import (
+    AVERAGED_TYPES,
+    COMPLEX_TYPES,
+    FLOAT_TYPES,
+    MAX_TYPES,
+    ORDERED_TYPES,
+    Numbering,
+    TensorFunction,
+    check_taps,
+    checked_divisor,
+    checked_norm,
+    checked_output_size,
+    ints,
+    laid_out_like,
+)
 from torch_dmlpool.window import (
     AXIS_NAMES,
     ArgumentError,
     Arguments,
+    Divisor,
     Integers,
     OutputSize,
     Padding,
+    Sizes,
+    Stride,
     Window,
+    check_flag,
     check_spatial_sizes,
     entries,
     is_sure,
@@ -44,8 +60,7 @@ def _window(
     rank: int, batched: Tensor, size: Integers, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Window:
     """The Window of torch.nn's arguments."""
-    depends = isinstance(padding, str) and stride != 1
-    sizes = tensors.ints(batched.shape[-rank:]) if depends else None
+    sizes = ints(batched.shape[-rank:]) if isinstance(padding, str) and stride != 1 else None
     return Window.pytorch(rank, size, stride, padding, dilation, ceil, sizes)
 
 
@@ -53,16 +68,16 @@ def _counted_windows(
     rank: int,
     batched: Tensor,
     kernel_size: Integers,
-    stride: Integers | None,
+    stride: Stride,
     padding: Padding,
     ceil_mode: bool,
     count_include_pad: bool,
-    divisor_override: int | None,
+    divisor_override: Divisor,
     dilation: Integers,
-) -> tuple[Window, bool, int | None]:
+) -> tuple[Window, bool, Divisor]:
     """A window of averages, whether padding counts, and the divisor."""
-    tensors.check_flag("count_include_pad", count_include_pad)
-    divisor_override = tensors.checked_divisor(divisor_override)
+    check_flag("count_include_pad", count_include_pad)
+    divisor_override = checked_divisor(divisor_override)
     window = _window(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     return window, count_include_pad, divisor_override
 
@@ -71,21 +86,19 @@ def _numbered_windows(
     rank: int,
     batched: Tensor,
     kernel_size: Integers,
-    stride: Integers | None,
+    stride: Stride,
     padding: Padding,
     dilation: Integers,
     ceil_mode: bool,
     return_indices: bool,
 ) -> Arguments:
-    """A window of maxima, with ``return_indices`` the index type and that indices count in each
-    plane.
-    """
-    tensors.check_flag("return_indices", return_indices)
+    """A window of maxima, and with ``return_indices`` that indices count in each plane."""
+    check_flag("return_indices", return_indices)
     window = _window(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
     if not return_indices:
         return (window,)
-    tensors.check_taps(window.taps, "kernel_size")
-    return window, torch.int64, True
+    check_taps(window.taps, "kernel_size")
+    return window, Numbering(torch.int64, per_plane=True)
 
 
 def _normed_windows(
@@ -93,20 +106,20 @@ def _normed_windows(
     batched: Tensor,
     norm_type: float,
     kernel_size: Integers,
-    stride: Integers | None,
+    stride: Stride,
     ceil_mode: bool,
     padding: Padding,
     dilation: Integers,
 ) -> tuple[Window, float]:
     """A window of p-norms, and p."""
     window = _window(rank, batched, kernel_size, stride, padding, dilation, ceil_mode)
-    return window, float(tensors.checked_norm("norm_type", norm_type))
+    return window, float(checked_norm("norm_type", norm_type))
 
 
 def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> Arguments:
     """How many bins there are."""
     output_size = shared(output_size)
-    tensors.checked_output_size(output_size, tuple(batched.shape[-rank:]))
+    checked_output_size(output_size, tuple(batched.shape[-rank:]))
     return (output_size,)
 
 
@@ -114,8 +127,9 @@ def _numbered_bins(
     rank: int, batched: Tensor, output_size: OutputSize, return_indices: bool
 ) -> Arguments:
     """The same of maxima, with ``return_indices`` as ``_numbered_windows``."""
-    tensors.check_flag("return_indices", return_indices)
-    return *_bins(rank, batched, output_size), *((torch.int64, True) if return_indices else ())
+    check_flag("return_indices", return_indices)
+    numbering = Numbering(torch.int64, per_plane=True) if return_indices else None
+    return *_bins(rank, batched, output_size), numbering
 
 
 # Pools of quantized tensors (quint8 and qint8): as in torch.nn, the result has the scale and the
@@ -130,7 +144,7 @@ def _extremes(pool: TensorFunction, input: Tensor, _: Any) -> Any:
     return quantized.of_integers(input, pool)
 
 
-def _averages(_: TensorFunction, input: Tensor, request: tuple[Window, bool, int | None]) -> Tensor:
+def _averages(_: TensorFunction, input: Tensor, request: tuple[Window, bool, Divisor]) -> Tensor:
     """Averages over windows, by the operator of integers."""
     window, include_padding, divisor_override = request
     if divisor_override is not None:
@@ -151,55 +165,31 @@ def _adaptive_averages(pool: TensorFunction, input: Tensor, request: tuple[Outpu
         """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half
         only if the true one is.
         """
-        zero_point: Any = quantized.zero_point_of(input)
+        zero_point = quantized.zero_point_of(input)
         average = pool(plain.to(torch.float64) - zero_point)
         limits = torch.iinfo(plain.dtype)
         average = (average.round() + zero_point).clamp(limits.min, limits.max)
-        return tensors.laid_out_like(average.to(plain.dtype), plain)
+        return laid_out_like(average.to(plain.dtype), plain)
 
     return quantized.of_integers(input, exactly)
 
 
-avg_pool = Family(
-    family="avg_pool",
-    types=tensors.AVERAGED_TYPES,
-    request_of=_counted_windows,
-    pool=average_pooling.POOL,
-    of_quantized=_averages,
-)
-lp_pool = Family(
-    family="lp_pool",
-    types=tensors.FLOAT_TYPES,
-    request_of=_normed_windows,
-    pool=lp_pooling.POOL,
-)
+avg_pool = Family("avg_pool", AVERAGED_TYPES, _counted_windows, average_pooling.POOL, _averages)
+lp_pool = Family("lp_pool", FLOAT_TYPES, _normed_windows, lp_pooling.POOL)
 adaptive_avg_pool = Family(
-    family="adaptive_avg_pool",
-    types=tensors.AVERAGED_TYPES,
-    request_of=_bins,
-    pool=adaptive_pooling.AVERAGES,
-    of_quantized=_adaptive_averages,
+    "adaptive_avg_pool", AVERAGED_TYPES, _bins, adaptive_pooling.AVERAGES, _adaptive_averages
 )
 
 
-max_pool = Family(
-    family="max_pool",
-    types=tensors.ORDERED_TYPES,
-    request_of=_numbered_windows,
-    pool=max_pooling.POOL,
-    of_quantized=_extremes,
-)
+max_pool = Family("max_pool", ORDERED_TYPES, _numbered_windows, max_pooling.POOL, _extremes)
 max_pool_with_indices = replace(max_pool, suffix="_with_indices")
-min_pool = replace(max_pool, family="min_pool", pool=min_pooling.POOL)
+min_pool = replace(max_pool, name="min_pool", pool=min_pooling.POOL)
 adaptive_max_pool = replace(
-    max_pool,
-    family="adaptive_max_pool",
-    request_of=_numbered_bins,
-    pool=adaptive_pooling.MAXIMA,
+    max_pool, name="adaptive_max_pool", request_of=_numbered_bins, pool=adaptive_pooling.MAXIMA
 )
 adaptive_max_pool_with_indices = replace(adaptive_max_pool, suffix="_with_indices")
 adaptive_min_pool = replace(
-    adaptive_max_pool, family="adaptive_min_pool", pool=adaptive_pooling.MINIMA
+    adaptive_max_pool, name="adaptive_min_pool", pool=adaptive_pooling.MINIMA
 )
 
 
@@ -208,9 +198,9 @@ def _unpooled_sizes(
     input: Tensor,
     indices: Tensor,
     kernel_size: Integers,
-    stride: Integers | None,
+    stride: Stride,
     padding: Padding,
-    output_size: Sequence[int] | None,
+    output_size: Sizes | None,
 ) -> tuple[Tensor, list[int], bool]:
     """The indices of a batch, the spatial sizes of the output, and that indices count in planes."""
     if isinstance(indices, Tensor) and indices.dim() == input.dim() - 1:
@@ -219,11 +209,11 @@ def _unpooled_sizes(
     window = Window.pytorch(rank, kernel_size, stride, padding)
     sizes = [
         (size - 1) * axis.stride + axis.window - axis.start_padding - axis.end_padding
-        for axis, size in window.along(tensors.ints(input.shape[-rank:]))
+        for axis, size in window.along(ints(input.shape[-rank:]))
     ]
     if output_size is not None:
         full = listed(output_size) or ()
-        spatial: Any = full[2:] if len(full) == rank + 2 else output_size
+        spatial = full[2:] if len(full) == rank + 2 else output_size
         asked = entries("output_size", spatial, rank, 1)
         for size, usual, axis, name in zip(
             asked, sizes, window.axes, AXIS_NAMES[rank], strict=True
@@ -239,9 +229,4 @@ def _unpooled_sizes(
     return indices, sizes, True
 
 
-max_unpool = Family(
-    "max_unpool",
-    tensors.MAX_TYPES + tensors.COMPLEX_TYPES,
-    _unpooled_sizes,
-    max_unpooling.POOL,
-)
+max_unpool = Family("max_unpool", MAX_TYPES + COMPLEX_TYPES, _unpooled_sizes, max_unpooling.POOL)

@@ -6,7 +6,6 @@ names; what it has annotated is then quantized whatever it is called.
 """
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ def pooling_quantizer(quantizer: Any) -> Any:
             f"{type(quantizer).__name__}"
         )
     result = copy.copy(quantizer)
-    annotate: Callable[[fx.GraphModule], Any] = result.annotate
+    annotate = result.annotate
 
     def annotated(model: fx.GraphModule) -> Any:
         pools: Any = {node: _as_pytorch(node) for node in model.graph.nodes}

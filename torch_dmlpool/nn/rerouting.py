@@ -9,20 +9,15 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import NN_FUNCTIONS
 from torch_dmlpool.nn import functional, observed
+from torch_dmlpool.tensors import FLOAT_TYPES, MAX_TYPES
 from torch_dmlpool.window import Arguments, Function
-
-__all__ = ["rerouted"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 ROUTES = {
-    getattr(module, name): (
-        getattr(functional, name),
-        tensors.FLOAT_TYPES if "avg" in name else tensors.MAX_TYPES,
-    )
+    getattr(module, name): (getattr(functional, name), FLOAT_TYPES if "avg" in name else MAX_TYPES)
     for name in functional.__all__
     # Some models call the functions beneath torch.nn.functional's maxima. The averages there are
     # torch.nn.functional's own, and adaptive maxima there return indices.
@@ -34,7 +29,7 @@ ROUTES = {
     if hasattr(module, name) and not name.startswith(("lp_pool", "max_unpool"))
 }
 """PyTorch's functions, ours with the same arguments, and the data types that ours take."""
-ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, tensors.MAX_TYPES
+ROUTES[torch.adaptive_max_pool1d] = functional.adaptive_max_pool1d_with_indices, MAX_TYPES
 
 
 class _Region(TorchFunctionMode, contextlib.ContextDecorator):

@@ -9,8 +9,8 @@ computed in the graph if sizes are dynamic.
 import gc
 import importlib.util
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -29,7 +29,7 @@ OPERATORS = {
 """The function that writes each operator, of the same name."""
 
 
-def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..., Any]]:
+def translations(*, exact: bool = False) -> dict[Function, Function]:
     """Give the ``custom_translation_table`` with which PyTorch's ONNX exporter writes this
     package's operators.
 
@@ -75,10 +75,10 @@ def translations(*, exact: bool = False) -> dict[Callable[..., Any], Callable[..
             "translations needs onnxscript, which is not installed: pip install torch-dmlpool[onnx]"
         )
 
-    return cast(dict[Callable[..., Any], Callable[..., Any]], _Table(exact))
+    return _Table(exact)  # type: ignore[return-value]
 
 
-class _Table(Mapping[Any, Callable[..., Any]]):
+class _Table(Mapping[Any, Function]):
     """The translations. Each look-up makes a function, which lives as long as the export that has
     looked it up, or as a table that was made of this one: by that :func:`is_translated` knows.
     """

@@ -4,7 +4,7 @@ way.
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -39,7 +39,7 @@ class Emitter:
         from onnxscript import evaluator, ir
 
         self.exact, self.ir, self.types = exact, ir, ir.DataType
-        self.op = cast(Any, evaluator.default()).opset
+        self.op: Any = evaluator.default().opset  # type: ignore[attr-defined]
         """ONNX's operators in the version that is exported."""
 
     def constant(self, values: Any, dtype: Any) -> Any:
@@ -77,9 +77,8 @@ def _is_whole(entry: Any, size: Any) -> bool:
     if entry is size or isinstance(entry, int) or isinstance(size, int):
         return bool(entry == size)
     origin = entry.producer()
-    value = (
-        None if origin is None or "node" not in origin.meta else origin.meta["node"].meta.get("val")
-    )
+    node = origin and origin.meta.get("node")
+    value = node and node.meta.get("val")
     # Both are printed from PyTorch's own expressions.
     return isinstance(value, torch.SymInt) and str(value.node) == size.value
 
@@ -130,8 +129,8 @@ class InputWindow:
                 [1 if done else entry for done, entry in zip(reduced, each, strict=True)]
                 for each in lists
             )
-        names = ("window_size", "strides", "dilations")
-        windows, steps, gaps = map(_numbers, names, (window_size, strides, dilations))
+        windows = _numbers("window_size", window_size)
+        steps, gaps = _numbers("strides", strides), _numbers("dilations", dilations)
         # Only padding may be computed in the graph, as that of "same" is: then a Pad node pads.
         self.start, self.after = starts, ends
         self.is_computed = not all(isinstance(pad, int) for pad in (*starts, *ends))

@@ -1,8 +1,7 @@
 """What each operator is written as: AveragePool, LpPool, MaxPool, or exact arithmetic."""
 
 import itertools
-import math
-from collections.abc import Callable
+from math import inf, nan, prod
 from typing import Any
 
 from torch_dmlpool.onnx.lowering import (
@@ -14,7 +13,7 @@ from torch_dmlpool.onnx.lowering import (
     reducible,
     spatial_sizes,
 )
-from torch_dmlpool.window import Arguments
+from torch_dmlpool.window import Arguments, Function
 
 _CHANNELS = 1
 _MOST_EXACT_TAPS = 2**22 // 255
@@ -77,9 +76,9 @@ def _averages(
 def lp_pooling(emit: Emitter, input: Any, window: Asked, p: float) -> Any:
     op, is_dynamic_plane = emit.op, _is_dynamic_plane(input, window)
     wide, dtype = emit.widened(input)
-    if p == math.inf and is_dynamic_plane:
+    if p == inf and is_dynamic_plane:
         norms = op.GlobalMaxPool(op.Abs(wide))
-    elif p == math.inf:
+    elif p == inf:
         greatest, _ = InputWindow(emit, input, window).run("MaxPool", op.Abs(wide), 0.0, dtype)
         # A runtime may give its lowest number for an empty window.
         norms = op.Max(greatest, emit.constant(0.0, dtype))
@@ -123,7 +122,7 @@ def quantized_linear_average_pooling(
 quantized_linear_average_pooling_of_numbers = quantized_linear_average_pooling
 
 
-def _side(emit: Emitter, scale: Any, zero_point: Any, dtype: Any) -> tuple[Any, Any, Any]:
+def _side(emit: Emitter, scale: Any, zero_point: Any, dtype: Any) -> Arguments:
     """How the input or the output is quantized, to ``dtype``; numbers become constants."""
     if isinstance(scale, float):
         scale = emit.constant([scale], emit.types.FLOAT)
@@ -209,7 +208,7 @@ def _whole_maxima(emit: Emitter, input: Any) -> Pair:
     """Maxima of whole planes, and their indices into the whole tensor."""
     op, ones = emit.op, list(range(2, len(input.shape)))
     values, positions = _greatest(emit, input, lambda planes: op.Reshape(planes, [0, 0, -1]))
-    indices = positions + _first_indices(emit, input, math.prod(_plane_sizes(emit, input)))
+    indices = positions + _first_indices(emit, input, prod(_plane_sizes(emit, input)))
     return op.Unsqueeze(values, ones), op.Unsqueeze(indices, ones)
 
 
@@ -220,7 +219,7 @@ def _first_indices(emit: Emitter, input: Any, plane: Any) -> Any:
     return emit.op.Reshape(first, planes, allowzero=1)
 
 
-def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> Pair:
+def _greatest(emit: Emitter, input: Any, arrange: Function) -> Pair:
     """The greatest of what ``arrange`` puts along the last axis, and where the first of them is."""
     op, last, dtype = emit.op, [-1], _pooled_type(emit, input.dtype, True)
     elements, is_float = (
@@ -228,13 +227,13 @@ def _greatest(emit: Emitter, input: Any, arrange: Callable[[Any], Any]) -> Pair:
         input.dtype.is_floating_point(),
     )
     if emit.exact and is_float:
-        nan = op.IsNaN(elements)
-        elements = op.Where(nan, emit.constant(-math.inf, dtype), elements)
-        is_nan = op.Cast(nan, to=emit.types.FLOAT)
+        nans = op.IsNaN(elements)
+        elements = op.Where(nans, emit.constant(-inf, dtype), elements)
+        is_nan = op.Cast(nans, to=emit.types.FLOAT)
         has_nan = emit.reduced("Max", is_nan, last) > 0.0
     values, first = emit.reduced("Max", elements, last), op.ArgMax(elements, axis=-1, keepdims=0)
     if emit.exact and is_float:
-        values = op.Where(has_nan, emit.constant(math.nan, dtype), values)
+        values = op.Where(has_nan, emit.constant(nan, dtype), values)
         first = op.Where(has_nan, op.ArgMax(is_nan, axis=-1, keepdims=0), first)
     return emit.cast(values, dtype, input.dtype), first
 
@@ -269,14 +268,14 @@ def _maxima(emit: Emitter, input: Any, window: Asked, with_indices: bool) -> Pai
     pool = InputWindow(emit, input, window)
     op, dtype = emit.op, _pooled_type(emit, input.dtype, with_indices or pool.may_be_empty)
     is_float, tensor = input.dtype.is_floating_point(), emit.cast(input, input.dtype, dtype)
-    lowest = -math.inf if is_float else int(input.dtype.min)
+    lowest = -inf if is_float else int(input.dtype.min)
     # The -inf of a Pad node must not win over an element. Integers are above it, floats may be
     # equal to it.
     if is_float and (emit.exact or (with_indices and pool.is_padded)):
         values, indices = _exact_maxima(emit, tensor, dtype, pool)
     else:
         values, indices = pool.run(
-            "MaxPool", tensor, -math.inf if dtype.is_floating_point() else lowest, dtype
+            "MaxPool", tensor, -inf if dtype.is_floating_point() else lowest, dtype
         )
     empty = pool.empty_windows()
     if empty is not None:
@@ -296,18 +295,18 @@ def _exact_maxima(emit: Emitter, tensor: Any, dtype: Any, pool: InputWindow) -> 
     the runtime does.
     """
     op, float32 = emit.op, emit.types.FLOAT
-    lowest = emit.constant(-math.inf, dtype)
+    lowest = emit.constant(-inf, dtype)
 
     def mask(condition: Any) -> Pair:
         pooled, indices = pool.run("MaxPool", op.Cast(condition, to=float32), 0.0, float32)
         return pooled > 0.0, indices
 
-    nan = op.IsNaN(tensor)
-    values, indices = pool.run("MaxPool", op.Where(nan, lowest, tensor), -math.inf, dtype)
+    nans = op.IsNaN(tensor)
+    values, indices = pool.run("MaxPool", op.Where(nans, lowest, tensor), -inf, dtype)
     has_number, _ = mask(op.Greater(tensor, lowest))
-    has_nan, first_nan = mask(nan)
-    _, first = mask(op.Equal(nan, nan))
-    values = op.Where(has_nan, emit.constant(math.nan, dtype), op.Where(has_number, values, lowest))
+    has_nan, first_nan = mask(nans)
+    _, first = mask(op.Equal(nans, nans))
+    values = op.Where(has_nan, emit.constant(nan, dtype), op.Where(has_number, values, lowest))
     return values, op.Where(has_nan, first_nan, op.Where(has_number, indices, first))
 
 
@@ -338,8 +337,7 @@ def max_pooling_with_indices(
 ) -> Pair:
     op, (values, indices) = emit.op, _maxima(emit, input, window, True)
     if per_plane:
-        plane = math.prod(_plane_sizes(emit, input))
-        indices = op.Where(indices < 0, indices, indices % plane)
+        indices = op.Where(indices < 0, indices, indices % prod(_plane_sizes(emit, input)))
     is_cast = index_dtype != emit.types.INT64
     return values, op.Cast(indices, to=index_dtype) if is_cast else op.Identity(indices)
 
@@ -393,7 +391,7 @@ def adaptive_max_pooling(emit: Emitter, input: Any, output_sizes: Entries) -> Pa
     values, first = _greatest(emit, input, lambda tensor: _gathered(emit, tensor, bins))
     starts = list(itertools.accumulate(map(len, bins[:-1]), initial=0))
     chosen = op.Gather(emit.constant(list(itertools.chain(*bins)), types.INT64), first + starts)
-    narrow = types.INT32 if math.prod(spatial_sizes(input)) < 2**31 else types.INT64
+    narrow = types.INT32 if prod(spatial_sizes(input)) < 2**31 else types.INT64
     values, chosen = (op.Reshape(each, [0, 0, *output_sizes]) for each in (values, chosen))
     return values, emit.cast(chosen, types.INT64, narrow)
 
@@ -407,8 +405,8 @@ def max_unpooling(
     A MaxUnpool node would have no place for index -1, and runtimes read its indices differently
     where the size of the output is given.
     """
-    op: Any = emit.op
-    plane: Any = math.prod(output_sizes)
+    op = emit.op
+    plane = prod(output_sizes)
     places = op.Reshape(emit.cast(indices, indices.dtype, emit.types.INT64), [0, 0, -1])
     if not per_plane:
         places = places - op.Unsqueeze(_first_indices(emit, input, plane), [2])
@@ -426,12 +424,10 @@ def _last_of_several(emit: Emitter, places: Any, sizes: Any) -> Any:
     writes does not matter.
     """
     op = emit.op
-    number = op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1)
-    numbers = op.Expand(number, op.Shape(places))
+    numbers = op.Expand(op.Range(0, op.Squeeze(op.Shape(places, start=2)), 1), op.Shape(places))
     none = op.ConstantOfShape(sizes, value=emit.ir.tensor([-1], dtype=emit.types.INT64))
     last = op.ScatterElements(none, places, numbers, axis=2, reduction="max")
-    chosen = op.GatherElements(last, places, axis=2)
-    return op.Where(op.Equal(chosen, numbers), places, -1)
+    return op.Where(op.Equal(op.GatherElements(last, places, axis=2), numbers), places, -1)
 
 
 def where(emit: Emitter, condition: Any, input: Any, other: Any) -> Any:

@@ -7,31 +7,42 @@ size / outputs)``. Seen from the input it is the same: the bins that read elemen
 every size divides, the bins are an ordinary window with a stride.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import overloads, tensors
+from torch_dmlpool import overloads
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
-from torch_dmlpool.operators.masks import (
-    Winners,
-    averages_under,
-    by_kernel,
-    gathered,
-    winners_of,
-)
-from torch_dmlpool.operators.max_pooling import Pooled, maxima_of, of_bools, prepared_max_pooling
+from torch_dmlpool.operators.masks import Winners, averages_under, by_kernel, gathered, winners_of
+from torch_dmlpool.operators.max_pooling import maxima_of, of_bools, prepared_max_pooling
 from torch_dmlpool.operators.max_unpooling import gather_positions_op, scatter_positions_op
 from torch_dmlpool.operators.min_pooling import minima
 from torch_dmlpool.operators.registration import Below, Operator
-from torch_dmlpool.tensors import Mask, Pair, full_sizes
+from torch_dmlpool.tensors import (
+    AVERAGED_TYPES,
+    FLOAT_TYPES,
+    MAX_TYPES,
+    ORDERED_TYPES,
+    Mask,
+    Numbering,
+    Pair,
+    Pooled,
+    changed,
+    check_index_type,
+    check_pooled,
+    checked_output_size,
+    full_sizes,
+    laid_out_like,
+    numbered,
+    position_dtype,
+)
 from torch_dmlpool.window import (
     LARGEST_ARGUMENT,
     ArgumentError,
@@ -41,6 +52,7 @@ from torch_dmlpool.window import (
     OutputSize,
     Sizes,
     Window,
+    check_flag,
     check_spatial_sizes,
     is_known,
 )
@@ -48,7 +60,7 @@ from torch_dmlpool.window import (
 
 @with_directml_names
 def adaptive_average_pooling(
-    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
+    input: Tensor, output_size: OutputSize, *, mask: Mask = None
 ) -> Tensor:
     """Average over ``output_size`` windows that cover the input evenly; 1 averages whole planes.
 
@@ -90,7 +102,7 @@ def adaptive_max_pooling(
     *,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pooled:
     """Maximum over ``output_size`` windows that cover the input evenly; 1 is the maximum of whole
     planes.
@@ -129,7 +141,7 @@ def adaptive_max_pooling(
 
 def _bins(input: Tensor, output_size: OutputSize) -> Arguments:
     """The output size of an input that is checked."""
-    tensors.check_pooled(input, tensors.AVERAGED_TYPES)
+    check_pooled(input, AVERAGED_TYPES)
     return (output_size,)
 
 
@@ -137,10 +149,10 @@ def _numbered_bins(
     input: Tensor, index_dtype: torch.dtype, return_indices: bool, output_size: OutputSize
 ) -> Arguments:
     """The same, and with ``return_indices`` as ``numbered_windows``, checked."""
-    tensors.check_pooled(input, tensors.ORDERED_TYPES)
-    tensors.check_flag("return_indices", return_indices)
-    tensors.check_index_type(index_dtype, input.shape)
-    return output_size, *((index_dtype, False) if return_indices else ())
+    check_pooled(input, ORDERED_TYPES)
+    check_flag("return_indices", return_indices)
+    check_index_type(index_dtype, input.shape)
+    return output_size, Numbering(index_dtype, per_plane=False) if return_indices else None
 
 
 @overloads.adaptive_pooling
@@ -150,7 +162,7 @@ def adaptive_min_pooling(
     *,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pooled:
     """Minimum over ``output_size`` windows that cover the input evenly; 1 is the minimum of whole
     planes.
@@ -192,24 +204,20 @@ def prepared_averages(like: Tensor, backend: Backend, output_size: Any) -> Call 
     sizes, window = bins(output_size, tuple(like.shape)[2:])
     if window is not None:
         return prepared_average_pooling(like, backend, window, False, None)
-    if like.dtype not in tensors.FLOAT_TYPES or 0 in sizes:
+    if like.dtype not in FLOAT_TYPES or 0 in sizes:
         return None
     plan = backend.planned_averages(like, sizes, False, None)
     return Call(adaptive_average_pooling_op.apply, plan, like, sizes)
 
 
 def prepared_maxima(
-    like: Tensor,
-    backend: Backend,
-    output_size: Any,
-    index_dtype: torch.dtype | None = None,
-    per_plane: bool = False,
+    like: Tensor, backend: Backend, output_size: Any, numbering: Numbering | None
 ) -> Call | None:
     """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
     _, window = bins(output_size, tuple(like.shape)[2:])
     if window is None:
         return None
-    return prepared_max_pooling(like, backend, window, index_dtype, per_plane)
+    return prepared_max_pooling(like, backend, window, numbering)
 
 
 def averages_of_bins(input: Tensor, mask: Mask, output_size: Any) -> Tensor:
@@ -221,29 +229,23 @@ def averages_of_bins(input: Tensor, mask: Mask, output_size: Any) -> Tensor:
     def pool(sizes: Sizes) -> Tensor:
         if mask is None:
             return adaptive_average_pooling_op(input, sizes)
-        return tensors.laid_out_like(averages_under(_sums, input, mask, sizes, False, None), input)
+        return laid_out_like(averages_under(_sums, input, mask, sizes, False, None), input)
 
     return _with_zeros(pool, sizes)
 
 
-def maxima_of_bins(
-    input: Tensor,
-    mask: Mask,
-    output_size: Any,
-    index_dtype: torch.dtype | None = None,
-    per_plane: bool = False,
-) -> Any:
-    """The maximum of every bin, under a mask if there is one. With an ``index_dtype`` their indices
-    are returned too, which count in each plane or in the whole tensor.
+def maxima_of_bins(input: Tensor, mask: Mask, output_size: Any, numbering: Numbering | None) -> Any:
+    """The maximum of every bin, under a mask if there is one; with a ``numbering`` their indices
+    too.
     """
     sizes, window = bins(output_size, tuple(input.shape)[2:])
     if window is not None:
-        return maxima_of(input, mask, window, index_dtype, per_plane)
+        return maxima_of(input, mask, window, numbering)
     values, positions = _with_zeros(lambda sizes: _bin_winners(input, mask, sizes), sizes)
-    if index_dtype is None:
-        return values if mask is None else tensors.laid_out_like(values, input)
-    indices = tensors.numbered(positions, input.shape, index_dtype, per_plane)
-    return tensors.laid_out_like((values, indices), input)
+    if numbering is None:
+        return values if mask is None else laid_out_like(values, input)
+    indices = numbered(positions, input.shape, numbering.dtype, numbering.per_plane)
+    return laid_out_like((values, indices), input)
 
 
 AVERAGES = PublicPool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
@@ -263,15 +265,14 @@ def _bin_winners(input: Tensor, mask: Mask, sizes: Sizes) -> Pair:
     else:
         winners = Winners(found[0], found[1], found[1] >= 0)
     gather = lambda each, places: gather_positions_op(each, places, True)  # noqa: E731
-    values = gathered(input, winners, gather)
-    return values, torch.where(winners.are_there, winners.places, -1)
+    return gathered(input, winners, gather), torch.where(winners.are_there, winners.places, -1)
 
 
 def _sums(input: Tensor, sizes: Any, _: int) -> Tensor:
     return adaptive_average_pooling_op(input, sizes)
 
 
-def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> Any:
+def _with_zeros(pool: Callable[[Sizes], Any], sizes: Sizes) -> Any:
     """The results of ``pool``, which gets a size of 1 in place of 0. They are sliced to size 0, so
     that autograd returns a gradient of zeros.
     """
@@ -279,14 +280,14 @@ def _with_zeros(pool: Callable[[Sequence[int]], Any], sizes: Sequence[int]) -> A
         return pool(sizes)
     results = pool(tuple([1 if type(size) is int and size == 0 else size for size in sizes]))
     asked: Any = (..., *map(slice, sizes))
-    return tensors.changed(results, lambda each: each[asked])
+    return changed(results, lambda each: each[asked])
 
 
 def bins(output_size: Any, sizes: Ints) -> tuple[Ints, Window | None]:
     """The output's spatial sizes for an input of spatial ``sizes``, and the window that gives the
     same bins, or None.
     """
-    output_sizes = tensors.checked_output_size(output_size, sizes)
+    output_sizes = checked_output_size(output_size, sizes)
     _check_products(sizes, output_sizes)
     return output_sizes, _window_of_bins(sizes, output_sizes)
 
@@ -351,9 +352,9 @@ class AdaptiveAveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages of bins. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
+    def forward(ctx: Any, arriving: Tensor, call: Below) -> Any:
         ctx.call = call
-        return call.run(input_gradient)
+        return call.run(arriving)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -391,7 +392,7 @@ class AdaptiveMaxPooling(torch.autograd.Function):
 
 adaptive_average_pooling_op: Operator = Operator(
     "adaptive_average_pooling(Tensor input, SymInt[] output_sizes) -> Tensor",
-    types=[tensors.FLOAT_TYPES],
+    types=[FLOAT_TYPES],
     output_sizes=_output_sizes,
     kernel_of=lambda backend: backend.adaptive_average_pooling,
     function=AdaptiveAveragePooling,
@@ -400,7 +401,7 @@ adaptive_average_pooling_op: Operator = Operator(
 
 adaptive_average_pooling_grad_op: Operator = Operator(
     "adaptive_average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes) -> Tensor",
-    types=[tensors.FLOAT_TYPES],
+    types=[FLOAT_TYPES],
     output_sizes=_output_sizes,
     kernel_of=lambda backend: backend.adaptive_average_pooling_grad,
     function=AdaptiveAveragePoolingGrad,
@@ -409,9 +410,9 @@ adaptive_average_pooling_grad_op: Operator = Operator(
 
 adaptive_max_pooling_op = Operator(
     "adaptive_max_pooling(Tensor input, SymInt[] output_sizes) -> (Tensor, Tensor)",
-    types=[tensors.MAX_TYPES],
+    types=[MAX_TYPES],
     output_sizes=_output_sizes,
     kernel_of=lambda backend: backend.adaptive_max_pooling,
     function=AdaptiveMaxPooling,
-    dtypes=lambda input, sizes: (input.dtype, tensors.position_dtype(input.shape[2:])),
+    dtypes=lambda input, sizes: (input.dtype, position_dtype(input.shape[2:])),
 )

@@ -1,13 +1,11 @@
 """Average pooling: (0, +, ÷ counted taps), and its gradient, its exact adjoint (rule A6)."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import Call, PublicPool, by_parts
@@ -15,12 +13,18 @@ from torch_dmlpool.operators.derivatives import Gradients
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.masks import averages_under, with_checked_mask
 from torch_dmlpool.operators.registration import Below, Operator
-from torch_dmlpool.tensors import full_sizes, pooled_sizes
-from torch_dmlpool.window import (
-    Integers,
-    Sizes,
-    Window,
+from torch_dmlpool.tensors import (
+    AVERAGED_TYPES,
+    FLOAT_TYPES,
+    Mask,
+    check_pooled,
+    check_sizes,
+    checked_divisor,
+    checked_full_size,
+    full_sizes,
+    pooled_sizes,
 )
+from torch_dmlpool.window import Divisor, Integers, Sizes, Window, check_flag
 
 
 @with_directml_names
@@ -34,8 +38,8 @@ def average_pooling(
     include_padding: bool = False,
     *,
     ceil_mode: bool = False,
-    divisor_override: int | None = None,
-    mask: Tensor | None = None,
+    divisor_override: Divisor = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Average of the elements in a sliding window (``DML_AVERAGE_POOLING``, with the dilations of
     ``…POOLING1``).
@@ -95,19 +99,19 @@ def average_pooling(
 
 
 def _counted_windows(
-    input: Tensor, include_padding: bool, divisor_override: int | None, *window: Any
-) -> tuple[Window, bool, int | None]:
+    input: Tensor, include_padding: bool, divisor_override: Divisor, *window: Any
+) -> tuple[Window, bool, Divisor]:
     """The operator's arguments, checked."""
-    tensors.check_pooled(input, tensors.AVERAGED_TYPES)
-    tensors.check_flag("include_padding", include_padding)
-    divisor_override = tensors.checked_divisor(divisor_override)
+    check_pooled(input, AVERAGED_TYPES)
+    check_flag("include_padding", include_padding)
+    divisor_override = checked_divisor(divisor_override)
     return Window.directml(input.dim() - 2, *window), include_padding, divisor_override
 
 
 @with_directml_names
 def average_pooling_grad(
     input_gradient: Tensor,
-    input_size: Sequence[int],
+    input_size: Sizes,
     window_size: Integers,
     strides: Integers = 1,
     start_padding: Integers = 0,
@@ -116,7 +120,7 @@ def average_pooling_grad(
     include_padding: bool = False,
     *,
     ceil_mode: bool = False,
-    divisor_override: int | None = None,
+    divisor_override: Divisor = None,
 ) -> Tensor:
     """Gradient of :func:`average_pooling` with respect to its input (``DML_AVERAGE_POOLING_GRAD``).
 
@@ -150,14 +154,13 @@ def average_pooling_grad(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_average_pooling_grad_operator_desc
     """
-    tensors.check_pooled(input_gradient, tensors.AVERAGED_TYPES, "input_gradient")
+    check_pooled(input_gradient, AVERAGED_TYPES, "input_gradient")
     numbers = window_size, strides, start_padding, end_padding, dilations, ceil_mode
     window, include_padding, divisor = _counted_windows(
         input_gradient, include_padding, divisor_override, *numbers
     )
-    sizes = tensors.checked_full_size("input_size", input_size, input_gradient)
-    windows = window.output_sizes(sizes[2:])
-    tensors.check_sizes("input_gradient", input_gradient, [*sizes[:2], *windows])
+    sizes = checked_full_size("input_size", input_size, input_gradient)
+    check_sizes("input_gradient", input_gradient, [*sizes[:2], *window.output_sizes(sizes[2:])])
     return by_parts(
         lambda each: average_pooling_grad_op(each, sizes[2:], window, include_padding, divisor),
         input_gradient,
@@ -165,17 +168,17 @@ def average_pooling_grad(
 
 
 def prepared_average_pooling(
-    like: Tensor, backend: Backend, window: Window, include_padding: bool, divisor: int | None
+    like: Tensor, backend: Backend, window: Window, include_padding: bool, divisor: Divisor
 ) -> Call | None:
     """The call of averages for plain tensors that lie as ``like``."""
-    if like.dtype not in tensors.FLOAT_TYPES:
+    if like.dtype not in FLOAT_TYPES:
         return None
     plan = backend.planned_averages(like, window, include_padding, divisor)
     return Call(average_pooling_op.apply, plan, like, window, include_padding, divisor)
 
 
 def averages(
-    input: Tensor, mask: Tensor | None, window: Window, include_padding: bool, divisor: int | None
+    input: Tensor, mask: Mask, window: Window, include_padding: bool, divisor: Divisor
 ) -> Tensor:
     """Averages of windows, under a mask if there is one."""
     if mask is None:
@@ -216,9 +219,9 @@ class AveragePoolingGrad(torch.autograd.Function):
     """The gradient of averages. It is linear: its own gradient is the average."""
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Below) -> Any:
+    def forward(ctx: Any, arriving: Tensor, call: Below) -> Any:
         ctx.call = call
-        return call.run(input_gradient)
+        return call.run(arriving)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
@@ -231,26 +234,24 @@ class AveragePoolingGrad(torch.autograd.Function):
 
 
 def _output_sizes(
-    input: Tensor, window: Window, include_padding: bool, divisor_override: int | None
+    input: Tensor, window: Window, include_padding: bool, divisor_override: Divisor
 ) -> Sizes:
-    tensors.checked_divisor(divisor_override)
+    checked_divisor(divisor_override)
     return pooled_sizes(input, window)
 
 
 def _input_sizes(
-    gradient: Tensor, sizes: Sizes, window: Window, _: bool, divisor: int | None
+    gradient: Tensor, sizes: Sizes, window: Window, _: bool, divisor: Divisor
 ) -> Sizes:
-    tensors.checked_divisor(divisor)
-    tensors.check_sizes(
-        "input_gradient", gradient, full_sizes(gradient, window.output_sizes(sizes))
-    )
+    checked_divisor(divisor)
+    check_sizes("input_gradient", gradient, full_sizes(gradient, window.output_sizes(sizes)))
     return full_sizes(gradient, sizes)
 
 
 average_pooling_op: Operator = Operator(
     "average_pooling(Tensor input, WINDOW, bool include_padding, SymInt? divisor_override) -> "
     "Tensor",
-    types=[tensors.FLOAT_TYPES],
+    types=[FLOAT_TYPES],
     output_sizes=_output_sizes,
     kernel_of=lambda backend: backend.average_pooling,
     function=AveragePooling,
@@ -259,9 +260,8 @@ average_pooling_op: Operator = Operator(
 
 average_pooling_grad_op: Operator = Operator(
     "average_pooling_grad(Tensor input_gradient, SymInt[] spatial_sizes, WINDOW, bool "
-    "include_padding, "
-    "SymInt? divisor_override) -> Tensor",
-    types=[tensors.FLOAT_TYPES],
+    "include_padding, SymInt? divisor_override) -> Tensor",
+    types=[FLOAT_TYPES],
     output_sizes=_input_sizes,
     kernel_of=lambda backend: backend.average_pooling_grad,
     function=AveragePoolingGrad,
@@ -271,8 +271,8 @@ average_pooling_grad_op: Operator = Operator(
 masked_average_pooling_op = Operator(
     "masked_average_pooling(Tensor input, Tensor mask, WINDOW, bool include_padding, "
     "SymInt? divisor_override) -> Tensor",
-    types=[tensors.FLOAT_TYPES],
-    output_sizes=lambda *checked: tensors.checked_divisor(checked[-1]),
+    types=[FLOAT_TYPES],
+    output_sizes=lambda *checked: checked_divisor(checked[-1]),
     complete=with_checked_mask,
     compose=functools.partial(averages_under, _sums),
 )

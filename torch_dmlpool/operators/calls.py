@@ -38,7 +38,6 @@ class Call:
     ``arguments`` are what the backward pass gives the gradient's operator beside tensors.
     """
 
-    __slots__ = ("apply", "arguments", "plan", "record", "run", "shape", "strides")
     is_planned = True  # ``plan`` computes the gradient of plain tensors
 
     def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
@@ -95,7 +94,8 @@ def prepared(
             return None
     backend = backends.serving("cpu" if input.is_cpu else input.device.type)
     try:
-        key = make, written, dtypes, input.shape, input.stride(), input.dtype, backend
+        records = input.requires_grad and is_grad_enabled()
+        key = make, written, dtypes, records, input.shape, input.stride(), input.dtype, backend
         return _CALLS[key]
     except KeyError:
         return _made(key, input)
@@ -137,11 +137,7 @@ class PublicPool:
         self.make = self._make  # one object, which keys compare by identity
 
     def __call__(
-        self,
-        input: Tensor,
-        mask: Mask,
-        *given: Any,
-        dtypes: tuple[torch.dtype | None, ...] = (),
+        self, input: Tensor, mask: Mask, *given: Any, dtypes: tuple[torch.dtype | None, ...] = ()
     ) -> Any:
         call = prepared(self.make, input, mask, given, dtypes)
         if call is not None:
@@ -201,20 +197,20 @@ def _read(written: bytes) -> Arguments | None:
     """What was written; None if that is unknown: whatever has a buffer, such as a number of numpy,
     is written as bytes, without its type.
     """
-    arguments: Arguments = loads(written)
+    arguments = loads(written)
     return arguments if is_literal(arguments) else None
 
 
 def _made(key: Arguments, input: Tensor) -> Function | None:
     """The call of this ``key``, which is new, and is remembered."""
-    make, written, dtypes, _, _, dtype, backend = key
+    make, written, dtypes, records, _, _, dtype, backend = key
     read, call = _read(written), None
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
     if is_known and read is not None:
         mask_sizes, *given = read
         call = make(input, backend, dtypes, mask_sizes, *given)
-    if isinstance(call, Call):
-        call = call.__call__  # a method is called in less time than an object
+    if isinstance(call, Call):  # a method is called in less time than an object
+        call = call.__call__ if records else call.run
     if len(_CALLS) >= _MOST:
         _CALLS.clear()
     _CALLS[key] = call

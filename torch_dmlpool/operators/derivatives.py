@@ -63,7 +63,7 @@ def saved(ctx: Any) -> Tensors:
     """The tensors that :func:`save` has kept. A hook may return tensors of another kind, which
     are rejected: kernels do not check what they read.
     """
-    tensors: Tensors = ctx.saved_tensors
+    tensors = ctx.saved_tensors
     for tensor, kind in zip(tensors, ctx.kinds if tensors else (), strict=True):
         # Transforms and traces, which read no memory here, may unwrap what was saved.
         if _kind(tensor) != kind and may_skip_dispatcher(tensor):

@@ -1,29 +1,33 @@
 """Lp pooling: (0, + |x|^p, ^(1/p)), composed of sums, maxima and their derivatives."""
 
-import math
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.average_pooling import averages, prepared_average_pooling
 from torch_dmlpool.operators.calls import PublicPool
-from torch_dmlpool.operators.derivatives import (
-    records_gradient,
-)
+from torch_dmlpool.operators.derivatives import records_gradient
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
 from torch_dmlpool.operators.masks import kept, with_masked_gradient
 from torch_dmlpool.operators.max_pooling import maxima_of, prepared_max_pooling
 from torch_dmlpool.operators.registration import Operator
-from torch_dmlpool.tensors import TensorFunction, pooled_sizes
-from torch_dmlpool.window import (
-    Integers,
-    Sizes,
-    Window,
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    Mask,
+    TensorFunction,
+    check_pooled,
+    checked_norm,
+    is_dense,
+    laid_out_like,
+    pooled_sizes,
+    sum_type,
+    widened,
 )
+from torch_dmlpool.window import Integers, Sizes, Window
 
 
 @with_directml_names
@@ -37,7 +41,7 @@ def lp_pooling(
     p: float = 2,
     *,
     ceil_mode: bool = False,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """The p-norm of the elements in a sliding window (``DML_LP_POOLING``, with the dilations of
     ``…POOLING1``).
@@ -88,28 +92,27 @@ def lp_pooling(
 
 def _normed_windows(input: Tensor, p: float, *window: Any) -> tuple[Window, float]:
     """The operator's arguments, checked."""
-    tensors.check_pooled(input, tensors.FLOAT_TYPES)
-    made = Window.directml(input.dim() - 2, *window)
-    return made, float(tensors.checked_norm("p", p))
+    check_pooled(input, FLOAT_TYPES)
+    return Window.directml(input.dim() - 2, *window), float(checked_norm("p", p))
 
 
 def prepared_lp_pooling(
     like: Tensor, backend: Backend, window: Window, p: float
 ) -> TensorFunction | None:
     """The call of norms for plain tensors that lie as ``like``."""
-    if not tensors.is_dense(like):
+    if not is_dense(like):
         return None
-    dtype = like.dtype if p == math.inf else tensors.sum_type(like.dtype)
+    dtype = like.dtype if p == inf else sum_type(like.dtype)
     powers = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
     pool = (
         prepared_max_pooling(powers, backend, window)
-        if p == math.inf
+        if p == inf
         else prepared_average_pooling(powers, backend, window, False, 1)
     )
-    return pool and (lambda input: tensors.laid_out_like(_by(pool, input, p), input))
+    return pool and (lambda input: laid_out_like(_by(pool, input, p), input))
 
 
-def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tensor:
+def norms(input: Tensor, mask: Mask, window: Window, p: float) -> Tensor:
     """Norms of windows, under a mask if there is one: zeros add nothing to them."""
     if mask is None:
         return lp_pooling_op(input, window, p)
@@ -118,43 +121,43 @@ def norms(input: Tensor, mask: Tensor | None, window: Window, p: float) -> Tenso
         return lp_pooling_op(kept(input, mask), window, p)
     # Powers of masked elements may be infinite, and 0 times their slope would be NaN.
     given = with_masked_gradient(input, mask) if records_gradient(input) else input
-    return tensors.laid_out_like(_norms(given, window, p, mask), input)
+    return laid_out_like(_norms(given, window, p, mask), input)
 
 
 POOL = PublicPool(check=_normed_windows, compute=norms, prepare=prepared_lp_pooling)
 
 
-def _norms(input: Tensor, window: Window, p: float, mask: Tensor | None = None) -> Tensor:
+def _norms(input: Tensor, window: Window, p: float, mask: Mask = None) -> Tensor:
     window.output_sizes(input.shape[2:])  # rejected before any work
-    if p == math.inf:
+    if p == inf:
         return _by(lambda powers: maxima_of(powers, mask, window), input, p)
     return _by(lambda powers: averages(powers, mask, window, False, 1), input, p)
 
 
 def _by(pool: TensorFunction, input: Tensor, p: float) -> Tensor:
     """Norms by a ``pool`` of powers ``|x|^p``: sums, or for infinity the maxima of ``|x|``."""
-    if p == math.inf:
+    if p == inf:
         # An empty window's norm is 0, as for every other p.
         return pool(input.abs()).clamp(min=0)
     # Half precision is powered, summed and rooted in float32, and rounded once.
-    wide = tensors.widened(input)
+    wide = widened(input)
     pooled = pool(wide.square() if p == 2 else wide.abs() if p == 1 else wide.abs().pow(p))
     # The root has no slope at 0: a root of 1 takes its place, so that the gradient there is 0 and
     # not 0 · ∞.
     zero = pooled == 0 if p != 1 and (records_gradient(input) or not is_plain(input)) else None
     sums = pooled if zero is None else torch.where(zero, 1, pooled)
-    roots = sums if p == 1 else sums.sqrt() if p == 2 else sums.pow(1 / p)
+    roots = sums.sqrt() if p == 2 else sums.pow(1 / p)
     return (roots if zero is None else torch.where(zero, 0, roots)).to(input.dtype)
 
 
 def _output_sizes(input: Tensor, window: Window, p: float) -> Sizes:
-    tensors.checked_norm("p", p)
+    checked_norm("p", p)
     return pooled_sizes(input, window)
 
 
 lp_pooling_op = Operator(
     "lp_pooling(Tensor input, WINDOW, float p) -> Tensor",
-    types=[tensors.FLOAT_TYPES],
+    types=[FLOAT_TYPES],
     output_sizes=_output_sizes,
     compose=_norms,
 )

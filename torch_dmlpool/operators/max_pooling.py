@@ -3,12 +3,12 @@
 Training saves the number of each window's winning tap (rule M6).
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, overloads, tensors
+from torch_dmlpool import backends, overloads
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.keywords import with_directml_names
@@ -38,15 +38,28 @@ from torch_dmlpool.operators.winners import (
     max_pooling_grad_from_taps_op,
     max_pooling_indices_op,
 )
-from torch_dmlpool.tensors import Mask, Pair, TensorFunction, pooled_sizes
-from torch_dmlpool.window import (
-    Arguments,
-    Integers,
-    Sizes,
-    Window,
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    MAX_TYPES,
+    ORDERED_TYPES,
+    Mask,
+    Numbering,
+    Pair,
+    Pooled,
+    TensorFunction,
+    check_index_type,
+    check_pooled,
+    check_sizes,
+    check_taps,
+    check_type,
+    is_channels_last,
+    laid_out_like,
+    numbered,
+    pooled_sizes,
+    tap_dtype,
+    where,
 )
-
-Pooled: TypeAlias = Tensor | tuple[Tensor, Tensor]
+from torch_dmlpool.window import Arguments, Integers, Sizes, Window, check_flag
 
 
 @overloads.pooling
@@ -61,7 +74,7 @@ def max_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pooled:
     """Maximum of the elements in a sliding window, and its index if ``return_indices`` is True
     (``DML_MAX_POOLING2``).
@@ -128,17 +141,17 @@ def max_pooling(
 def numbered_windows(
     input: Tensor, index_dtype: torch.dtype, return_indices: bool, *window: Any
 ) -> Arguments:
-    """The window and, with ``return_indices``, the index type and False: indices do not count in
-    each plane, but in the whole tensor. All are checked.
+    """The window and, with ``return_indices``, that indices count in the whole tensor. All are
+    checked.
     """
-    tensors.check_pooled(input, tensors.ORDERED_TYPES)
-    tensors.check_flag("return_indices", return_indices)
+    check_pooled(input, ORDERED_TYPES)
+    check_flag("return_indices", return_indices)
     made = Window.directml(input.dim() - 2, *window)
-    tensors.check_index_type(index_dtype, input.shape)
+    check_index_type(index_dtype, input.shape)
     if not return_indices:
         return (made,)
-    tensors.check_taps(made.taps)
-    return made, index_dtype, False
+    check_taps(made.taps)
+    return made, Numbering(index_dtype, per_plane=False)
 
 
 @with_directml_names
@@ -186,8 +199,8 @@ def max_pooling_grad(
 
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_pooling_grad_operator_desc
     """
-    tensors.check_pooled(input, tensors.FLOAT_TYPES)
-    tensors.check_pooled(input_gradient, tensors.FLOAT_TYPES, "input_gradient")
+    check_pooled(input, FLOAT_TYPES)
+    check_pooled(input_gradient, FLOAT_TYPES, "input_gradient")
     window = Window.directml(
         input.dim() - 2, window_size, strides, start_padding, end_padding, dilations, ceil_mode
     )
@@ -196,45 +209,35 @@ def max_pooling_grad(
 
 
 def prepared_max_pooling(
-    like: Tensor,
-    backend: Backend,
-    window: Window,
-    index_dtype: torch.dtype | None = None,
-    per_plane: bool = False,
+    like: Tensor, backend: Backend, window: Window, numbering: Numbering | None = None
 ) -> Call | None:
-    """The call of maxima for plain tensors that lie as ``like``. With an ``index_dtype`` indices
-    are returned too, which count in each plane or in the whole tensor.
+    """The call of maxima for plain tensors that lie as ``like``; with a ``numbering`` of them and
+    their indices.
     """
     if like.dtype is torch.bool and not backend.takes_bools:
         return None
-    plan = backend.planned_maxima(like, window, index_dtype, per_plane)
+    plan = backend.planned_maxima(like, window, numbering)
     return Call(max_pooling_with_taps_op.apply, plan, like, window)
 
 
-def maxima_of(
-    input: Tensor,
-    mask: Mask,
-    window: Window,
-    index_dtype: torch.dtype | None = None,
-    per_plane: bool = False,
-) -> Any:
-    """Maxima, under a mask if there is one. With an ``index_dtype`` their indices are returned too,
-    which count in each plane or in the whole tensor.
-    """
-    if index_dtype is None:
+def maxima_of(input: Tensor, mask: Mask, window: Window, numbering: Numbering | None = None) -> Any:
+    """Maxima, under a mask if there is one; with a ``numbering`` their indices too."""
+    if numbering is None:
         if mask is None:
             return max_pooling_op(input, window)
         return masked_max_pooling_op(input, mask, window)
     if mask is None:
-        return max_pooling_with_indices_op(input, window, index_dtype, per_plane)
-    return masked_max_pooling_with_indices_op(input, mask, window, index_dtype, per_plane)
+        return max_pooling_with_indices_op(input, window, numbering.dtype, numbering.per_plane)
+    return masked_max_pooling_with_indices_op(
+        input, mask, window, numbering.dtype, numbering.per_plane
+    )
 
 
 def of_bools(pool: TensorFunction, input: Tensor) -> Any:
     """The maxima of ``input``, which may be bool, by a ``pool`` of numbers (rule N1)."""
     if input.dtype is not torch.bool:
         return pool(input)
-    return tensors.laid_out_like(with_values(as_bools, pool(as_pooled(input))), input)
+    return laid_out_like(with_values(as_bools, pool(as_pooled(input))), input)
 
 
 def with_values(change: TensorFunction, results: Any) -> Any:
@@ -278,29 +281,28 @@ class MaxPooling(torch.autograd.Function):
         if call.is_planned:
             if is_unobserved(arriving, taps):
                 return call.plan.gradient(arriving, taps), None
-            dtype = tensors.tap_dtype(call.arguments[0].taps)
+            dtype = tap_dtype(call.arguments[0].taps)
             ctx.kinds = [(tuple(arriving.shape), dtype, arriving.device)]
         request = *saved(ctx), call.shape[2:], call.arguments[0], call.channels_last
         return max_pooling_grad_from_taps_op(call.sharded(arriving), *request), None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> tuple[Tensor, None]:
-        gathered = max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
-        return gathered, None
+        return max_pooling_gather_op(direction, *ctx.saved_tensors, *ctx.call.arguments), None
 
 
 def _check_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Sizes:
-    tensors.check_index_type(index_dtype, input.shape, per_plane)
-    tensors.check_taps(window.taps)
+    check_index_type(index_dtype, input.shape, per_plane)
+    check_taps(window.taps)
     return pooled_sizes(input, window)
 
 
-def _check_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Sizes:
-    tensors.check_type("input_gradient", input_gradient, input.dtype, "input's")
-    tensors.check_sizes("input_gradient", input_gradient, pooled_sizes(input, window), input)
-    tensors.check_taps(window.taps)
+def _check_grad(input: Tensor, arriving: Tensor, window: Window) -> Sizes:
+    check_type("input_gradient", arriving, input.dtype, "input's")
+    check_sizes("input_gradient", arriving, pooled_sizes(input, window), input)
+    check_taps(window.taps)
     return input.shape
 
 
@@ -308,31 +310,30 @@ def _composed_with_indices(
     input: Tensor, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Pair:
     values, taps = max_pooling_with_taps_op(input, window)
-    sizes = input.shape[2:]
-    return values, max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
+    return values, max_pooling_indices_op(taps, input.shape[2:], window, index_dtype, per_plane)
 
 
-def _composed_grad(input: Tensor, input_gradient: Tensor, window: Window) -> Tensor:
+def _composed_grad(input: Tensor, arriving: Tensor, window: Window) -> Tensor:
     """Linear in the gradient, constant in the input."""
     _, taps = max_pooling_with_taps_op(input.detach(), window)
     return max_pooling_grad_from_taps_op(
-        input_gradient, taps, input.shape[2:], window, tensors.is_channels_last(input)
+        arriving, taps, input.shape[2:], window, is_channels_last(input)
     )
 
 
 max_pooling_with_taps_op = Operator(
     "max_pooling_with_taps(Tensor input, WINDOW) -> (Tensor, Tensor)",
-    types=[tensors.MAX_TYPES],
+    types=[MAX_TYPES],
     output_sizes=pooled_sizes,
     kernel_of=lambda backend: backend.max_pooling_with_taps,
     function=MaxPooling,
-    dtypes=lambda input, window: (input.dtype, tensors.tap_dtype(window.taps)),
+    dtypes=lambda input, window: (input.dtype, tap_dtype(window.taps)),
 )
 
 
 max_pooling_op = Operator(
     "max_pooling(Tensor input, WINDOW) -> Tensor",
-    types=[tensors.MAX_TYPES],
+    types=[MAX_TYPES],
     output_sizes=pooled_sizes,
     kernel_of=lambda backend: backend.max_pooling,
     compose=lambda input, window: max_pooling_with_taps_op(input, window)[0],
@@ -342,7 +343,7 @@ max_pooling_op = Operator(
 max_pooling_with_indices_op = Operator(
     "max_pooling_with_indices(Tensor input, WINDOW, ScalarType index_dtype, bool per_plane) -> "
     "(Tensor, Tensor)",
-    types=[tensors.MAX_TYPES],
+    types=[MAX_TYPES],
     output_sizes=_check_with_indices,
     kernel_of=lambda backend: backend.max_pooling_with_indices,
     compose=_composed_with_indices,
@@ -353,7 +354,7 @@ max_pooling_with_indices_op = Operator(
 
 max_pooling_grad_op = Operator(
     "max_pooling_grad(Tensor input, Tensor input_gradient, WINDOW) -> Tensor",
-    types=[tensors.FLOAT_TYPES, tensors.FLOAT_TYPES],
+    types=[FLOAT_TYPES, FLOAT_TYPES],
     output_sizes=_check_grad,
     kernel_of=lambda backend: backend.max_pooling_grad,
     compose=_composed_grad,
@@ -376,7 +377,7 @@ class MaskedMaxPooling(torch.autograd.Function):
             else plan.record(input, mask)
         )
         values, taps = _winners(input, mask, window)[:2] if found is None else found
-        save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
+        save(ctx, (input.shape[2:], window, is_channels_last(input)), taps, mask)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
         return values, taps
@@ -421,19 +422,20 @@ def _masked(
         if are_there is None:
             are_there = as_bools(max_pooling_op(as_pooled(over_planes(mask, input)), window))
         indices = max_pooling_indices_op(taps, sizes, window, index_dtype, per_plane)
-        return values, tensors.where(are_there, indices, -1)
+        return values, where(are_there, indices, -1)
     if index_dtype is None:
         values = by_kernel(max_pooling_op.kernel_of, input, window, mask=mask)
         return max_pooling_op(kept(input, mask, True), window) if values is None else values
-    numbers = index_dtype, per_plane
-    found = by_kernel(max_pooling_with_indices_op.kernel_of, input, window, *numbers, mask=mask)
+    found = by_kernel(
+        max_pooling_with_indices_op.kernel_of, input, window, index_dtype, per_plane, mask=mask
+    )
     if found is not None:
         return found
     # Positions can be exported where numbers of taps cannot.
     with_positions = max_pooling_with_indices_op
     winners = winners_of(input, mask, lambda each: with_positions(each, window, torch.int64, True))
     positions = torch.where(winners.are_there, winners.places, -1)
-    return winners.values, tensors.numbered(positions, input.shape, *numbers)
+    return winners.values, numbered(positions, input.shape, index_dtype, per_plane)
 
 
 _apply_masked_max_pooling = applied_at_a_single_level(MaskedMaxPooling)
@@ -446,7 +448,7 @@ def train_under_mask(input: Tensor, mask: Tensor, call: Call) -> Any:
 
 masked_max_pooling_op = Operator(
     "masked_max_pooling(Tensor input, Tensor mask, WINDOW) -> Tensor",
-    types=[tensors.MAX_TYPES],
+    types=[MAX_TYPES],
     output_sizes=lambda *_: None,
     complete=with_checked_mask,
     compose=_masked,
@@ -456,8 +458,8 @@ masked_max_pooling_op = Operator(
 masked_max_pooling_with_indices_op = Operator(
     "masked_max_pooling_with_indices(Tensor input, Tensor mask, WINDOW, ScalarType index_dtype, "
     "bool per_plane) -> (Tensor, Tensor)",
-    types=[tensors.MAX_TYPES],
-    output_sizes=lambda input, mask, window, dtype, per_plane: tensors.check_index_type(
+    types=[MAX_TYPES],
+    output_sizes=lambda input, mask, window, dtype, per_plane: check_index_type(
         dtype, input.shape, per_plane
     ),
     complete=with_checked_mask,

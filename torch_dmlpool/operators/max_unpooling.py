@@ -8,34 +8,36 @@ maxima (``bins``), which may coincide and then add up.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, tensors
+from torch_dmlpool import backends
 from torch_dmlpool._private import _are_functorch_transforms_active, applied_at_a_single_level
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import PublicPool
-from torch_dmlpool.operators.derivatives import (
-    Gradients,
-    records_gradient,
-    save,
-    saved,
-)
+from torch_dmlpool.operators.derivatives import Gradients, records_gradient, save, saved
 from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.operators.registration import Below, Operator
-from torch_dmlpool.tensors import first_indices, full_sizes
-from torch_dmlpool.window import (
-    ArgumentError,
-    Sizes,
-    check_spatial_sizes,
+from torch_dmlpool.tensors import (
+    COMPLEX_TYPES,
+    FLOAT_TYPES,
+    INDEX_TYPES,
+    MAX_TYPES,
+    check_pooled,
+    check_sizes,
+    checked_full_size,
+    first_indices,
+    full_sizes,
+    is_channels_last,
+    position_dtype,
 )
+from torch_dmlpool.window import ArgumentError, Sizes, check_spatial_sizes
 
 
 @with_directml_names
-def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+def max_unpooling(input: Tensor, indices: Tensor, output_size: Sizes) -> Tensor:
     """Every element at the position of its maximum, zeros elsewhere (``DML_MAX_UNPOOLING``).
 
     The input always has a batch: three dimensions are ``(N, C, W)``, never an image.
@@ -67,7 +69,7 @@ def max_unpooling(input: Tensor, indices: Tensor, output_size: Sequence[int]) ->
     Source: https://learn.microsoft.com/windows/win32/api/directml/ns-directml-dml_max_unpooling_operator_desc
     """
     check(input, indices)
-    sizes = tensors.checked_full_size("output_size", output_size, input)
+    sizes = checked_full_size("output_size", output_size, input)
     if tuple(sizes[:2]) != tuple(input.shape[:2]):
         raise ArgumentError(
             f"output_size must begin with the input's N and C {tuple(input.shape[:2])}, got {sizes}"
@@ -145,8 +147,7 @@ class ScatterPositions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (positions,) = ctx.call, saved(ctx)
-        bins = call.arguments[1]
-        return gather_positions_op(call.sharded(arriving), positions, bins), None, None
+        return gather_positions_op(call.sharded(arriving), positions, call.arguments[1]), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
@@ -184,7 +185,7 @@ def _unpooled(
     if rejects:
         _check_positions(indices, sizes, per_plane)
     unique = unique_positions_op(positions, sizes)
-    return scatter_positions_op(input, unique, sizes, False, tensors.is_channels_last(input))
+    return scatter_positions_op(input, unique, sizes, False, is_channels_last(input))
 
 
 def _check_positions(indices: Tensor, sizes: Sizes, per_plane: bool) -> None:
@@ -200,21 +201,19 @@ def _check_positions(indices: Tensor, sizes: Sizes, per_plane: bool) -> None:
     low = int(indices[place]) - int(positions[place])
     raise ArgumentError(
         f"indices must lie in the output's plane of their own sample and channel, from {low} to "
-        f"{low + plane - 1}, or "
-        f"be -1 for no element; got {int(indices[place])} at {place}"
+        f"{low + plane - 1}, or be -1 for no element; got {int(indices[place])} at {place}"
     )
 
 
 def check(input: Tensor, indices: Tensor) -> None:
     """Reject indices that do not belong to ``input`` (rules G6 and G8)."""
-    tensors.check_pooled(input, tensors.MAX_TYPES + tensors.COMPLEX_TYPES)
-    tensors.check_pooled(indices, tensors.INDEX_TYPES, "indices")
-    tensors.check_sizes("indices", indices, input.shape, input, "input's")
+    check_pooled(input, MAX_TYPES + COMPLEX_TYPES)
+    check_pooled(indices, INDEX_TYPES, "indices")
+    check_sizes("indices", indices, input.shape, input, "input's")
 
 
 POOL = PublicPool(
-    check=lambda input, indices, sizes, per_plane: (indices, sizes, per_plane),
-    compute=_elements_at,
+    check=lambda input, indices, sizes, per_plane: (indices, sizes, per_plane), compute=_elements_at
 )
 
 
@@ -228,7 +227,7 @@ _apply = applied_at_a_single_level(MaxUnpooling)
 
 max_unpooling_op = Operator(
     "max_unpooling(Tensor input, Tensor indices, SymInt[] spatial_sizes, bool per_plane) -> Tensor",
-    types=[tensors.MAX_TYPES, tensors.INDEX_TYPES],
+    types=[MAX_TYPES, INDEX_TYPES],
     output_sizes=_check_operator,
     compose=_unpooled,
 )
@@ -249,20 +248,16 @@ def _check_gather(input: Tensor, positions: Tensor, bins: bool) -> Sizes:
             f"positions must have as many dimensions as the input, {input.dim()}, got shape "
             f"{tuple(positions.shape)}"
         )
-    tensors.check_sizes("positions", positions, full_sizes(input, positions.shape[2:]), input)
+    check_sizes("positions", positions, full_sizes(input, positions.shape[2:]), input)
     return positions.shape
 
 
 def _check_scatter(
-    input: Tensor,
-    positions: Tensor,
-    spatial_sizes: Sizes,
-    bins: bool,
-    channels_last: bool,
+    input: Tensor, positions: Tensor, spatial_sizes: Sizes, bins: bool, channels_last: bool
 ) -> Sizes:
-    tensors.check_pooled(input, tensors.FLOAT_TYPES if bins else tensors.MAX_TYPES)
+    check_pooled(input, FLOAT_TYPES if bins else MAX_TYPES)
     _check_unique(positions, spatial_sizes)
-    tensors.check_sizes("positions", positions, input.shape, input, "input's")
+    check_sizes("positions", positions, input.shape, input, "input's")
     return full_sizes(input, spatial_sizes)
 
 
@@ -271,7 +266,7 @@ unique_positions_op = Operator(
     types=[POSITION_TYPES],
     output_sizes=_check_unique,
     kernel_of=lambda backend: backend.unique_positions,
-    dtypes=lambda positions, sizes: (tensors.position_dtype(sizes),),
+    dtypes=lambda positions, sizes: (position_dtype(sizes),),
 )
 """``positions`` with -1 for what lies outside ``spatial_sizes``, and for all but the last of equal
 ones."""
@@ -279,7 +274,7 @@ ones."""
 
 gather_positions_op = Operator(
     "gather_positions(Tensor input, Tensor positions, bool bins) -> Tensor",
-    types=[tensors.MAX_TYPES, POSITION_TYPES],
+    types=[MAX_TYPES, POSITION_TYPES],
     output_sizes=_check_gather,
     kernel_of=lambda backend: backend.gather_positions,
     function=GatherPositions,
@@ -290,9 +285,8 @@ gather_positions_op = Operator(
 
 scatter_positions_op = Operator(
     "scatter_positions(Tensor input, Tensor positions, SymInt[] spatial_sizes, bool bins, bool "
-    "channels_last) "
-    "-> Tensor",
-    types=[tensors.MAX_TYPES, POSITION_TYPES],
+    "channels_last) -> Tensor",
+    types=[MAX_TYPES, POSITION_TYPES],
     output_sizes=_check_scatter,
     kernel_of=lambda backend: backend.scatter_positions,
     function=ScatterPositions,

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import overloads, tensors
+from torch_dmlpool import overloads
 from torch_dmlpool.backends.interface import Backend, kind_of
 from torch_dmlpool.operators.calls import Call, PublicPool
 from torch_dmlpool.operators.max_pooling import (
-    Pooled,
     max_pooling_with_taps_op,
     maxima_of,
     numbered_windows,
@@ -23,7 +22,17 @@ from torch_dmlpool.operators.max_pooling import (
     train_under_mask,
     with_values,
 )
-from torch_dmlpool.tensors import TensorFunction
+from torch_dmlpool.tensors import (
+    SIGNED_FOR,
+    Mask,
+    Numbering,
+    Pooled,
+    TensorFunction,
+    is_channels_last,
+    is_dense,
+    laid_out_like,
+    signed,
+)
 from torch_dmlpool.window import Integers, Window
 
 
@@ -39,7 +48,7 @@ def min_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pooled:
     """Minimum of the elements in a sliding window, and its index if ``return_indices`` is True.
 
@@ -103,17 +112,17 @@ def minima(pool: TensorFunction, input: Tensor) -> Any:
     """The minima of ``input``, by a ``pool`` that returns maxima of numbers (rule N2)."""
     opposite = _opposite(input)
     # PyTorch's own operators keep the order of strides, which may suggest another memory format.
-    if tensors.is_channels_last(opposite) != tensors.is_channels_last(input):
-        opposite = tensors.laid_out_like(opposite, input)
-    return tensors.laid_out_like(with_values(_restored, of_bools(pool, opposite)), input)
+    if is_channels_last(opposite) != is_channels_last(input):
+        opposite = laid_out_like(opposite, input)
+    return laid_out_like(with_values(_restored, of_bools(pool, opposite)), input)
 
 
 def _opposite(tensor: Tensor) -> Tensor:
     """Elements whose order is the opposite of that in ``tensor``."""
     if tensor.dtype.is_floating_point:
         return -tensor
-    flipped = ~tensors.signed(tensor)
-    return flipped.view(tensor.dtype) if tensor.dtype in tensors.SIGNED_FOR else flipped
+    flipped = ~signed(tensor)
+    return flipped.view(tensor.dtype) if tensor.dtype in SIGNED_FOR else flipped
 
 
 def _restored(values: Tensor) -> Tensor:
@@ -124,22 +133,18 @@ def _restored(values: Tensor) -> Tensor:
 
 
 def prepared_min_pooling(
-    like: Tensor,
-    backend: Backend,
-    window: Window,
-    index_dtype: torch.dtype | None = None,
-    per_plane: bool = False,
+    like: Tensor, backend: Backend, window: Window, numbering: Numbering | None = None
 ) -> TensorFunction | None:
     """The call of minima for plain tensors that lie as ``like``, as ``prepared_max_pooling``."""
-    if not tensors.is_dense(like):
+    if not is_dense(like):
         return None
     if backend.maxima is not None and like.dtype is not torch.bool and window.taps <= 2**15:
         # The library compares elements in the opposite order.
-        plan = backend.maxima(kind_of(like), window, index_dtype, per_plane, are_minima=True)
+        plan = backend.maxima(kind_of(like), window, numbering, are_minima=True)
         return Call(max_pooling_with_taps_op.apply, plan, like, window)
-    pool = prepared_max_pooling(like, backend, window, index_dtype, per_plane)
+    pool = prepared_max_pooling(like, backend, window, numbering)
     return pool and (
-        lambda input: tensors.laid_out_like(with_values(_restored, pool(_opposite(input))), input)
+        lambda input: laid_out_like(with_values(_restored, pool(_opposite(input))), input)
     )
 
 

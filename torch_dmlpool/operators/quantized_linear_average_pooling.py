@@ -5,28 +5,39 @@ each sum is rescaled and rounded once.
 import ctypes
 import math
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import prepared
-from torch_dmlpool.operators.derivatives import (
-    carries_derivative,
-)
+from torch_dmlpool.operators.derivatives import carries_derivative
 from torch_dmlpool.operators.dispatching import is_plain, is_readable
 from torch_dmlpool.operators.registration import Operator, one_by_one
-from torch_dmlpool.tensors import TensorFunction, Types, pooled_sizes
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    QUANTIZED_INTEGERS,
+    TensorFunction,
+    Types,
+    as_float,
+    check_dense,
+    check_device,
+    check_pooled,
+    check_type,
+    is_one_of,
+    name_of,
+    names_of,
+    pooled_sizes,
+)
 from torch_dmlpool.window import (
     ArgumentError,
     Arguments,
     Integers,
     Sizes,
     Window,
+    check_flag,
     integer,
     is_sure,
     shown,
@@ -119,8 +130,8 @@ def _quantized_windows(
     *window: Any,
 ) -> Arguments:
     """The operator's arguments, checked."""
-    tensors.check_pooled(input, tensors.QUANTIZED_INTEGERS)
-    tensors.check_flag("include_padding", include_padding)
+    check_pooled(input, QUANTIZED_INTEGERS)
+    check_flag("include_padding", include_padding)
     made = Window.directml(input.dim() - 2, *window)
     parameters, dtype = checked_quantization(input, parameters, output_dtype)
     return parameters, made, include_padding, dtype
@@ -138,7 +149,7 @@ def _make(
 
 def pooled_integers(
     input: Tensor,
-    parameters: Sequence[Any],
+    parameters: Arguments,
     window: Window,
     include_padding: bool,
     output_dtype: torch.dtype,
@@ -150,8 +161,7 @@ def pooled_integers(
     on_device = [parameter for parameter in parameters if isinstance(parameter, Tensor)]
     rest = window, include_padding, output_dtype
     if is_plain(input, *on_device):
-        if on_device:
-            _check_tensors(parameters)
+        _check_tensors(parameters)
         return quantized_linear_average_pooling_op.backend_function(input)(
             input, *parameters, *rest
         )
@@ -173,7 +183,7 @@ def _output_sizes(input: Tensor, *given: Any) -> Sizes:
     return pooled_sizes(input, window)
 
 
-def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bool = True) -> None:
+def _check_tensors(parameters: Arguments, gradients: bool = True, values: bool = True) -> None:
     """Reject scales and zero points that are differentiated, and bad scale values on the CPU.
 
     ``gradients`` and ``values`` turn the first and the second check on.
@@ -188,7 +198,14 @@ def _check_tensors(parameters: Sequence[Any], gradients: bool = True, values: bo
             )
         # On other devices than the CPU the check would wait for the device.
         if values and parameter.is_floating_point() and parameter.is_cpu:
-            check_scale_values(name, parameter)
+            wrong = torch.nonzero(~((parameter > 0) & (parameter < math.inf)))
+            if len(wrong) > 0:
+                channel = int(wrong[0])
+                where = f" in channel {channel}" if parameter.numel() > 1 else ""
+                raise ArgumentError(
+                    f"{name} must be finite and above 0 in float32, got "
+                    f"{parameter[channel].item()}{where}"
+                )
 
 
 def _complete(input: Tensor, *given: Any) -> Arguments:
@@ -204,7 +221,7 @@ quantized_linear_average_pooling_op = Operator(
     "quantized_linear_average_pooling(Tensor input, Tensor input_scale, Tensor? input_zero_point, "
     "Tensor output_scale, Tensor? output_zero_point, WINDOW, bool include_padding, ScalarType "
     "output_dtype) -> Tensor",
-    types=[tensors.QUANTIZED_INTEGERS],
+    types=[QUANTIZED_INTEGERS],
     output_sizes=_output_sizes,
     kernel_of=lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
@@ -218,7 +235,7 @@ quantized_linear_average_pooling_of_numbers_op = Operator(
     "quantized_linear_average_pooling_of_numbers(Tensor input, float input_scale, "
     "int input_zero_point, float output_scale, int output_zero_point, WINDOW, "
     "bool include_padding, ScalarType output_dtype) -> Tensor",
-    types=[tensors.QUANTIZED_INTEGERS],
+    types=[QUANTIZED_INTEGERS],
     output_sizes=_output_sizes,
     kernel_of=lambda backend: backend.quantized_linear_average_pooling,
     complete=_complete,
@@ -246,15 +263,12 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
     """
     is_scale = dtype is torch.float32
     if isinstance(parameter, Tensor):
-        if not is_scale and parameter.dtype in tensors.QUANTIZED_INTEGERS:
-            tensors.check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
-        tensors.check_dense(
-            name,
-            parameter,
-            tensors.FLOAT_TYPES if is_scale else (dtype,),
-            "a number or a dense tensor",
+        if not is_scale and parameter.dtype in QUANTIZED_INTEGERS:
+            check_type(name, parameter, dtype, f"{name.removesuffix('_zero_point')}'s")
+        check_dense(
+            name, parameter, FLOAT_TYPES if is_scale else (dtype,), "a number or a dense tensor"
         )
-        tensors.check_device(name, parameter, input)
+        check_device(name, parameter, input)
         channels, shape = input.shape[1], tuple(parameter.shape)
         spread = (1, channels, *(1 for _ in input.shape[2:]))
         if parameter.numel() != 1 and shape not in ((channels,), spread):
@@ -273,7 +287,7 @@ def checked_parameter(name: str, parameter: Any, dtype: torch.dtype, input: Any)
         return parameter
     if isinstance(parameter, bool) or not isinstance(parameter, numbers.Real):
         raise wrong_type(name, "a number or a tensor", parameter)
-    scale = tensors.as_float(parameter)
+    scale = as_float(parameter)
     # The bounds are the greatest number that float32 rounds to 0 and the least that it rounds to
     # infinity.
     if not 2.0**-150 < scale < (2 - 2.0**-24) * 2.0**127:
@@ -287,25 +301,21 @@ def check_range(name: str, number: int, dtype: torch.dtype) -> None:
     bounds = torch.iinfo(dtype)
     if not bounds.min <= number <= bounds.max:
         raise ArgumentError(
-            f"{name} must be {bounds.min} to {bounds.max}, the range of "
-            f"{tensors.name_of(dtype)}, got "
+            f"{name} must be {bounds.min} to {bounds.max}, the range of {name_of(dtype)}, got "
             f"{shown(number)}"
         )
 
 
-def check_output_type(
-    output_dtype: torch.dtype | None, types: Types = tensors.QUANTIZED_INTEGERS
-) -> None:
+def check_output_type(output_dtype: torch.dtype | None, types: Types = QUANTIZED_INTEGERS) -> None:
     """Reject a data type that a quantized average cannot have (rule Q3)."""
-    if output_dtype is not None and not tensors.is_one_of(output_dtype, types):
+    if output_dtype is not None and not is_one_of(output_dtype, types):
         raise TypeError(
-            f"output_dtype must be one of {tensors.names_of(types)}, got "
-            f"{tensors.name_of(output_dtype)}"
+            f"output_dtype must be one of {names_of(types)}, got {name_of(output_dtype)}"
         )
 
 
 def checked_quantization(
-    input: Tensor, parameters: Sequence[Any], output_dtype: torch.dtype | None
+    input: Tensor, parameters: Any, output_dtype: torch.dtype | None
 ) -> tuple[Arguments, torch.dtype]:
     """Scale and zero point of ``input`` and of the output, and the output's data type, checked
     (rules Q3 and Q4). Without ``output_dtype`` the type is that of a tensor
@@ -314,18 +324,6 @@ def checked_quantization(
     check_output_type(output_dtype)
     if output_dtype is None:
         output_dtype = getattr(parameters[3], "dtype", None)
-        output_dtype = output_dtype if output_dtype in tensors.QUANTIZED_INTEGERS else input.dtype
+        output_dtype = output_dtype if output_dtype in QUANTIZED_INTEGERS else input.dtype
     dtypes = torch.float32, input.dtype, torch.float32, output_dtype
     return tuple(map(checked_parameter, PARAMETERS, parameters, dtypes, [input] * 4)), output_dtype
-
-
-def check_scale_values(name: str, scales: Tensor) -> None:
-    """Reject a vector of float32 scales of which one is not a finite number above 0 (rule Q4)."""
-    wrong = torch.nonzero(~((scales > 0) & (scales < math.inf)))
-    if len(wrong) == 0:
-        return
-    channel = int(wrong[0])
-    where = f" in channel {channel}" if scales.numel() > 1 else ""
-    raise ArgumentError(
-        f"{name} must be finite and above 0 in float32, got {scales[channel].item()}{where}"
-    )

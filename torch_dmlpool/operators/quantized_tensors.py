@@ -15,20 +15,15 @@ from torch_dmlpool import overloads, tensors
 from torch_dmlpool._private import empty_affine_quantized, empty_per_channel_affine_quantized
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.dispatching import is_readable
-from torch_dmlpool.operators.max_pooling import Pooled, max_pooling
+from torch_dmlpool.operators.max_pooling import POOL, with_values
 from torch_dmlpool.operators.quantized_linear_average_pooling import (
     check_output_type,
     check_range,
     checked_quantization,
     pooled_integers,
 )
-from torch_dmlpool.tensors import TensorFunction
-from torch_dmlpool.window import (
-    ArgumentError,
-    Integers,
-    Named,
-    Window,
-)
+from torch_dmlpool.tensors import Mask, Pooled, TensorFunction
+from torch_dmlpool.window import ArgumentError, Integers, Window, check_flag
 
 CHANNEL_AXIS = 1
 
@@ -115,7 +110,7 @@ def average(
     output's scale, zero point and data type; None stands for the input's.
     """
     scale, zero_point, output_dtype = output
-    tensors.check_flag("include_padding", include_padding)
+    check_flag("include_padding", include_padding)
     output_type = input.dtype
     if output_dtype is not None:
         output_type = output_dtype
@@ -152,7 +147,7 @@ def quantized_max_pooling(
     ceil_mode: bool = False,
     return_indices: bool = False,
     index_dtype: torch.dtype = torch.int64,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Pooled:
     """Max pooling of a quantized tensor, whose scale and zero point the result keeps:
     :func:`max_pooling` of integers.
@@ -194,10 +189,11 @@ def quantized_max_pooling(
         >>> dmlpool.quantized_max_pooling(image, window_size=2).dequantize()
         tensor([[[[4.]]]])
     """
-    window = window_size, strides, start_padding, end_padding, dilations
-    how: Named = {"ceil_mode": ceil_mode, "return_indices": return_indices}
-    how |= {"index_dtype": index_dtype, "mask": mask}
-    return of_integers(input, lambda plain: max_pooling(plain, *window, **how))
+    window = window_size, strides, start_padding, end_padding, dilations, ceil_mode
+    dtypes = (index_dtype,)
+    return of_integers(
+        input, lambda plain: POOL(plain, mask, return_indices, *window, dtypes=dtypes)
+    )
 
 
 def of_integers(input: Tensor, pool: TensorFunction) -> Any:
@@ -207,9 +203,7 @@ def of_integers(input: Tensor, pool: TensorFunction) -> Any:
     """
     pooled = pool(_integers(input, check_quantized(input)[input.dtype]))
     quantization = *_parameters(input), input.dtype, input.qscheme() is torch.per_channel_affine
-    if isinstance(pooled, Tensor):
-        return _packed(pooled, *quantization)
-    return _packed(pooled[0], *quantization), pooled[1]
+    return with_values(lambda values: _packed(values, *quantization), pooled)
 
 
 def zero_point_of(input: Tensor) -> int | Tensor:
@@ -233,9 +227,9 @@ def check_quantized(input: Tensor) -> dict[torch.dtype, torch.dtype]:
     tensors.check_pooled(input, tuple(quantized_types))
     scheme = input.qscheme()
     if scheme not in (torch.per_tensor_affine, torch.per_channel_affine):
-        name = tensors.name_of(scheme)
         raise ArgumentError(
-            f"input must be quantized per_tensor_affine or per_channel_affine, got {name}"
+            "input must be quantized per_tensor_affine or per_channel_affine, got "
+            f"{tensors.name_of(scheme)}"
         )
     axis = input.q_per_channel_axis() if scheme is torch.per_channel_affine else CHANNEL_AXIS
     if axis != CHANNEL_AXIS:
@@ -268,8 +262,7 @@ def _integers(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The integers of a quantized tensor, without a copy (``int_repr`` makes one) and with its
     strides.
     """
-    plain = torch.empty(0, dtype=dtype, device=tensor.device)
-    return plain.set_(
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
     )
 
@@ -281,7 +274,7 @@ def _packed(
     zero point are expanded to one for each channel.
     """
     _hide_the_warning()
-    how: Named = {"dtype": dtype, "device": integers.device}
+    how = {"dtype": dtype, "device": integers.device}
     if per_channel:
         channels = integers.shape[1]
         how["scales"], how["zero_points"] = (

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from torch_dmlpool import backends, integrations, tensors
+from torch_dmlpool import backends, integrations
 from torch_dmlpool._private import (
     OpOverload,
     _are_functorch_transforms_active,
@@ -39,11 +39,20 @@ from torch_dmlpool.operators.derivatives import (
     with_ordinary_tangent,
 )
 from torch_dmlpool.operators.dispatching import is_plain, may_skip_dispatcher
-from torch_dmlpool.registry import NAMESPACE, OPERATORS, WINDOW_SCHEMA
-from torch_dmlpool.tensors import Types, shards_of
+from torch_dmlpool.registry import OPERATORS, WINDOW_SCHEMA
+from torch_dmlpool.tensors import (
+    Types,
+    changed,
+    check_memory,
+    check_pooled,
+    empty,
+    is_channels_last,
+    laid_out_like,
+    shards_of,
+)
 from torch_dmlpool.window import Arguments, Window
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library = torch.library.Library("dmlpool", "FRAGMENT")
 
 
 @dataclass(eq=False)
@@ -71,16 +80,16 @@ class Operator:
     compose: Function | None = None
     # turns a call's arguments into those of ``output_sizes`` and the backend, such as scales into
     # vectors
-    complete: Callable[..., Arguments] | None = None
+    complete: Function | None = None
     # the data type of each result; None for one result with the first tensor's data type
-    dtypes: Callable[..., Types] | None = None
+    dtypes: Function | None = None
     # the number of the tensor whose memory format results have, unless the schema ends in
     # channels_last
     layout_of: int = 0
     # the vmap rule
-    vmap: Callable[["Operator", Any, Any, Arguments], Any] | None = None
+    vmap: Function | None = None
     # raises an error where a derivative is wanted and the operator has none
-    reject: Callable[..., None] | None = None
+    reject: Function | None = None
 
     def __post_init__(self) -> None:
         self.name = self.schema.split("(", 1)[0]
@@ -150,7 +159,7 @@ class Operator:
         """The results by other operators."""
         results = self.compose(*arguments)  # type: ignore[misc]
         # What PyTorch's operators return may follow the layout of a mask.
-        return tensors.laid_out_like(results, arguments[0]) if self.is_composite else results
+        return laid_out_like(results, arguments[0]) if self.is_composite else results
 
     def decomposed(self, arguments: Arguments) -> Any:
         """``composed`` for arguments as the schema has them: a decomposition."""
@@ -159,7 +168,7 @@ class Operator:
     def _checked(self, arguments: Arguments) -> tuple[Arguments, Any]:
         """The arguments with a window in place of six lists, and the sizes of the results."""
         for name, tensor, types in zip(self.names, arguments, self.types, strict=False):
-            tensors.check_pooled(tensor, types, name)
+            check_pooled(tensor, types, name)
         at = self.window_at
         if at is not None:
             window = _window(arguments[0].dim() - 2, *arguments[at : at + 6])
@@ -171,7 +180,7 @@ class Operator:
     def _compute(self, *arguments: Any, **_: str) -> Any:
         """The implementation below autograd. A call by name may arrive here first."""
         for tensor in self._tensors(arguments):
-            tensors.check_memory(tensor)
+            check_memory(tensor)
         checked, _sizes = self._checked(arguments)
         return self.backend_function(arguments[0])(*checked)
 
@@ -183,13 +192,11 @@ class Operator:
         revision.sign_traced_call(self.overload)
         checked, sizes = self._checked(arguments)
         input = checked[0]
+        channels_last = bool(self.types) and is_channels_last(checked[self.layout_of])
         if self.names[-1] == "channels_last":
             channels_last = checked[-1]
-        else:
-            like = checked[self.layout_of]
-            channels_last = bool(self.types) and tensors.is_channels_last(like)
         dtypes = (input.dtype,) if self.dtypes is None else self.dtypes(*checked)
-        results = tuple(tensors.empty(sizes, input, channels_last, dtype) for dtype in dtypes)
+        results = tuple(empty(sizes, input, channels_last, dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
     def _autograd(self, *arguments: Any, **_: str) -> Any:
@@ -226,7 +233,7 @@ class Operator:
         with enable_single_level_autograd_function():
             return self.apply(with_ordinary_tangent(input), Below(self, input, rest), *tensors)  # type: ignore[misc]
 
-    def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> tuple[Any, Any]:
+    def _mapped(self, info: Any, dimensions: Any, *arguments: Any, **_: str) -> Any:
         """The vmap rule that is registered."""
         return (self.vmap or over_batches)(self, info, dimensions, arguments)
 
@@ -240,9 +247,7 @@ def of_rows(operator: Operator, *operands: Any) -> Any:
     return operator(*operands)
 
 
-def over_batches(
-    operator: Operator, info: Any, dimensions: Any, arguments: Arguments
-) -> tuple[Any, Any]:
+def over_batches(operator: Operator, info: Any, dimensions: Any, arguments: Arguments) -> Any:
     """The vmap rule that merges the mapped dimension into the samples: the results, and each one's
     mapped dimension.
     """
@@ -257,12 +262,10 @@ def over_batches(
     ]
     results = operator.dispatch((*folded, *arguments[count:]))
     unfold = lambda each: each.unflatten(0, (size, each.shape[0] // size))  # noqa: E731
-    return tensors.changed(results, unfold), 0 if isinstance(results, Tensor) else (0, 0)
+    return changed(results, unfold), 0 if isinstance(results, Tensor) else (0, 0)
 
 
-def one_by_one(
-    operator: Operator, info: Any, dimensions: Any, arguments: Arguments
-) -> tuple[Any, Any]:
+def one_by_one(operator: Operator, info: Any, dimensions: Any, arguments: Arguments) -> Any:
     """The vmap rule of an operator whose samples are not alike: it is called for each example."""
     pairs = list(zip(arguments, dimensions, strict=True))
     results = [
@@ -297,7 +300,7 @@ class Below:
 
     def __init__(self, operator: Operator, input: Tensor, arguments: Arguments) -> None:
         self.operator, self.arguments, self.shape = operator, arguments, input.shape
-        self.channels_last = tensors.is_channels_last(input)
+        self.channels_last = is_channels_last(input)
         self.shards = shards_of(input)
 
     def run(self, *tensors: Tensor) -> Any:

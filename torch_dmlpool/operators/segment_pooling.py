@@ -11,12 +11,23 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, tensors
+from torch_dmlpool import backends
 from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows, one_by_one, over_batches
-from torch_dmlpool.tensors import Mask, Types
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    INTEGER_TYPES,
+    ORDERED_TYPES,
+    Mask,
+    Offsets,
+    Pair,
+    Types,
+    check_dense,
+    check_device,
+    check_sizes,
+)
 from torch_dmlpool.window import ArgumentError, Arguments
 
 Reduction = Literal["mean", "sum", "max", "min"]
@@ -64,9 +75,7 @@ class SegmentMaxima(torch.autograd.Function):
     """Maxima or minima of sets and their rows. The gradient arrives at these rows."""
 
     @staticmethod
-    def forward(
-        ctx: Any, input: Tensor, call: Below, offsets: Any, mask: Any
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Below, offsets: Any, mask: Any) -> Pair:
         values, indices = call.run(input, offsets, mask)
         save(ctx, call, indices, offsets)
         ctx.set_materialize_grads(False)
@@ -101,40 +110,38 @@ def _gathered(input: Tensor, indices: Tensor, is_batch: bool) -> Tensor:
     return padded.gather(-2, places)
 
 
-def _check(input: Tensor, offsets: Tensor | None, mask: Mask, types: Any) -> None:
+def _check(input: Tensor, offsets: Offsets, mask: Mask, types: Any) -> None:
     """Reject what is no rows of ``types``, and offsets and masks that do not belong to them."""
-    tensors.check_dense("input", input, types)
+    check_dense("input", input, types)
     rank = 3 if offsets is None else 2
     if input.dim() != rank:
         wanted = "(B, T, C)" if offsets is None else "(L, C)"
         raise ArgumentError(f"input must be {wanted}, got shape {tuple(input.shape)}")
     if offsets is not None:
-        tensors.check_dense("offsets", offsets, (torch.int64,))
-        tensors.check_device("offsets", offsets, input)
+        check_dense("offsets", offsets, (torch.int64,))
+        check_device("offsets", offsets, input)
         if offsets.dim() != 1 or offsets.shape[0] == 0:
             raise ArgumentError(
                 "offsets must have one dimension and at least one entry, got shape "
                 f"{tuple(offsets.shape)}"
             )
     if mask is not None:
-        tensors.check_dense("mask", mask, (torch.bool,))
-        tensors.check_sizes("mask", mask, input.shape[:-1], input, "rows'")
+        check_dense("mask", mask, (torch.bool,))
+        check_sizes("mask", mask, input.shape[:-1], input, "rows'")
 
 
-def _check_sets(types: Any, input: Tensor, offsets: Tensor | None, mask: Mask, _: bool) -> Any:
+def _check_sets(types: Any, input: Tensor, offsets: Offsets, mask: Mask, _: bool) -> Any:
     """The sizes of results: a row for each set."""
     _check(input, offsets, mask, types)
     return reference_segments.set_sizes(input, offsets)
 
 
-def _check_shares(
-    arriving: Tensor, offsets: Tensor | None, mask: Mask, rows: int, is_mean: bool
-) -> Any:
+def _check_shares(arriving: Tensor, offsets: Offsets, mask: Mask, rows: int, is_mean: bool) -> Any:
     shape = reference_segments.row_sizes(arriving, offsets, rows)
-    _check(arriving.new_empty(()).expand(shape), offsets, mask, tensors.FLOAT_TYPES)
+    _check(arriving.new_empty(()).expand(shape), offsets, mask, FLOAT_TYPES)
     if offsets is not None:
         sizes = offsets.shape[0] - 1, arriving.shape[-1]
-        tensors.check_sizes("input_gradient", arriving, sizes)
+        check_sizes("input_gradient", arriving, sizes)
     return shape
 
 
@@ -146,7 +153,7 @@ def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: Arguments
 
 segment_sums = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
-    output_sizes=functools.partial(_check_sets, tensors.FLOAT_TYPES),
+    output_sizes=functools.partial(_check_sets, FLOAT_TYPES),
     kernel_of=lambda backend: backend.segment_sums,
     function=SegmentSums,
     vmap=_mapped,
@@ -164,7 +171,7 @@ segment_shares = Operator(
 segment_maxima = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
-    output_sizes=functools.partial(_check_sets, tensors.ORDERED_TYPES),
+    output_sizes=functools.partial(_check_sets, ORDERED_TYPES),
     kernel_of=lambda backend: backend.segment_maxima,
     function=SegmentMaxima,
     dtypes=lambda input, *_: (input.dtype, torch.int64),
@@ -173,11 +180,11 @@ segment_maxima = Operator(
 """The greatest or least element of each channel of a set, and its row."""
 
 
-def _as_bools(name: str, mask: Mask) -> Tensor | None:
+def _as_bools(mask: Mask) -> Mask:
     """A mask as bools: what is not 0 is kept."""
     if mask is None:
         return None
-    tensors.check_dense(name, mask, (torch.bool, *tensors.INTEGER_TYPES))
+    check_dense("mask", mask, (torch.bool, *INTEGER_TYPES))
     return mask if mask.dtype is torch.bool else mask != 0
 
 
@@ -185,15 +192,14 @@ def check_reduction(reduction: str) -> Types:
     """The data types that a reduction takes; rejects what is none."""
     if reduction not in ("mean", "sum", "max", "min"):
         raise ArgumentError(f"reduction must be 'mean', 'sum', 'max' or 'min', got {reduction!r}")
-    return tensors.FLOAT_TYPES if reduction in ("mean", "sum") else tensors.ORDERED_TYPES
+    return FLOAT_TYPES if reduction in ("mean", "sum") else ORDERED_TYPES
 
 
-def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> tuple[Tensor, Any]:
+def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> Any:
     """The results of a reduction, and the rows of maxima and minima."""
     if reduction in ("mean", "sum"):
         return of_rows(segment_sums, input, offsets, mask, reduction == "mean"), None
-    values, indices = of_rows(segment_maxima, input, offsets, mask, reduction == "min")
-    return values, indices
+    return of_rows(segment_maxima, input, offsets, mask, reduction == "min")
 
 
 @overload
@@ -202,7 +208,7 @@ def segment_pooling(
     offsets: Tensor,
     reduction: Reduction = ...,
     *,
-    mask: Tensor | None = ...,
+    mask: Mask = ...,
     return_indices: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
@@ -211,15 +217,15 @@ def segment_pooling(
     offsets: Tensor,
     reduction: Reduction = ...,
     *,
-    mask: Tensor | None = ...,
+    mask: Mask = ...,
     return_indices: Literal[True],
-) -> tuple[Tensor, Tensor]: ...
+) -> Pair: ...
 def segment_pooling(
     input: Tensor,
     offsets: Tensor,
     reduction: Reduction = "mean",
     *,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     return_indices: bool = False,
 ) -> Any:
     """Pool ragged sets of rows: set i has the rows from ``offsets[i]`` up to ``offsets[i + 1]``.
@@ -267,22 +273,20 @@ def segment_pooling(
     types = check_reduction(reduction)
     if return_indices and reduction in ("mean", "sum"):
         raise TypeError(f"return_indices needs reduction 'max' or 'min', got {reduction!r}")
-    tensors.check_dense("input", input, types)
-    tensors.check_dense("offsets", offsets, (torch.int32, torch.int64))
+    check_dense("input", input, types)
+    check_dense("offsets", offsets, (torch.int32, torch.int64))
     if input.dim() == 0:
         raise ArgumentError("input must be (L, *features), got a tensor without dimensions")
     features = input.shape[1:]
     rows = input if input.dim() == 2 else input.reshape(input.shape[0], features.numel())
-    values, indices = _pooled(rows, offsets.long(), _as_bools("mask", mask), reduction)
+    values, indices = _pooled(rows, offsets.long(), _as_bools(mask), reduction)
     if input.dim() != 2:
         values = values.reshape(values.shape[0], *features)
         indices = None if indices is None else indices.reshape(values.shape)
     return (values, indices) if return_indices else values
 
 
-def token_pooling(
-    tokens: Tensor, mask: Tensor | None = None, reduction: Reduction = "mean"
-) -> Tensor:
+def token_pooling(tokens: Tensor, mask: Mask = None, reduction: Reduction = "mean") -> Tensor:
     """Pool the tokens of each sample of a padded batch, such as words into a sentence's embedding.
 
     Args:
@@ -314,7 +318,7 @@ def token_pooling(
 
     DirectML has no such operator; it is the mean pooling of https://www.sbert.net.
     """
-    tensors.check_dense("tokens", tokens, check_reduction(reduction))
+    check_dense("tokens", tokens, check_reduction(reduction))
     if tokens.dim() != 3:
         raise ArgumentError(f"tokens must be (B, T, C), got shape {tuple(tokens.shape)}")
-    return _pooled(tokens, None, _as_bools("mask", mask), reduction)[0]
+    return _pooled(tokens, None, _as_bools(mask), reduction)[0]

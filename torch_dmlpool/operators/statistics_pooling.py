@@ -5,11 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, tensors
+from torch_dmlpool import backends
 from torch_dmlpool.backends import reference_segments
 from torch_dmlpool.operators.derivatives import save, saved
 from torch_dmlpool.operators.dispatching import is_unobserved
 from torch_dmlpool.operators.registration import Below, Operator, of_rows
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    Mask,
+    Pair,
+    check_dense,
+    check_pooled,
+    check_sizes,
+    checked_mask,
+)
 from torch_dmlpool.window import ArgumentError, integer
 
 
@@ -19,7 +28,7 @@ class Statistics(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, call: Below, mask: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, input: Tensor, call: Below, mask: Any) -> Pair:
         mean, deviation = call.run(input, mask)
         save(ctx, call, input, mask, mean, deviation)
         return mean, deviation
@@ -40,14 +49,14 @@ class Statistics(torch.autograd.Function):
         )
 
 
-def _sizes(input: Tensor, mask: Tensor | None, correction: int) -> Any:
-    tensors.check_dense("input", input, tensors.FLOAT_TYPES)
+def _sizes(input: Tensor, mask: Mask, correction: int) -> Any:
+    check_dense("input", input, FLOAT_TYPES)
     if input.dim() != 3:
         raise ArgumentError(f"input must be (N, C, W), got shape {tuple(input.shape)}")
     if mask is not None:
-        tensors.check_dense("mask", mask, (torch.bool,))
+        check_dense("mask", mask, (torch.bool,))
         sizes = input.shape[0], input.shape[2]
-        tensors.check_sizes("mask", mask, sizes, input, "input's")
+        check_sizes("mask", mask, sizes, input, "input's")
     if correction < 0:
         raise ArgumentError(f"correction must be 0 or more, got {correction}")
     return input.shape[:2]
@@ -63,9 +72,7 @@ statistics = Operator(
 """The mean and the standard deviation of each plane of ``(N, C, W)``, under a mask ``(N, W)``."""
 
 
-def statistics_pooling(
-    input: Tensor, mask: Tensor | None = None, *, correction: int = 1
-) -> tuple[Tensor, Tensor]:
+def statistics_pooling(input: Tensor, mask: Mask = None, *, correction: int = 1) -> Pair:
     """Pool each plane into its mean and its standard deviation, as x-vectors and ECAPA-TDNN do.
 
     Args:
@@ -96,9 +103,9 @@ def statistics_pooling(
     DirectML has no such operator. The page of ``torch.std``:
     https://pytorch.org/docs/stable/generated/torch.std.html
     """
-    tensors.check_pooled(input, tensors.FLOAT_TYPES)
+    check_pooled(input, FLOAT_TYPES)
     correction = integer("correction", correction, correction)
-    mask = tensors.checked_mask(mask, input)
+    mask = checked_mask(mask, input)
     n, c = input.shape[:2]
     planes, flat = input.flatten(2), None
     if mask is not None:
@@ -107,6 +114,5 @@ def statistics_pooling(
             flat = flat[:, 0]
         else:  # a mask of its own for each channel: samples of one channel
             planes, flat = planes.flatten(0, 1).unsqueeze(1), flat.flatten(0, 1)
-    results = of_rows(statistics, planes, flat, correction)
-    mean, deviation = (each.view(n, c) for each in results)
-    return mean, deviation
+    mean, deviation = of_rows(statistics, planes, flat, correction)
+    return mean.view(n, c), deviation.view(n, c)

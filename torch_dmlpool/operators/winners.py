@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool.operators.derivatives import Gradients, save, saved
 from torch_dmlpool.operators.registration import Below, Operator, one_by_one
-from torch_dmlpool.tensors import full_sizes
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    INTEGER_TYPES,
+    check_index_type,
+    check_sizes,
+    check_type,
+    full_sizes,
+    tap_dtype,
+)
 from torch_dmlpool.window import Sizes, Window
 
 
@@ -23,15 +30,14 @@ class MaxPoolingGradFromTaps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input_gradient: Tensor, call: Below, taps: Tensor) -> Any:
+    def forward(ctx: Any, arriving: Tensor, call: Below, taps: Tensor) -> Any:
         save(ctx, call, taps)
-        return call.run(input_gradient, taps)
+        return call.run(arriving, taps)
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         call, (taps,) = ctx.call, saved(ctx)
-        window = call.arguments[1]
-        return max_pooling_gather_op(call.sharded(arriving), taps, window), None, None
+        return max_pooling_gather_op(call.sharded(arriving), taps, call.arguments[1]), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
@@ -61,36 +67,35 @@ class MaxPoolingGather(torch.autograd.Function):
 
 def _check_taps(taps: Tensor, spatial_sizes: Sizes, window: Window) -> Sizes:
     """Reject taps that do not fit the window; return the sizes of the input that they number."""
-    tensors.check_sizes("taps", taps, full_sizes(taps, window.output_sizes(spatial_sizes)))
-    tensors.check_type("taps", taps, tensors.tap_dtype(window.taps), "window's")
+    check_sizes("taps", taps, full_sizes(taps, window.output_sizes(spatial_sizes)))
+    check_type("taps", taps, tap_dtype(window.taps), "window's")
     return full_sizes(taps, spatial_sizes)
 
 
 def _check_indices(
     taps: Tensor, sizes: Sizes, window: Window, dtype: torch.dtype, per_plane: bool
 ) -> Any:
-    tensors.check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
+    check_index_type(dtype, _check_taps(taps, sizes, window), per_plane)
     return taps.shape
 
 
 def _check_grad_from_taps(
-    input_gradient: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
+    arriving: Tensor, taps: Tensor, sizes: Any, window: Window, channels_last: bool
 ) -> Sizes:
-    tensors.check_sizes("taps", taps, input_gradient.shape, input_gradient, "input_gradient's")
+    check_sizes("taps", taps, arriving.shape, arriving, "input_gradient's")
     return _check_taps(taps, sizes, window)
 
 
 def _check_gather(input: Tensor, taps: Tensor, window: Window) -> Sizes:
     _check_taps(taps, input.shape[2:], window)
-    tensors.check_sizes("taps", taps, full_sizes(input, taps.shape[2:]), input)
+    check_sizes("taps", taps, full_sizes(input, taps.shape[2:]), input)
     return taps.shape
 
 
 max_pooling_indices_op = Operator(
     "max_pooling_indices(Tensor taps, SymInt[] spatial_sizes, WINDOW, ScalarType index_dtype, "
-    "bool per_plane) "
-    "-> Tensor",
-    types=[tensors.INTEGER_TYPES],
+    "bool per_plane) -> Tensor",
+    types=[INTEGER_TYPES],
     output_sizes=_check_indices,
     kernel_of=lambda backend: backend.max_pooling_indices,
     dtypes=lambda taps, sizes, window, index_dtype, per_plane: (index_dtype,),
@@ -100,9 +105,8 @@ max_pooling_indices_op = Operator(
 
 max_pooling_grad_from_taps_op = Operator(
     "max_pooling_grad_from_taps(Tensor input_gradient, Tensor taps, SymInt[] spatial_sizes, "
-    "WINDOW, "
-    "bool channels_last) -> Tensor",
-    types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
+    "WINDOW, bool channels_last) -> Tensor",
+    types=[FLOAT_TYPES, INTEGER_TYPES],
     output_sizes=_check_grad_from_taps,
     kernel_of=lambda backend: backend.max_pooling_grad_from_taps,
     function=MaxPoolingGradFromTaps,
@@ -111,7 +115,7 @@ max_pooling_grad_from_taps_op = Operator(
 
 max_pooling_gather_op = Operator(
     "max_pooling_gather(Tensor input, Tensor taps, WINDOW) -> Tensor",
-    types=[tensors.FLOAT_TYPES, tensors.INTEGER_TYPES],
+    types=[FLOAT_TYPES, INTEGER_TYPES],
     output_sizes=_check_gather,
     kernel_of=lambda backend: backend.max_pooling_gather,
     function=MaxPoolingGather,

@@ -6,22 +6,23 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 from torch import Tensor
 
 from torch_dmlpool.keywords import with_pytorch_names
-from torch_dmlpool.nn import pools
-from torch_dmlpool.window import Integers, OutputSize, Padding
+from torch_dmlpool.nn.pools import adaptive_avg_pool, avg_pool, lp_pool
+from torch_dmlpool.tensors import Mask
+from torch_dmlpool.window import Divisor, Integers, OutputSize, Padding, Stride
 
 
 @with_pytorch_names
 def avg_pool1d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    divisor_override: Divisor = None,
     *,
     dilation: Integers = 1,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Averages over windows.
 
@@ -46,7 +47,7 @@ def avg_pool1d(
     >>> avg_pool1d(row, 2, stride=1, dilation=2).flatten()
     tensor([2., 3., 4.])
     """
-    return pools.avg_pool.call(
+    return avg_pool.call(
         1,
         input,
         mask,
@@ -64,14 +65,14 @@ def avg_pool1d(
 def avg_pool2d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    divisor_override: Divisor = None,
     *,
     dilation: Integers = 1,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Averages over windows.
 
@@ -96,7 +97,7 @@ def avg_pool2d(
     >>> avg_pool2d(row, (1, 2), stride=1, dilation=2).flatten()
     tensor([2., 3., 4.])
     """
-    return pools.avg_pool.call(
+    return avg_pool.call(
         2,
         input,
         mask,
@@ -114,14 +115,14 @@ def avg_pool2d(
 def avg_pool3d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    divisor_override: Divisor = None,
     *,
     dilation: Integers = 1,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Averages over windows.
 
@@ -146,7 +147,7 @@ def avg_pool3d(
     >>> avg_pool3d(row, (1, 1, 2), stride=1, dilation=2).flatten()
     tensor([2., 3., 4.])
     """
-    return pools.avg_pool.call(
+    return avg_pool.call(
         3,
         input,
         mask,
@@ -161,9 +162,7 @@ def avg_pool3d(
 
 
 @with_pytorch_names
-def adaptive_avg_pool1d(
-    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
-) -> Tensor:
+def adaptive_avg_pool1d(input: Tensor, output_size: OutputSize, *, mask: Mask = None) -> Tensor:
     """Averages over ``output_size`` windows that cover the input evenly; 1 is global pooling.
 
     Args:
@@ -176,13 +175,11 @@ def adaptive_avg_pool1d(
     >>> adaptive_avg_pool1d(row, 2).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool.call(1, input, mask, output_size)
+    return adaptive_avg_pool.call(1, input, mask, output_size)
 
 
 @with_pytorch_names
-def adaptive_avg_pool2d(
-    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
-) -> Tensor:
+def adaptive_avg_pool2d(input: Tensor, output_size: OutputSize, *, mask: Mask = None) -> Tensor:
     """Averages over ``output_size`` windows that cover the input evenly; 1 is global pooling.
 
     Args:
@@ -195,13 +192,11 @@ def adaptive_avg_pool2d(
     >>> adaptive_avg_pool2d(row, (1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool.call(2, input, mask, output_size)
+    return adaptive_avg_pool.call(2, input, mask, output_size)
 
 
 @with_pytorch_names
-def adaptive_avg_pool3d(
-    input: Tensor, output_size: OutputSize, *, mask: Tensor | None = None
-) -> Tensor:
+def adaptive_avg_pool3d(input: Tensor, output_size: OutputSize, *, mask: Mask = None) -> Tensor:
     """Averages over ``output_size`` windows that cover the input evenly; 1 is global pooling.
 
     Args:
@@ -214,7 +209,7 @@ def adaptive_avg_pool3d(
     >>> adaptive_avg_pool3d(row, (1, 1, 2)).flatten()
     tensor([2., 4.])
     """
-    return pools.adaptive_avg_pool.call(3, input, mask, output_size)
+    return adaptive_avg_pool.call(3, input, mask, output_size)
 
 
 @with_pytorch_names
@@ -222,12 +217,12 @@ def lp_pool1d(
     input: Tensor,
     norm_type: float,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     ceil_mode: bool = False,
     *,
     padding: Padding = 0,
     dilation: Integers = 1,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Norms of windows: the root of the sum of ``|x| ** norm_type``, as DirectML and ONNX define
     it.
@@ -252,7 +247,7 @@ def lp_pool1d(
     >>> lp_pool1d(row, 2, 2).flatten()
     tensor([5., 2.])
     """
-    return pools.lp_pool.call(
+    return lp_pool.call(
         1, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )
 
@@ -262,12 +257,12 @@ def lp_pool2d(
     input: Tensor,
     norm_type: float,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     ceil_mode: bool = False,
     *,
     padding: Padding = 0,
     dilation: Integers = 1,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Norms of windows: the root of the sum of ``|x| ** norm_type``, as DirectML and ONNX define
     it.
@@ -292,7 +287,7 @@ def lp_pool2d(
     >>> lp_pool2d(row, 2, (1, 2)).flatten()
     tensor([5., 2.])
     """
-    return pools.lp_pool.call(
+    return lp_pool.call(
         2, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )
 
@@ -302,12 +297,12 @@ def lp_pool3d(
     input: Tensor,
     norm_type: float,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     ceil_mode: bool = False,
     *,
     padding: Padding = 0,
     dilation: Integers = 1,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Norms of windows: the root of the sum of ``|x| ** norm_type``, as DirectML and ONNX define
     it.
@@ -332,6 +327,6 @@ def lp_pool3d(
     >>> lp_pool3d(row, 2, (1, 1, 2)).flatten()
     tensor([5., 2.])
     """
-    return pools.lp_pool.call(
+    return lp_pool.call(
         3, input, mask, norm_type, kernel_size, stride, ceil_mode, padding, dilation
     )

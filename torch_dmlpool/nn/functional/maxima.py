@@ -7,22 +7,28 @@ from torch import Tensor
 
 from torch_dmlpool import overloads
 from torch_dmlpool.keywords import with_pytorch_names
-from torch_dmlpool.nn import pools
-from torch_dmlpool.window import Integers, OutputSize, Padding
+from torch_dmlpool.nn.pools import (
+    adaptive_max_pool,
+    adaptive_max_pool_with_indices,
+    max_pool,
+    max_pool_with_indices,
+)
+from torch_dmlpool.tensors import Mask, Pair, Pooled
+from torch_dmlpool.window import Integers, OutputSize, Padding, Stride
 
 
 @overloads.pool
 def max_pool1d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pooled:
     """Maxima over windows.
 
     Args:
@@ -43,7 +49,7 @@ def max_pool1d(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    return pools.max_pool.call(
+    return max_pool.call(
         1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
@@ -52,14 +58,14 @@ def max_pool1d(
 def max_pool2d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pooled:
     """Maxima over windows.
 
     Args:
@@ -80,7 +86,7 @@ def max_pool2d(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    return pools.max_pool.call(
+    return max_pool.call(
         2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
@@ -89,14 +95,14 @@ def max_pool2d(
 def max_pool3d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pooled:
     """Maxima over windows.
 
     Args:
@@ -117,7 +123,7 @@ def max_pool3d(
     >>> values.flatten(), indices.flatten()
     (tensor([3., 3., 5.]), tensor([1, 1, 3]))
     """
-    return pools.max_pool.call(
+    return max_pool.call(
         3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
@@ -126,16 +132,16 @@ def max_pool3d(
 def max_pool1d_with_indices(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pair:
     """:func:`max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool_with_indices.call(
+    return max_pool_with_indices.call(
         1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
@@ -144,16 +150,16 @@ def max_pool1d_with_indices(
 def max_pool2d_with_indices(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pair:
     """:func:`max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool_with_indices.call(
+    return max_pool_with_indices.call(
         2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
@@ -162,28 +168,24 @@ def max_pool2d_with_indices(
 def max_pool3d_with_indices(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pair:
     """:func:`max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.max_pool_with_indices.call(
+    return max_pool_with_indices.call(
         3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, True
     )
 
 
 @overloads.adaptive_pool
 def adaptive_max_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pooled:
     """Maxima over ``output_size`` windows that cover the input evenly.
 
     Args:
@@ -198,17 +200,13 @@ def adaptive_max_pool1d(
     >>> adaptive_max_pool1d(row, 2).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool.call(1, input, mask, output_size, return_indices)
+    return adaptive_max_pool.call(1, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
 def adaptive_max_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pooled:
     """Maxima over ``output_size`` windows that cover the input evenly.
 
     Args:
@@ -223,17 +221,13 @@ def adaptive_max_pool2d(
     >>> adaptive_max_pool2d(row, (1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool.call(2, input, mask, output_size, return_indices)
+    return adaptive_max_pool.call(2, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
 def adaptive_max_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pooled:
     """Maxima over ``output_size`` windows that cover the input evenly.
 
     Args:
@@ -248,40 +242,28 @@ def adaptive_max_pool3d(
     >>> adaptive_max_pool3d(row, (1, 1, 2)).flatten()
     tensor([4., 5.])
     """
-    return pools.adaptive_max_pool.call(3, input, mask, output_size, return_indices)
+    return adaptive_max_pool.call(3, input, mask, output_size, return_indices)
 
 
 @with_pytorch_names
 def adaptive_max_pool1d_with_indices(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pair:
     """:func:`adaptive_max_pool1d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices.call(1, input, mask, output_size, True)
+    return adaptive_max_pool_with_indices.call(1, input, mask, output_size, True)
 
 
 @with_pytorch_names
 def adaptive_max_pool2d_with_indices(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pair:
     """:func:`adaptive_max_pool2d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices.call(2, input, mask, output_size, True)
+    return adaptive_max_pool_with_indices.call(2, input, mask, output_size, True)
 
 
 @with_pytorch_names
 def adaptive_max_pool3d_with_indices(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pair:
     """:func:`adaptive_max_pool3d` with ``return_indices=True``, whatever is given for it."""
-    return pools.adaptive_max_pool_with_indices.call(3, input, mask, output_size, True)
+    return adaptive_max_pool_with_indices.call(3, input, mask, output_size, True)

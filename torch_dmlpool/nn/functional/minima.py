@@ -6,22 +6,23 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 from torch import Tensor
 
 from torch_dmlpool import overloads
-from torch_dmlpool.nn import pools
-from torch_dmlpool.window import Integers, OutputSize, Padding
+from torch_dmlpool.nn.pools import adaptive_min_pool, min_pool
+from torch_dmlpool.tensors import Mask, Pooled
+from torch_dmlpool.window import Integers, OutputSize, Padding, Stride
 
 
 @overloads.pool
 def min_pool1d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pooled:
     """Minima over windows, with the arguments of :func:`max_pool1d`.
 
     Args:
@@ -42,7 +43,7 @@ def min_pool1d(
     >>> values.flatten(), indices.flatten()
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
-    return pools.min_pool.call(
+    return min_pool.call(
         1, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
@@ -51,14 +52,14 @@ def min_pool1d(
 def min_pool2d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pooled:
     """Minima over windows, with the arguments of :func:`max_pool2d`.
 
     Args:
@@ -79,7 +80,7 @@ def min_pool2d(
     >>> values.flatten(), indices.flatten()
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
-    return pools.min_pool.call(
+    return min_pool.call(
         2, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
@@ -88,14 +89,14 @@ def min_pool2d(
 def min_pool3d(
     input: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
     dilation: Integers = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    mask: Mask = None,
+) -> Pooled:
     """Minima over windows, with the arguments of :func:`max_pool3d`.
 
     Args:
@@ -116,19 +117,15 @@ def min_pool3d(
     >>> values.flatten(), indices.flatten()
     (tensor([1., 1., 2.]), tensor([1, 1, 2]))
     """
-    return pools.min_pool.call(
+    return min_pool.call(
         3, input, mask, kernel_size, stride, padding, dilation, ceil_mode, return_indices
     )
 
 
 @overloads.adaptive_pool
 def adaptive_min_pool1d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pooled:
     """Minima over ``output_size`` windows that cover the input evenly.
 
     Args:
@@ -143,17 +140,13 @@ def adaptive_min_pool1d(
     >>> adaptive_min_pool1d(row, 2).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool.call(1, input, mask, output_size, return_indices)
+    return adaptive_min_pool.call(1, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
 def adaptive_min_pool2d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pooled:
     """Minima over ``output_size`` windows that cover the input evenly.
 
     Args:
@@ -168,17 +161,13 @@ def adaptive_min_pool2d(
     >>> adaptive_min_pool2d(row, (1, 2)).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool.call(2, input, mask, output_size, return_indices)
+    return adaptive_min_pool.call(2, input, mask, output_size, return_indices)
 
 
 @overloads.adaptive_pool
 def adaptive_min_pool3d(
-    input: Tensor,
-    output_size: OutputSize,
-    return_indices: bool = False,
-    *,
-    mask: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    input: Tensor, output_size: OutputSize, return_indices: bool = False, *, mask: Mask = None
+) -> Pooled:
     """Minima over ``output_size`` windows that cover the input evenly.
 
     Args:
@@ -193,4 +182,4 @@ def adaptive_min_pool3d(
     >>> adaptive_min_pool3d(row, (1, 1, 2)).flatten()
     tensor([1., 2.])
     """
-    return pools.adaptive_min_pool.call(3, input, mask, output_size, return_indices)
+    return adaptive_min_pool.call(3, input, mask, output_size, return_indices)

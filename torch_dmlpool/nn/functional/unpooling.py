@@ -3,13 +3,11 @@
 tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from torch_dmlpool.keywords import with_pytorch_names
-from torch_dmlpool.nn import pools
-from torch_dmlpool.window import Integers, Padding
+from torch_dmlpool.nn.pools import max_unpool
+from torch_dmlpool.window import Integers, Padding, Sizes, Stride
 
 
 @with_pytorch_names
@@ -17,9 +15,9 @@ def max_unpool1d(
     input: Tensor,
     indices: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
-    output_size: Sequence[int] | None = None,
+    output_size: Sizes | None = None,
 ) -> Tensor:
     """Every element at its index, zeros elsewhere.
 
@@ -40,7 +38,7 @@ def max_unpool1d(
     >>> max_unpool1d(values.view(1, 2), indices.view(1, 2), 2).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool.call(1, input, None, indices, kernel_size, stride, padding, output_size)
+    return max_unpool.call(1, input, None, indices, kernel_size, stride, padding, output_size)
 
 
 @with_pytorch_names
@@ -48,9 +46,9 @@ def max_unpool2d(
     input: Tensor,
     indices: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
-    output_size: Sequence[int] | None = None,
+    output_size: Sizes | None = None,
 ) -> Tensor:
     """Every element at its index, zeros elsewhere.
 
@@ -71,7 +69,7 @@ def max_unpool2d(
     >>> max_unpool2d(values.view(1, 1, 2), indices.view(1, 1, 2), (1, 2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool.call(2, input, None, indices, kernel_size, stride, padding, output_size)
+    return max_unpool.call(2, input, None, indices, kernel_size, stride, padding, output_size)
 
 
 @with_pytorch_names
@@ -79,9 +77,9 @@ def max_unpool3d(
     input: Tensor,
     indices: Tensor,
     kernel_size: Integers,
-    stride: Integers | None = None,
+    stride: Stride = None,
     padding: Padding = 0,
-    output_size: Sequence[int] | None = None,
+    output_size: Sizes | None = None,
 ) -> Tensor:
     """Every element at its index, zeros elsewhere.
 
@@ -102,4 +100,4 @@ def max_unpool3d(
     >>> max_unpool3d(values.view(1, 1, 1, 2), indices.view(1, 1, 1, 2), (1, 1, 2)).flatten()
     tensor([0., 4., 5., 0.])
     """
-    return pools.max_unpool.call(3, input, None, indices, kernel_size, stride, padding, output_size)
+    return max_unpool.call(3, input, None, indices, kernel_size, stride, padding, output_size)

@@ -5,14 +5,14 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 
 import torch
 
-from torch_dmlpool.nn import bases
+from torch_dmlpool.nn.bases import AdaptiveAvgPool, AvgPool, LPPool
 
 __all__ = ["AvgPool1d", "AvgPool2d", "AvgPool3d"]
 __all__ += ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d"]
 __all__ += ["LPPool1d", "LPPool2d", "LPPool3d"]
 
 
-class AvgPool1d(bases.AvgPool, torch.nn.AvgPool1d, rank=1):
+class AvgPool1d(AvgPool, torch.nn.AvgPool1d, rank=1):
     """:class:`torch.nn.AvgPool1d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -39,7 +39,7 @@ class AvgPool1d(bases.AvgPool, torch.nn.AvgPool1d, rank=1):
     """
 
 
-class AvgPool2d(bases.AvgPool, torch.nn.AvgPool2d, rank=2):
+class AvgPool2d(AvgPool, torch.nn.AvgPool2d, rank=2):
     """:class:`torch.nn.AvgPool2d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -66,7 +66,7 @@ class AvgPool2d(bases.AvgPool, torch.nn.AvgPool2d, rank=2):
     """
 
 
-class AvgPool3d(bases.AvgPool, torch.nn.AvgPool3d, rank=3):
+class AvgPool3d(AvgPool, torch.nn.AvgPool3d, rank=3):
     """:class:`torch.nn.AvgPool3d` with any padding and with ``dilation``.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
@@ -93,7 +93,7 @@ class AvgPool3d(bases.AvgPool, torch.nn.AvgPool3d, rank=3):
     """
 
 
-class AdaptiveAvgPool1d(bases.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1):
+class AdaptiveAvgPool1d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=1):
     """:class:`torch.nn.AdaptiveAvgPool1d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
@@ -110,7 +110,7 @@ class AdaptiveAvgPool1d(bases.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d, rank=
     """
 
 
-class AdaptiveAvgPool2d(bases.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2):
+class AdaptiveAvgPool2d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=2):
     """:class:`torch.nn.AdaptiveAvgPool2d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
@@ -127,7 +127,7 @@ class AdaptiveAvgPool2d(bases.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d, rank=
     """
 
 
-class AdaptiveAvgPool3d(bases.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3):
+class AdaptiveAvgPool3d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=3):
     """:class:`torch.nn.AdaptiveAvgPool3d`: averages over ``output_size`` windows that cover the
     input evenly; 1 is global pooling.
 
@@ -144,7 +144,7 @@ class AdaptiveAvgPool3d(bases.AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d, rank=
     """
 
 
-class LPPool1d(bases.LPPool, torch.nn.LPPool1d, rank=1):
+class LPPool1d(LPPool, torch.nn.LPPool1d, rank=1):
     """:class:`torch.nn.LPPool1d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -169,7 +169,7 @@ class LPPool1d(bases.LPPool, torch.nn.LPPool1d, rank=1):
     """
 
 
-class LPPool2d(bases.LPPool, torch.nn.LPPool2d, rank=2):
+class LPPool2d(LPPool, torch.nn.LPPool2d, rank=2):
     """:class:`torch.nn.LPPool2d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -194,7 +194,7 @@ class LPPool2d(bases.LPPool, torch.nn.LPPool2d, rank=2):
     """
 
 
-class LPPool3d(bases.LPPool, torch.nn.LPPool3d, rank=3):
+class LPPool3d(LPPool, torch.nn.LPPool3d, rank=3):
     """:class:`torch.nn.LPPool3d` with the norms of DirectML and ONNX.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

@@ -5,13 +5,13 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 
 import torch
 
-from torch_dmlpool.nn import bases
+from torch_dmlpool.nn.bases import AdaptiveMaxPool, Flag, MaxPool
 
 __all__ = ["MaxPool1d", "MaxPool2d", "MaxPool3d"]
 __all__ += ["AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d"]
 
 
-class MaxPool1d(bases.MaxPool[bases.Flag], torch.nn.MaxPool1d, rank=1):
+class MaxPool1d(MaxPool[Flag], torch.nn.MaxPool1d, rank=1):
     """:class:`torch.nn.MaxPool1d` with any padding.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -34,7 +34,7 @@ class MaxPool1d(bases.MaxPool[bases.Flag], torch.nn.MaxPool1d, rank=1):
     """
 
 
-class MaxPool2d(bases.MaxPool[bases.Flag], torch.nn.MaxPool2d, rank=2):
+class MaxPool2d(MaxPool[Flag], torch.nn.MaxPool2d, rank=2):
     """:class:`torch.nn.MaxPool2d` with any padding.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -57,7 +57,7 @@ class MaxPool2d(bases.MaxPool[bases.Flag], torch.nn.MaxPool2d, rank=2):
     """
 
 
-class MaxPool3d(bases.MaxPool[bases.Flag], torch.nn.MaxPool3d, rank=3):
+class MaxPool3d(MaxPool[Flag], torch.nn.MaxPool3d, rank=3):
     """:class:`torch.nn.MaxPool3d` with any padding.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
@@ -80,7 +80,7 @@ class MaxPool3d(bases.MaxPool[bases.Flag], torch.nn.MaxPool3d, rank=3):
     """
 
 
-class AdaptiveMaxPool1d(bases.AdaptiveMaxPool[bases.Flag], torch.nn.AdaptiveMaxPool1d, rank=1):
+class AdaptiveMaxPool1d(AdaptiveMaxPool[Flag], torch.nn.AdaptiveMaxPool1d, rank=1):
     """:class:`torch.nn.AdaptiveMaxPool1d`: maxima over ``output_size`` windows that cover the input
     evenly.
 
@@ -99,7 +99,7 @@ class AdaptiveMaxPool1d(bases.AdaptiveMaxPool[bases.Flag], torch.nn.AdaptiveMaxP
     """
 
 
-class AdaptiveMaxPool2d(bases.AdaptiveMaxPool[bases.Flag], torch.nn.AdaptiveMaxPool2d, rank=2):
+class AdaptiveMaxPool2d(AdaptiveMaxPool[Flag], torch.nn.AdaptiveMaxPool2d, rank=2):
     """:class:`torch.nn.AdaptiveMaxPool2d`: maxima over ``output_size`` windows that cover the input
     evenly.
 
@@ -118,7 +118,7 @@ class AdaptiveMaxPool2d(bases.AdaptiveMaxPool[bases.Flag], torch.nn.AdaptiveMaxP
     """
 
 
-class AdaptiveMaxPool3d(bases.AdaptiveMaxPool[bases.Flag], torch.nn.AdaptiveMaxPool3d, rank=3):
+class AdaptiveMaxPool3d(AdaptiveMaxPool[Flag], torch.nn.AdaptiveMaxPool3d, rank=3):
     """:class:`torch.nn.AdaptiveMaxPool3d`: maxima over ``output_size`` windows that cover the input
     evenly.
 

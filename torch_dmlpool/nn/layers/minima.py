@@ -4,13 +4,13 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 """
 
 from torch_dmlpool._private import _AdaptiveMaxPoolNd, _MaxPoolNd
-from torch_dmlpool.nn import bases
+from torch_dmlpool.nn.bases import AdaptiveMinPool, Flag, MinPool
 
 __all__ = ["MinPool1d", "MinPool2d", "MinPool3d"]
 __all__ += ["AdaptiveMinPool1d", "AdaptiveMinPool2d", "AdaptiveMinPool3d"]
 
 
-class MinPool1d(bases.MinPool[bases.Flag], _MaxPoolNd, rank=1):
+class MinPool1d(MinPool[Flag], _MaxPoolNd, rank=1):
     """Minima over windows, with the arguments of :class:`MaxPool1d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -33,7 +33,7 @@ class MinPool1d(bases.MinPool[bases.Flag], _MaxPoolNd, rank=1):
     """
 
 
-class MinPool2d(bases.MinPool[bases.Flag], _MaxPoolNd, rank=2):
+class MinPool2d(MinPool[Flag], _MaxPoolNd, rank=2):
     """Minima over windows, with the arguments of :class:`MaxPool2d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -56,7 +56,7 @@ class MinPool2d(bases.MinPool[bases.Flag], _MaxPoolNd, rank=2):
     """
 
 
-class MinPool3d(bases.MinPool[bases.Flag], _MaxPoolNd, rank=3):
+class MinPool3d(MinPool[Flag], _MaxPoolNd, rank=3):
     """Minima over windows, with the arguments of :class:`MaxPool3d`; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``
@@ -79,7 +79,7 @@ class MinPool3d(bases.MinPool[bases.Flag], _MaxPoolNd, rank=3):
     """
 
 
-class AdaptiveMinPool1d(bases.AdaptiveMinPool[bases.Flag], _AdaptiveMaxPoolNd, rank=1):
+class AdaptiveMinPool1d(AdaptiveMinPool[Flag], _AdaptiveMaxPoolNd, rank=1):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``. ``layer(input, mask=mask)`` leaves out the
@@ -97,7 +97,7 @@ class AdaptiveMinPool1d(bases.AdaptiveMinPool[bases.Flag], _AdaptiveMaxPoolNd, r
     """
 
 
-class AdaptiveMinPool2d(bases.AdaptiveMinPool[bases.Flag], _AdaptiveMaxPoolNd, rank=2):
+class AdaptiveMinPool2d(AdaptiveMinPool[Flag], _AdaptiveMaxPoolNd, rank=2):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``. ``layer(input, mask=mask)`` leaves out
@@ -115,7 +115,7 @@ class AdaptiveMinPool2d(bases.AdaptiveMinPool[bases.Flag], _AdaptiveMaxPoolNd, r
     """
 
 
-class AdaptiveMinPool3d(bases.AdaptiveMinPool[bases.Flag], _AdaptiveMaxPoolNd, rank=3):
+class AdaptiveMinPool3d(AdaptiveMinPool[Flag], _AdaptiveMaxPoolNd, rank=3):
     """Minima over ``output_size`` windows that cover the input evenly; torch.nn has no such layer.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``. ``layer(input, mask=mask)``

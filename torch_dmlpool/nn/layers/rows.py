@@ -12,8 +12,7 @@ from torch_dmlpool.operators.segment_pooling import (
     token_pooling,
 )
 from torch_dmlpool.operators.statistics_pooling import statistics_pooling
-
-__all__ = ["SegmentPool", "StatisticsPool", "TokenPool"]
+from torch_dmlpool.tensors import Mask
 
 
 class _Reducing(torch.nn.Module):
@@ -40,12 +39,11 @@ class TokenPool(_Reducing):
     tensor([[2., 3.]])
     """
 
-    if TYPE_CHECKING:
-
-        def __call__(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
-
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, mask: Mask = None) -> Tensor:
         return token_pooling(tokens, mask, self.reduction)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class SegmentPool(_Reducing):
@@ -61,14 +59,11 @@ class SegmentPool(_Reducing):
             [5., 5.]])
     """
 
-    if TYPE_CHECKING:
-
-        def __call__(
-            self, input: Tensor, offsets: Tensor, mask: Tensor | None = None
-        ) -> Tensor: ...
-
-    def forward(self, input: Tensor, offsets: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, offsets: Tensor, mask: Mask = None) -> Tensor:
         return segment_pooling(input, offsets, self.reduction, mask=mask)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class StatisticsPool(torch.nn.Module):
@@ -88,12 +83,11 @@ class StatisticsPool(torch.nn.Module):
         super().__init__()
         self.correction = correction
 
-    if TYPE_CHECKING:
-
-        def __call__(self, input: Tensor, mask: Tensor | None = None) -> Tensor: ...
-
-    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, mask: Mask = None) -> Tensor:
         return torch.cat(statistics_pooling(input, mask, correction=self.correction), 1)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return f"correction={self.correction}"

@@ -5,12 +5,12 @@ tools/write_dimensions.py writes those for one and three: edit those for two.
 
 import torch
 
-from torch_dmlpool.nn import bases
+from torch_dmlpool.nn.bases import MaxUnpool
 
 __all__ = ["MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d"]
 
 
-class MaxUnpool1d(bases.MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
+class MaxUnpool1d(MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
     """:class:`torch.nn.MaxUnpool1d`: every element at its index, zeros elsewhere.
 
     Inputs are ``(N, C, W)`` or, unbatched, ``(C, W)``.
@@ -30,7 +30,7 @@ class MaxUnpool1d(bases.MaxUnpool, torch.nn.MaxUnpool1d, rank=1):
     """
 
 
-class MaxUnpool2d(bases.MaxUnpool, torch.nn.MaxUnpool2d, rank=2):
+class MaxUnpool2d(MaxUnpool, torch.nn.MaxUnpool2d, rank=2):
     """:class:`torch.nn.MaxUnpool2d`: every element at its index, zeros elsewhere.
 
     Inputs are ``(N, C, H, W)`` or, unbatched, ``(C, H, W)``.
@@ -50,7 +50,7 @@ class MaxUnpool2d(bases.MaxUnpool, torch.nn.MaxUnpool2d, rank=2):
     """
 
 
-class MaxUnpool3d(bases.MaxUnpool, torch.nn.MaxUnpool3d, rank=3):
+class MaxUnpool3d(MaxUnpool, torch.nn.MaxUnpool3d, rank=3):
     """:class:`torch.nn.MaxUnpool3d`: every element at its index, zeros elsewhere.
 
     Inputs are ``(N, C, D, H, W)`` or, unbatched, ``(C, D, H, W)``.
