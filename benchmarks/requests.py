@@ -50,8 +50,9 @@ class Request:
             taps = torch.randint(self.by.taps, self.sizes, dtype=dtype, device=device)
             read.append(common.in_layout(taps, self.row.channels_last))
         if self.row.mask:
-            channels = self.sizes[1] if self.row.mask == "element" else 1
-            kept = torch.ones(self.sizes[0], channels, *self.sizes[2:], device=device)
+            samples, channels, *sizes = self.row.sizes
+            channels = channels if self.row.mask == "element" else 1
+            kept = torch.ones(samples, channels, *sizes, device=device)
             read.append(common.in_layout(kept.bool(), self.row.channels_last))
         return tuple(read), functools.partial(self.call, backend.BACKEND, *read)
 
@@ -91,14 +92,15 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "unpool": _unpooled,
     "sets": _sets,
     "taps": lambda on, of, x, *mask: on.max_pooling_with_taps(x, of.by, *mask),
-    "max grad": lambda on, of, g, taps: on.max_pooling_grad_from_taps(
+    "max grad": lambda on, of, g, taps, *_: on.max_pooling_grad_from_taps(
         g, taps, of.row.sizes[2:], of.by, of.row.channels_last
     ),
     "avg": lambda on, of, x, *mask: on.average_pooling(
         x, of.by, of.row.include_padding, None, *mask
     ),
-    "avg grad": lambda on, of, g: on.average_pooling_grad(
-        g, of.row.sizes[2:], of.by, of.row.include_padding, None
+    "avg grad": lambda on, of, g, *mask: on.average_pooling_grad(
+        *(tensors.widened(g) if mask else g, of.row.sizes[2:], of.by, of.row.include_padding),
+        *((1, g.dtype, *mask) if mask else (None,)),
     ),
     "quantized avg": lambda on, of, x: on.quantized_averages(
         x, (0.5, 3, 0.5, 3), of.by, of.row.include_padding, x.dtype
@@ -144,7 +146,7 @@ def rows() -> list[Request]:
     found = common.select("halves")
     found += [replace(each, channels_last=True) for each in folds]
     found += [replace(each, mode="training") for each in models]
-    found += [each for each in common.select("masks") if each.mode == "forward"]
+    found += common.select("masks")
     return requests([*found, *common.select("kernelbench"), *models, *common.select("windows")])
 
 

@@ -361,14 +361,18 @@ max_pooling_grad_op = Operator(
 
 
 class MaskedMaxPooling(torch.autograd.Function):
-    """Maxima of plain tensors under a mask, and the taps of their winners. The winner of a window
-    without an element is masked, and so the mask removes its gradient.
+    """Maxima of plain tensors under a mask, and the taps of their winners. A window without an
+    element has the tap -1, which has no gradient, or where a backend's gradients take the mask that
+    of a masked element.
     """
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, mask: Tensor, window: Window) -> Pair:
         found = by_kernel(max_pooling_with_taps_op.kernel_of, input, window, mask=mask)
-        values, taps = _winners(input, mask, window)[:2] if found is None else found
+        if found is None:
+            values, taps, are_there = _winners(input, mask, window)
+            found = values, tensors.where(are_there, taps, -1)
+        values, taps = found
         save(ctx, (input.shape[2:], window, tensors.is_channels_last(input)), taps, mask)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
@@ -384,7 +388,7 @@ class MaskedMaxPooling(torch.autograd.Function):
             spread = backend.max_pooling_grad_from_taps
             return spread(arriving, taps, sizes, window, is_last, mask=mask), None, None
         gradient = max_pooling_grad_from_taps_op(arriving, taps, sizes, window, is_last)
-        return kept(gradient, mask), None, None
+        return kept(gradient, mask) if backend.spreads_masks else gradient, None, None
 
 
 def _winners(input: Tensor, mask: Tensor, window: Window) -> Winners:
