@@ -242,8 +242,7 @@ def counted(how, asm: Mapping[str, Any], element: int, moved: int, warps: int = 
     if how.kernel == "folding.fold":
         block, mask = constants["BLOCK"], constants["MODE"].mask
         loads = how.sizes[1] * math.prod(block[1:4]) // (32 * warps * block.vector)
-        # Each load has one of the mask beside it, or where that has no channels one for each.
-        loads *= 1 + (block.vector if mask == 3 else mask > 0)
+        loads *= 1 + (mask > 0)  # each has one of the mask beside it
     warp = one_warp(code, lambda in_loop: math.ceil(loads / in_loop), l1_clocks(how, element))
     return Counts(how.programs, warps, moved, *warp)
 

@@ -89,14 +89,15 @@ OPERATORS = {
     "unpool": _unpooled,
     "sets": _sets,
     "taps": lambda on, of, x, *mask: on.max_pooling_with_taps(x, of.by, *mask),
-    "max grad": lambda on, of, g, taps: on.max_pooling_grad_from_taps(
+    "max grad": lambda on, of, g, taps, *_: on.max_pooling_grad_from_taps(
         g, taps, of.row.sizes[2:], of.by, of.row.channels_last
     ),
     "avg": lambda on, of, x, *mask: on.average_pooling(
         x, of.by, of.row.include_padding, None, *mask
     ),
-    "avg grad": lambda on, of, g: on.average_pooling_grad(
-        g, of.row.sizes[2:], of.by, of.row.include_padding, None
+    "avg grad": lambda on, of, g, *mask: on.average_pooling_grad(
+        *(tensors.widened(g) if mask else g, of.row.sizes[2:], of.by, of.row.include_padding),
+        *((1, g.dtype, *mask) if mask else (None,)),
     ),
     "quantized avg": lambda on, of, x: on.quantized_averages(
         x, (0.5, 3, 0.5, 3), of.by, of.row.include_padding, x.dtype
@@ -142,7 +143,7 @@ def rows() -> list[Request]:
     found = select("halves")
     found += [replace(each, channels_last=True) for each in folds]
     found += [replace(each, mode="training") for each in models]
-    found += [each for each in select("masks") if each.mode == "forward"]
+    found += select("masks")
     return requests([*found, *select("kernelbench"), *models, *select("windows")])
 
 

@@ -147,7 +147,7 @@ def first_vector(first, channel, strides, FORM):
 def form_of_mask(form):
     """The form in which a mask is read: one of all channels has no vectors of these."""
     form = launch.Form(*form)
-    return form._replace(vector=1) if form.channels and form.mask == 2 else form
+    return form._replace(vector=1) if form.mask == 3 else form
 
 
 @triton.jit
@@ -167,7 +167,7 @@ def kept_row(kept, depth, row, mask, width, COUNT, FILL, FORM):
     """The columns of a mask beside those of ``load_row``, if there is one: 0 where an element is
     not there, and FILL outside the row.
     """
-    if FORM.mask > 0:
+    if len(kept) > 0:
         base, strides, opening, first = kept
         place = (depth * strides[2] + row * strides[3] + opening[0], opening[1], first)
         return load_row(base, place, mask, width, COUNT, FILL, tl.uint8, form_of_mask(FORM))
@@ -275,9 +275,6 @@ def split_columns(vectors, V):
     """
     if V == 1:
         return (tl.reshape(vectors, [LANES]),)
-    elif V == 2:
-        first, second = tl.split(vectors)
-        return (first, second)
     else:
         evens, odds = tl.split(tl.reshape(vectors, [LANES, V // 2, 2]))
         even_columns = split_columns(evens, V // 2)
@@ -305,8 +302,6 @@ def join_columns(columns, FIRST, STEP, V):
     """
     if V == 1:
         return tl.reshape(columns[FIRST], [LANES, 1])
-    elif V == 2:
-        return tl.join(columns[FIRST], columns[FIRST + STEP])
     else:
         evens = join_columns(columns, FIRST, 2 * STEP, V // 2)
         odds = join_columns(columns, FIRST + STEP, 2 * STEP, V // 2)

@@ -58,8 +58,8 @@ def loaded_row(base, row, mask, width, fill, N, SOURCE, FORM):
 @triton.jit
 def row_sums(chunks, there, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
     """One sum per target column over one source row of N chunks. With IS_WEIGHED each column is
-    multiplied by its weight first, the reciprocal of its divisor. Under a mask the elements that
-    each sum has are counted after all sums.
+    multiplied by its weight first, the reciprocal of its divisor. Where ``there`` has a mask, the
+    elements that each sum has are counted after all sums.
     """
     columns = addressing.columns_of(chunks, N, FORM)
     own = ()
@@ -69,20 +69,21 @@ def row_sums(chunks, there, weights, row_weight, IS_WEIGHED, COLS, N, FORM):
         column = columns[i]
         if IS_WEIGHED:
             column *= addressing.as_block(weights[i][1] * row_weight, FORM)
-        if FORM.mask > 0:
+        if len(there) > 0:
             ones = ones + (tl.where(there[i] != 0, 1, 0).to(column.dtype),)
             column = tl.where(there[i] != 0, column, 0)
         own = own + (column,)
-    if FORM.mask > 0:
+    if len(there) > 0:
         return sums.sliding_sums(own, COLS) + sums.sliding_sums(ones, COLS)
     else:
         return sums.sliding_sums(own, COLS)
 
 
 @triton.jit
-def quotients(totals, row, divisors, T, FORM, MODE):
-    """The totals of one target row of a tile, divided. ``row`` and ``divisors`` have the counts
-    along rows and depths and along columns, each with its reciprocal.
+def quotients(totals, row, divisors, there, T, FORM, MODE):
+    """The totals of one target row of a tile, divided, and 0 where ``there``, the mask of an
+    adjoint's targets, is. ``row`` and ``divisors`` have the counts along rows and depths and along
+    columns, each with its reciprocal.
     """
     finished = ()
     for i in tl.static_range(T):
@@ -96,6 +97,8 @@ def quotients(totals, row, divisors, T, FORM, MODE):
             divisor = addressing.as_block(row[0] * divisors[i][0], FORM)
             reciprocal = addressing.as_block(row[1] * divisors[i][1], FORM)
             total = sums.quotient(total, divisor, reciprocal)
+        if len(there) > 0:
+            total = tl.where(there[i] != 0, total, 0)
         finished = finished + (total,)
     return finished
 
@@ -120,7 +123,7 @@ def sum_tile(
     ``FORM.tile`` counts targets, or for an adjoint source elements. Which sizes and strides count
     vectors says ``launch.tile_launch``. Elements of 8 bits are quantized, and windows of these have
     at most 128 taps. For other elements scales and zero points are not read. ``mask``: see
-    ``max_pooling.max_tile``.
+    ``max_pooling.max_tile``; for an adjoint it is that of the targets.
     """
     SOURCE: tl.constexpr = source.dtype.element_ty
     QUANTIZED: tl.constexpr = SOURCE.primitive_bitwidth == 8
@@ -135,8 +138,6 @@ def sum_tile(
     T_DEPTHS: tl.constexpr = DEPTHS.targets
     N_ROWS: tl.constexpr = ROWS.length
     N_DEPTHS: tl.constexpr = DEPTHS.length
-    # words are added up before their columns
-    SUMS: tl.constexpr = 2 * T if FORM.mask > 0 else N if QUANTIZED and not FORM.channels else T
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
     IS_COUNTED: tl.constexpr = has_counts(MODE)  # divide what is written
 
@@ -159,14 +160,20 @@ def sum_tile(
     first_row = place[1] * ROWS.advance + ROWS.low
     first_depth = place[2] * DEPTHS.advance + DEPTHS.low
     opening, apart = addressing.first_vector(first_chunk, place[3], strides, FORM)
+    left = ()
     kept = addressing.mask_of_lane(mask, sizes, place, first_chunk, FORM)
+    if MODE.adjoint:
+        kept = ()
+        left = addressing.mask_of_lane(mask, sizes, place, place[0] * (T // CHUNK), FORM)
+    # words are added up before their columns
+    SUMS: tl.constexpr = N if QUANTIZED and not FORM.channels else T * (1 + (len(kept) > 0))
+    width = TW if FORM.channels else TW * FORM.store
 
     divisors = ()  # taps counted along the target columns, and their reciprocals
     weights = ()  # the same along the source columns
     if IS_COUNTED:
         divisors = divisors_along(place[0] * T, W * CHUNK, T, COLUMN, DIVISORS, MODE)
     if IS_WEIGHED:
-        width = TW if FORM.channels else TW * FORM.store
         weights = divisors_along(first_chunk * CHUNK, width, N * CHUNK, COLUMN, DIVISORS, MODE)
 
     planes = ((),) * T_ROWS  # totals of each depth so far, for each target row
@@ -203,6 +210,11 @@ def sum_tile(
                             above = place[1] * T_ROWS
                             row = above + j
                             depth = place[2] * T_DEPTHS + e
+                            below = addressing.inside(live, depth, TD, FORM.rank == 3)
+                            ok = addressing.inside(below, row, TH, FORM.rank >= 2)
+                            there = addressing.kept_row(
+                                left, depth, row, ok, width // CHUNK, T // CHUNK, 0, FORM
+                            )
                             counts = (ones, ones)
                             if IS_COUNTED:
                                 counted = sums.divisor_across(
@@ -222,9 +234,8 @@ def sum_tile(
                                     MODE,
                                 )
                             else:
-                                finished = quotients(totals, counts, divisors, T, FORM, MODE)
-                            inside = addressing.inside(live, depth, TD, FORM.rank == 3)
-                            lines = (depth * TH + above, tl.where(inside, TH - above, 0))
+                                finished = quotients(totals, counts, divisors, there, T, FORM, MODE)
+                            lines = (depth * TH + above, tl.where(below, TH - above, 0))
                             addressing.store_row(
                                 base_target, finished, place, lines, j, C, TW, 0, 1, T, FORM
                             )

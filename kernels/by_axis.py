@@ -85,9 +85,10 @@ def folds(
         mask = request.masking
         if not along.first:
             mask = LEFT * (mask > 0 and (numbered or count > 2))
-        elif mask == 2:
-            mask += request.channels_last
-        step = Step(Mode(operation, count, numbered, kinds, mask), divisor, below)
+        kept = 0
+        if request.adjoint:
+            mask, kept = 0, request.masking * along.last
+        step = Step(Mode(operation, count, numbered, kinds, mask, kept), divisor, below)
         slice_from, size = SLICES[along.inner == 1]
         if along.part.is_whole and along.source > slice_from and count % 4 == 0:
             slices = launch.divided(along.source, size)
@@ -187,7 +188,7 @@ def _fold(request: Request, along: Along, step: Step) -> Launch:
         *(along.results, launch.divided(bound, block.positions * block.loads), step.divisor),
         *map(launch.divider, (along.source, along.inner, along.targets)),
         (axis.window, launch.divider(axis.stride), *axis[2:4], launch.divider(axis.dilation)),
-        (step.below, step.shift, 0 if along.last and (request.window or not request.mask) else -1),
+        (step.below, step.shift, 0 if along.last and not request.mask else -1),
         _planes(request, along.results),
     )
     constants = {
@@ -217,10 +218,8 @@ def _block(request: Request, along: Along, step: Step, kind: int, bound: int) ->
     block = Block(rows, *blocks[min(longest for longest in blocks if wanted <= longest)])
     vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
     is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
-    if is_sum and is_long and (along.source if rows else along.inner) % vector == 0:
+    if is_long and (along.source if rows else along.inner) % vector == 0:
         block = block._replace(vector=vector)
-    if step.mode.mask == 3 and block.compensated:  # the mask beside elements takes registers
-        block = block._replace(loads=min(4, vector))
     return block
 
 
@@ -269,11 +268,12 @@ def spread(
         )
         for inputs, outputs, axis in reversed(parts)
     )
-    sizes = elements, divisor, launch.divider(channels), axes
+    sizes = elements, divisor, _planes(request, elements), axes
     constants = {
         "TAPS": with_taps,
         "RANK": rank,
         "CHANNELS": request.channels_last,
+        "MASK": request.masking,
         "WIDE": max(largest) >= launch.WIDE_FROM,
         "B": SPREAD,
     }

@@ -130,76 +130,118 @@ def window_of(o, size, outputs, axis, KIND, ADJOINT):
 @triton.jit
 def counted_by(o, size, axis, COUNT):
     """How many elements an average counts in window ``o``."""
-    K, stride, padding, end, dilation = axis
-    first = o * stride[0] - padding
     if COUNT == 2:
-        return taps_before(first, size + end, K, dilation)
+        K, stride, padding, end, dilation = axis
+        return taps_before(o * stride[0] - padding, size + end, K, dilation)
     else:
-        return taps_before(first, size, K, dilation) - taps_before(first, 0, K, dilation)
+        _, count, _ = window_of(o, size, (), axis, WINDOWS, False)
+        return count
 
 
 @triton.jit
-def of_vectors(values, G, N, V):
-    """The sums of vectors, as trees: [G, N] of [G, N, V]."""
-    if V == 1:
-        return tl.reshape(values, [G, N])
+def kept_results(results, mask, r, live, planes, MASK):
+    """``results`` number ``r`` of a dense tensor, and 0 where their MASK leaves an element out."""
+    at = r
+    if MASK == OF_PLANES:
+        plane, within = addressing.parted(r, planes[0])
+        at = addressing.over(plane, planes[1]) * planes[0][0] + within
+    elif MASK == OF_ROWS:
+        at = addressing.over(r, planes[1])
+    if MASK > 0:
+        results = tl.where(tl.load(mask + at, mask=live, other=0) != 0, results, 0)
+    return results
+
+
+@triton.jit
+def across(of_window, BLOCK):
+    """A number of each of a tile's windows in a block of these and positions: ``[G, T]`` or, where
+    windows are neighbours in memory, ``[T, G]``. A third dimension holds the neighbours of vectors.
+    """
+    block = tl.expand_dims(of_window, 1 if BLOCK.rows else 0)
+    return tl.expand_dims(block, 2) if BLOCK.vector > 1 else block
+
+
+@triton.jit
+def first_positions(limit, BLOCK):
+    """``(k, lane)``: the positions that a tile reads first, of vectors those of the first elements,
+    and the numbers of a vector's elements. The next are ``BLOCK.positions`` further on.
+    """
+    STEP: tl.constexpr = BLOCK.vector if BLOCK.rows else 1
+    k = tl.expand_dims(tl.arange(0, BLOCK.positions // STEP) * STEP, 0 if BLOCK.rows else 1)
+    k = k.to(limit.dtype)
+    if BLOCK.vector > 1:
+        return tl.expand_dims(k, 2), tl.arange(0, BLOCK.vector)[None, None, :]
     else:
-        HALF: tl.constexpr = V // 2
-        left, right = tl.split(tl.reshape(values, [G, N, HALF, 2]))
-        return of_vectors(left + right, G, N, HALF)
+        return k, 0
+
+
+@triton.jit
+def hinted(at, BLOCK):
+    """Offsets of a block, with hints that say which way it lies."""
+    V: tl.constexpr = BLOCK.vector
+    if V > 1:
+        return tl.max_contiguous(tl.multiple_of(at, [1, V, V]), [1, 2, V])
+    else:
+        return tl.max_contiguous(at, [1, BLOCK.positions if BLOCK.rows else 1])
+
+
+@triton.jit
+def elements(source, kept, k, lane, limit, apart, FILL, TYPE, BLOCK, MASK):
+    """Elements ``k`` of a tile's windows, and what a MASK has there: whether they are there, or
+    what is LEFT.
+
+    ``source`` points to each window's first element, the next lies ``apart`` elements further on,
+    and ``limit`` says how many there are; ``kept`` is the same of the mask.
+    """
+    there = k < limit
+    values = addressing.load_filled(source + hinted(k * apart + lane, BLOCK), there, FILL, TYPE)
+    if MASK > 0:
+        beside = k * kept[1]
+        if MASK != OF_ROWS:
+            beside = hinted(beside + lane, BLOCK)
+        there = tl.load(kept[0] + beside, mask=there, other=0)
+        if MASK != LEFT:
+            there = there != 0
+            values = tl.where(there, values, FILL)
+    return values, there
+
+
+@triton.jit
+def of_windows(values, BLOCK):
+    """A block of windows by positions, without vectors of these."""
+    if BLOCK.rows and BLOCK.vector > 1:
+        return tl.reshape(values, [BLOCK.results, BLOCK.positions])
+    elif BLOCK.positions == 1:
+        return tl.reshape(values, [BLOCK.results])
+    else:
+        return values
 
 
 @triton.jit
 def summed(source, kept, limit, apart, steps, gradients, COUNT, TYPE, BLOCK, MASK):
     """The sums of a tile's windows, and with a MASK how many elements each has.
 
-    ``source`` points to each window's first element, the next lies ``apart`` elements further on,
-    and ``limit`` says how many there are; ``kept`` is the same of the mask. A thread reads
-    ``BLOCK.loads`` of them in each of ``steps`` steps. Gradients of averages are divided by what
-    their bin, or with a COUNT their window, counts: ``gradients`` is ``(number of the first, bins,
-    the input's size, axis)``, or ().
+    The first arguments are those of ``elements``. A thread reads ``BLOCK.loads`` of them in each of
+    ``steps`` steps. Gradients of averages are divided by what their bin, or with a COUNT their
+    window, counts: ``gradients`` is ``(number of the first, bins, the input's size, axis)``, or ().
     """
-    T: tl.constexpr = BLOCK.positions
-    V: tl.constexpr = BLOCK.vector
-    G: tl.constexpr = BLOCK.results
-    N: tl.constexpr = T // V
     LOADS: tl.constexpr = BLOCK.loads  # Triton 3.6 reads no tuple inside a loop
+    T: tl.constexpr = BLOCK.positions
     COMPENSATED: tl.constexpr = BLOCK.compensated and TYPE.is_floating()
-    ROWS: tl.constexpr = BLOCK.rows
-    VECTORS: tl.constexpr = ROWS and V > 1
-    # A third dimension holds the positions of a vector: the hints say which way a block lies.
-    AXIS: tl.constexpr = 1 if ROWS else 0
-    if VECTORS:
-        k = (tl.arange(0, N) * V)[None, :, None].to(limit.dtype)
-        lane = tl.arange(0, V)[None, None, :]
-        source, limit = tl.expand_dims(source, 2), tl.expand_dims(limit, 2)
-        first = tl.expand_dims(kept[0], 2)
-        total = tl.zeros([G, N, V], TYPE)
-    else:
-        k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
-        lane = 0
-        first = kept[0]
-        total = tl.zeros((k < limit).shape, TYPE)
+    k, lane = first_positions(limit, BLOCK)
+    total = tl.zeros((k + lane < limit).shape, TYPE)
     error = total
-    count = tl.zeros(total.shape, tl.int32)
+    # To add 1 to a float where an element is there is one instruction. Each is of few elements.
+    COUNTS: tl.constexpr = tl.int32 if MASK == LEFT else tl.float32
+    count = tl.zeros((k < limit).shape if MASK == OF_ROWS else total.shape, COUNTS)
     for _ in range(steps):
         terms = ()
         for _ in tl.static_range(LOADS):
-            exists = k < limit
-            if VECTORS:
-                at = tl.max_contiguous(tl.multiple_of(k + lane, [1, V, V]), [1, 2, V])
-                beside = at
-                exists = tl.broadcast_to(exists, total.shape)
-            else:
-                at = tl.max_contiguous(k * apart, [1, T if ROWS else 1])
-                beside = tl.max_contiguous(k * kept[1], [1, T if ROWS else 1])
-            term = addressing.load_filled(source + at, exists, 0, TYPE)
-            if MASK > 0:
-                there = tl.load(first + beside, mask=exists, other=0).to(tl.int32)
-                if MASK != LEFT:
-                    there = (there != 0).to(tl.int32)
-                    term = tl.where(there != 0, term, 0)
+            term, there = elements(source, kept, k, lane, limit, apart, 0, TYPE, BLOCK, MASK)
+            if MASK == LEFT:
                 count += there
+            elif MASK > 0:
+                count = tl.where(there, count + 1, count)
             if len(gradients) > 0:
                 if COUNT > 0:
                     shares = counted_by(gradients[0] + k, gradients[2], gradients[3], COUNT)
@@ -216,13 +258,11 @@ def summed(source, kept, limit, apart, steps, gradients, COUNT, TYPE, BLOCK, MAS
             total += group
     if COMPENSATED:
         total = sums.compensated(total, error)
-    if VECTORS:
-        total = of_vectors(total, G, N, V)
-        count = of_vectors(count, G, N, V)
-    if T == 1:
-        return tl.reshape(total, [G]), tl.reshape(count, [G])
-    else:
-        return tl.sum(total, AXIS), tl.sum(count, AXIS)
+    total, count = of_windows(total, BLOCK), of_windows(count.to(tl.int32), BLOCK)
+    if T > 1:
+        AXIS: tl.constexpr = 1 if BLOCK.rows else 0
+        total, count = tl.sum(total, AXIS), tl.sum(count, AXIS)
+    return total, count
 
 
 @triton.jit
@@ -234,52 +274,38 @@ def greatest(source, kept, limit, apart, steps, OP, TYPE, BLOCK, MASK):
     AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     FILL: tl.constexpr = addressing.lowest(source.dtype.element_ty)
     T: tl.constexpr = BLOCK.positions
-    NEAR: tl.constexpr = T if BLOCK.rows else 1
     LOADS: tl.constexpr = BLOCK.loads
-    k = tl.expand_dims(tl.arange(0, T), 1 - AXIS).to(limit.dtype)
+    k, lane = first_positions(limit, BLOCK)
+    own = k + (lane if BLOCK.rows else lane * 0)
     # The winner of a window of nothing but the lowest value is its first element.
-    best = tl.where((k < limit) & (MASK == 0), k, NOWHERE)
+    first = tl.where((own < limit) & (MASK == 0), own, NOWHERE)
+    best = first
     value = tl.full(best.shape, FILL, TYPE)
     for _ in range(steps):
         for _ in tl.static_range(LOADS):
-            at = source + tl.max_contiguous(k * apart, [1, NEAR])
-            v = addressing.load_filled(at, k < limit, FILL, TYPE)
-            own = k
-            if MASK > 0:
-                beside = kept[0] + tl.max_contiguous(k * kept[1], [1, NEAR])
-                n = tl.load(beside, mask=k < limit, other=0).to(tl.int32)
-                there = (n >= 0) & (k < limit) if MASK == LEFT else n != 0
+            v, there = elements(source, kept, k, lane, limit, apart, FILL, TYPE, BLOCK, MASK)
+            if MASK == LEFT:
+                there = (there >= 0) & (k < limit)
                 v = tl.where(there, v, FILL)
-                own = tl.where(there, k, NOWHERE)
-                best = tl.where(best == NOWHERE, own, best)
             if OP == GREATEST:
                 value = greater(value, v)
             else:
+                if MASK > 0:
+                    first = tl.minimum(first, tl.where(there, own, NOWHERE))
                 v = v + 0.0 if TYPE.is_floating() else v
                 value, best = next_greater(value, best, v, own)
             k += T
-    if T == 1:
-        return tl.reshape(value, [BLOCK.results]), tl.reshape(best, [BLOCK.results])
-    elif OP == GREATEST:
-        return tl.reduce(value, AXIS, greater), 0
-    else:
-        return tl.reduce((value, best), AXIS, first_greater)
-
-
-@triton.jit
-def store_taps(codes, numbers, r, live, found, tap, winner, below, least, NUMBERED):
-    """Stores ``tap * below``, plus the number that ``numbers`` has at ``winner`` if NUMBERED.
-
-    Where no element was ``found``, it stores the greater of -1 and ``least``.
-    """
-    CODE: tl.constexpr = tl.int64 if codes.dtype.element_ty == tl.int64 else tl.int32
-    code = (tap * below).to(CODE)
-    if NUMBERED:
-        further_in = tl.load(numbers + winner, mask=found, other=-1)
-        code += further_in.to(CODE)
-        found = found & (further_in >= 0)
-    code = tl.maximum(tl.where(found, code, -1), least)
-    tl.store(codes + r, code.to(codes.dtype.element_ty), mask=live)
+            own += T
+    value, best = (
+        of_windows(value, BLOCK),
+        of_windows(tl.where(best == NOWHERE, first, best), BLOCK),
+    )
+    if T > 1:
+        if OP == GREATEST:
+            value = tl.reduce(value, AXIS, greater)
+        else:
+            value, best = tl.reduce((value, best), AXIS, first_greater)
+    return value, best
 
 
 @triton.jit
@@ -322,10 +348,12 @@ def fold(
     """
     results, steps, divisor, length, inner, outputs, axis, numbering, planes = sizes
     below, shift, least = numbering
-    AXIS: tl.constexpr = 1 if BLOCK.rows else 0
     OP: tl.constexpr = MODE.operation
     TYPE: tl.constexpr = accumulated(x.dtype.element_ty)
-    r = addressing.lane_numbers(BLOCK.results, WIDE)
+    V: tl.constexpr = BLOCK.vector
+    # Windows that are neighbours in memory are taken in vectors, by the first one of each.
+    COLUMNS: tl.constexpr = 1 if BLOCK.rows else V
+    r = addressing.lane_numbers(BLOCK.results // COLUMNS, WIDE) * COLUMNS
     live = r < results
     q = r if BLOCK.rows else addressing.over(r, inner)
     outer = q
@@ -339,7 +367,7 @@ def fold(
         start, count, tap = window_of(o, length[0], outputs, axis, KIND, ADJOINT)
     base = outer.to(tl.int64) * length[0] * inner[0] + start * inner[0] + (r - q * inner[0])
     dilation = axis[4][0] + tl.zeros((), r.dtype)
-    apart = dilation * inner[0]
+    apart = tl.multiple_of(dilation * inner[0], COLUMNS)
     at = base
     beside = apart
     if MODE.mask == OF_PLANES:
@@ -351,31 +379,36 @@ def fold(
         at = at * narrow + addressing.over(r - q * inner[0], planes[1])
         beside = dilation * narrow
     beside += tl.zeros((), r.dtype)
-    NEAR: tl.constexpr = 1 if BLOCK.rows else BLOCK.results
-    limit = tl.where(live, count, 0)
-    V: tl.constexpr = BLOCK.vector
-    if V > 1:
-        base = tl.multiple_of(base, V)
-        if not BLOCK.rows:
-            apart = tl.multiple_of(apart, V)
-            limit = tl.max_constancy(limit, V)
-        at = tl.multiple_of(at, V) if MODE.mask != OF_ROWS else at
-    source = tl.expand_dims(x + tl.max_contiguous(base, NEAR), AXIS)
-    at = tl.max_contiguous(at, 1 if MODE.mask == OF_ROWS else NEAR)
-    limit = tl.expand_dims(limit, AXIS)
-    kept = (tl.expand_dims(numbers + at, AXIS), beside)
+    NEAR: tl.constexpr = 1 if BLOCK.rows or V > 1 else BLOCK.results
+    limit = across(tl.where(live, count, 0), BLOCK)
+    base = tl.max_contiguous(tl.multiple_of(base, V), NEAR)
+    if MODE.mask != OF_ROWS:
+        at = tl.max_contiguous(tl.multiple_of(at, V), NEAR)
+    source, kept = across(x + base, BLOCK), (across(numbers + at, BLOCK), beside)
+    gradients = ()
+    if ADJOINT and (KIND == BINS or MODE.count > 0):
+        gradients = (across(start, BLOCK), length, outputs[0], axis)
+    if COLUMNS > 1:
+        lane = tl.arange(0, V)[None, :]
+        r, base = r[:, None] + lane, base[:, None] + lane
+        live, count, o, tap = live[:, None], count[:, None], o[:, None], tap[:, None]
     if OP != SUM:
         result, winner = greatest(source, kept, limit, apart, steps, OP, TYPE, BLOCK, MODE.mask)
         if OP == FIRST_GREATEST:
-            tap = tap + o * shift + winner
             found = live & (count > 0) & (winner != NOWHERE)
-            at = base + winner * apart
-            store_taps(codes, numbers, r, live, found, tap, at, below, least, MODE.numbered)
-    elif ADJOINT and (KIND == BINS or MODE.count > 0):
-        gradients = (tl.expand_dims(start, AXIS), length, outputs[0], axis)
-        result, _ = summed(source, kept, limit, apart, steps, gradients, MODE.count, TYPE, BLOCK, 0)
+            CODE: tl.constexpr = tl.int64 if codes.dtype.element_ty == tl.int64 else tl.int32
+            code = ((tap + o * shift + winner) * below).to(CODE)
+            if MODE.numbered:
+                further_in = tl.load(numbers + base + winner * apart, mask=found, other=-1)
+                code += further_in.to(CODE)
+                found = found & (further_in >= 0)
+            code = tl.maximum(tl.where(found, code, -1), least)
+            tl.store(codes + r, code.to(codes.dtype.element_ty), mask=live)
     else:
-        result, there = summed(source, kept, limit, apart, steps, (), 0, TYPE, BLOCK, MODE.mask)
+        result, there = summed(
+            source, kept, limit, apart, steps, gradients, MODE.count, TYPE, BLOCK, MODE.mask
+        )
+    if OP == SUM and len(gradients) == 0:
         counted = counted_by(o, length[0], axis, 2) if MODE.count == 2 else count
         if MODE.mask > 0:
             counted = there
@@ -384,4 +417,5 @@ def fold(
         channel = addressing.channel_of(r, planes)
         qparams = (x_scale, x_zero, y_scale, y_zero)
         result = finished_sum((x, y, qparams), r, result, count, counted, divisor, channel, MODE)
+    result = kept_results(result, numbers, r, live, planes, MODE.kept)
     tl.store(y + r, addressing.rounded(result, y.dtype.element_ty), mask=live)

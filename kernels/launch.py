@@ -108,7 +108,9 @@ class Request(NamedTuple):
     asm: bool = False
     include_padding: bool = False  # of averages
     divisor_override: int | None = None
-    mask: tuple[int, ...] = ()  # five strides of a dense mask of all samples, if there is one
+    mask: tuple[
+        int, ...
+    ] = ()  # five strides of a dense mask of all samples, if there is one: of the input
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -132,8 +134,11 @@ class Request(NamedTuple):
 
     @property
     def masking(self) -> int:
-        """0 without a mask, 1 under one of each channel, 2 under one of all channels."""
-        return 1 + (self.mask[1] == 0 and self.shape[1] > 1) if self.mask else 0
+        """0 without a mask, 1 under one of each channel, 2 under one of all channels, 3 where these
+        are innermost.
+        """
+        is_one = self.mask[1:2] == (0,) and self.shape[1] > 1
+        return bool(self.mask) + is_one * (1 + self.channels_last)
 
     @property
     def targets(self) -> tuple[int, int, int]:
@@ -149,6 +154,8 @@ class Request(NamedTuple):
         along, size, others = sw, self.shape[-1], (sn, sc, sd, sh)
         if self.channels_last:
             along, size, others = sc, self.shape[1], (sn, sd, sh, sw)
+        elif self.adjoint and self.mask:  # rows of the mask are read in these vectors, too
+            others = *others, self.targets[2]
         return vector_width(self.element_size, self.aligned and along == 1, size, *others)
 
 
@@ -176,7 +183,8 @@ class Mode(NamedTuple):
     count: int = 0
     numbered: bool = False  # whether the launches before have left numbers
     kinds: tuple[int, ...] = (0, 0, 0, 0)
-    mask: int = 0  # which elements there are: see ``folding.MASK``
+    mask: int = 0  # which elements there are: see ``folding.LEFT``
+    kept: int = 0  # which results there are, the same
 
 
 class Form(NamedTuple):
@@ -237,8 +245,7 @@ def tile_launch(kernel: str, request: Request, tile: Tile, **constants: Any) -> 
     unit = strides[4] == 1 or sizes[2] == 1
     mask = request.masking
     form = Form(request.rank, request.channels_last, tile.sizes, width, store, wide, unit, mask)
-    single = request.channels_last and mask == 2
-    kept = tuple(stride // (1 if single else width) for stride in request.mask)
+    kept = tuple(stride // (1 if mask == 3 else width) for stride in request.mask)
     dividers = tuple(map(divider, (*tiles[::-1], lengths[0])))
     numbers = ((lanes, *lengths), (sn, sc, sd, sh, sw), ends, dividers, kept)
     results, programs = batch * channels * prod(targets), divided(lanes, LANES)

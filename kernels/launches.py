@@ -89,7 +89,7 @@ def counting(request: Request) -> tuple[int, int]:
     if request.divisor_override is not None:
         return 0, request.divisor_override
     if request.window is None:
-        return 4 * bool(request.mask), 1
+        return 4 * bool(request.mask and not request.adjoint), 1
     axes = request.window.axes
     padded = any(axis.start_padding or axis.end_padding for axis in axes)
     if request.mask:

@@ -82,6 +82,12 @@ def better(m, i, v, j, WITH_TAPS, ASM):
 
 
 @triton.jit
+def entry(values, codes, FIRST, STEP, PLACE):
+    """Entry PLACE of every STEP-th one from FIRST on, and its number."""
+    return values[FIRST + PLACE * STEP], codes[FIRST + PLACE * STEP]
+
+
+@triton.jit
 def sliding(values, codes, FIRST, STEP, Q, AXIS, G, WITH_TAPS, ASM):
     """Maxima of Q windows along every STEP-th entry of ``values`` from FIRST on, and the numbers of
     the winners.
@@ -98,31 +104,23 @@ def sliding(values, codes, FIRST, STEP, Q, AXIS, G, WITH_TAPS, ASM):
         before = ()
         before_numbers = ()
         if G > 1:
-            m = values[FIRST + (g * G * S + CORE - 1) * STEP]
-            n = codes[FIRST + (g * G * S + CORE - 1) * STEP]
+            m, n = entry(values, codes, FIRST, STEP, g * G * S + CORE - 1)
             for k in tl.static_range(CORE):
                 if k > 0:
-                    v = values[FIRST + (g * G * S + CORE - 1 - k) * STEP]
-                    m, n = better(
-                        v, codes[FIRST + (g * G * S + CORE - 1 - k) * STEP], m, n, WITH_TAPS, ASM
-                    )
+                    v, j = entry(values, codes, FIRST, STEP, g * G * S + CORE - 1 - k)
+                    m, n = better(v, j, m, n, WITH_TAPS, ASM)
                 if (k + 1) % S == 0:
                     before = (m,) + before
                     before_numbers = (n,) + before_numbers
-        core = values[FIRST + (g * G * S + CORE) * STEP]
-        i = codes[FIRST + (g * G * S + CORE) * STEP]
+        core, i = entry(values, codes, FIRST, STEP, g * G * S + CORE)
         for k in tl.static_range(CORE + 1, K):
-            v = values[FIRST + (g * G * S + k * AXIS.dilation) * STEP]
-            core, i = better(
-                core, i, v, codes[FIRST + (g * G * S + k * AXIS.dilation) * STEP], WITH_TAPS, ASM
-            )
+            v, j = entry(values, codes, FIRST, STEP, g * G * S + k * AXIS.dilation)
+            core, i = better(core, i, v, j, WITH_TAPS, ASM)
         for w in tl.static_range(G):
             if w > 0:
                 for k in tl.static_range(K + (w - 1) * S, K + w * S):
-                    v = values[FIRST + (g * G * S + k) * STEP]
-                    core, i = better(
-                        core, i, v, codes[FIRST + (g * G * S + k) * STEP], WITH_TAPS, ASM
-                    )
+                    v, j = entry(values, codes, FIRST, STEP, g * G * S + k)
+                    core, i = better(core, i, v, j, WITH_TAPS, ASM)
             if w < G - 1:
                 m, n = better(before[w], before_numbers[w], core, i, WITH_TAPS, ASM)
                 results = results + (m,)
@@ -162,33 +160,14 @@ def column_numbers(start, COUNT, ORIGIN, COLUMN, FORM, MODE):
     return numbers
 
 
-@triton.jit
-def kept_row(loaded, numbers, there, COUNT, FILL, FORM, MODE):
-    """A row's columns as they are compared, and their numbers. Where a mask leaves an element out,
-    it is FILL, and its number lies below those of all others.
-    """
-    columns = ()
-    own = ()
-    for c in tl.static_range(COUNT):
-        v = comparable(loaded[c], MODE.with_taps)
-        number = numbers[c]
-        if FORM.mask > 0:
-            v = tl.where(there[c] != 0, v, FILL)
-            if MODE.with_taps:
-                number += tl.where(there[c] != 0, 0, -CODE_ZERO if MODE.asm else NOT_THERE)
-        columns = columns + (v,)
-        own = own + (number,)
-    return columns, own
-
-
 @addressing.launched
 def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
     """Windows unrolled at compile time; a lane owns a tile of 1 depth by R rows by Q columns of
     outputs.
 
     x: the input, N x C planes of D x H x W, of any strides; mask: bytes, 0 where an element is not
-    there, if ``FORM.mask`` says so; y, t: maxima and, if wanted, taps, dense. What is counted in
-    vectors: see ``launch.tile_launch``.
+    there, if ``FORM.mask`` says so; y, t: maxima and, if wanted, taps, dense. Under a mask the tap
+    of a window without an element is -1. What is counted in vectors: see ``launch.tile_launch``.
     """
     R: tl.constexpr = FORM.tile[1]
     Q: tl.constexpr = FORM.tile[2]
@@ -233,7 +212,17 @@ def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
             vectors = (own_depth * strides[2] + (row + r) * strides[3] + opening, step, first)
             loaded = addressing.load_row(x0, vectors, inside, W, COUNT, FILL, TYPE, FORM)
             there = addressing.kept_row(kept, own_depth, row + r, inside, W, COUNT, 0, FORM)
-            columns, own = kept_row(loaded, numbers, there, COUNT * CHUNK, FILL, FORM, MODE)
+            columns = ()
+            own = ()
+            for c in tl.static_range(COUNT * CHUNK):
+                v = comparable(loaded[c], WITH_TAPS)
+                number = numbers[c]
+                if FORM.mask > 0:
+                    v = tl.where(there[c] != 0, v, FILL)
+                    if WITH_TAPS:  # below all others
+                        number += tl.where(there[c] != 0, 0, -CODE_ZERO if ASM else NOT_THERE)
+                columns = columns + (v,)
+                own = own + (number,)
             maxima, winners = sliding(
                 columns, own, ORIGIN, 1, Q, COLUMN, MODE.groups[1], WITH_TAPS, ASM
             )
@@ -252,11 +241,7 @@ def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                 tap = 0
                 if WITH_TAPS:
                     tap = winners[r]
-                    if WITH_TAPS == MASKED:
-                        is_left_out = tap < (CODE_ZERO if ASM else 0)
-                        tap = tl.where(
-                            is_left_out, tap + CODE_ZERO if ASM else tap ^ NOT_THERE, tap
-                        )
+                    is_there = tap >= (CODE_ZERO if ASM else 0)
                     if ASM:
                         tap = tap.to(tl.int32, bitcast=True) & 0x7FFFFF
                     tap -= r * ROW.stride * COLUMN.window + q * COLUMN.stride
@@ -266,8 +251,8 @@ def max_tile(x, mask, y, t, sizes, DEPTH, ROW, COLUMN, FORM, MODE):
                     if kd == 0 and DEPTH.start > 0:
                         above = number_of(0, depth, DEPTH) * (ROW.window * COLUMN.window)
                         tap += addressing.as_block(above, FORM)
-                    if WITH_TAPS == MASKED and DEPTHS > 1:
-                        tap = tl.where(is_left_out, tap + NOT_THERE, tap)
+                    if WITH_TAPS == MASKED:
+                        tap = tl.where(is_there, tap, -1)
                 if kd > 0:
                     m, tap = better(values[q * R + r], taps[q * R + r], m, tap, WITH_TAPS, False)
                 new = new + (m,)

@@ -116,29 +116,15 @@ def grad_tile(g, t, dx, sizes, DEPTH, ROW, COLUMN, FORM):
             addressing.store_row(target, sums, place, rows, j, C, W, j * Q, 1, Q, FORM)
 
 
-@triton.jit
-def one_axis_out(so_far, axis):
-    """Extends ``so_far`` by the next axis further out: what is left of an output's number and of
-    its tap, how far the tap's element lies from the first of its plane, and whether it exists.
-    ``axis`` has the outputs and the window, both dividers; stride, padding and dilation; the size
-    and how far elements lie apart.
-    """
-    rest, tap, at, exists = so_far
-    outputs, window, stride, start, dilation, size, apart = axis
-    rest, output = addressing.parted(rest, outputs)
-    tap, own = addressing.parted(tap, window)
-    position = output * stride - start + own * dilation
-    at += position.to(tl.int64) * apart
-    return rest, tap, at, addressing.inside(exists, position, size, True)
-
-
 @addressing.launched
 def indices(t, y, sizes, RANK, CHANNELS, WIDE):
-    """Writes the indices of what taps point at to y, -1 for an empty window, whose tap is 0 and
-    lies outside along some axis.
+    """Writes the indices of what taps point at to y, -1 for an empty window. Its tap is 0 and lies
+    outside along some axis, or under a mask it is none of the window's.
 
     Taps and y are dense in the same order, with CHANNELS innermost or not. Planes of the input lie
-    as far apart as ``apart`` says for samples and channels.
+    as far apart as ``apart`` says for samples and channels. ``axes`` holds the innermost axis
+    first: the outputs and the window, both dividers; stride, padding and dilation; the size and how
+    far elements lie apart.
     """
     results, channels, apart, axes = sizes
     r = addressing.lane_numbers(LANES, WIDE)
@@ -147,11 +133,18 @@ def indices(t, y, sizes, RANK, CHANNELS, WIDE):
     channel = tl.zeros_like(r)
     if CHANNELS:
         rest, channel = addressing.parted(r, channels)
-    so_far = (rest, tl.load(t + r, mask=live, other=0).to(r.dtype), r.to(tl.int64) * 0, live)
+    tap = tl.load(t + r, mask=live, other=0).to(r.dtype)
+    exists = live & (tap >= 0)
+    at = r.to(tl.int64) * 0
     for i in tl.static_range(RANK):
-        so_far = one_axis_out(so_far, axes[i])
-    sample, _, at, exists = so_far
+        outputs, window, stride, start, dilation, size, step = axes[i]
+        rest, output = addressing.parted(rest, outputs)
+        tap, own = addressing.parted(tap, window)
+        position = output * stride - start + own * dilation
+        at += position.to(tl.int64) * step
+        exists = addressing.inside(exists, position, size, True)
+    sample = rest
     if not CHANNELS:
         sample, channel = addressing.parted(sample, channels)
     at += sample.to(tl.int64) * apart[0] + channel.to(tl.int64) * apart[1]
-    tl.store(y + r, tl.where(exists, at, -1).to(y.dtype.element_ty), mask=live)
+    tl.store(y + r, tl.where(exists & (tap == 0), at, -1).to(y.dtype.element_ty), mask=live)

@@ -8,55 +8,47 @@ neighbours of the dense result, whatever its width:
     result      a b c d | a b c d | ...              element's, for averages always
 """
 
-import triton
 import triton.language as tl
 
 from . import addressing, folding, sums
 
 
-@triton.jit
-def one_axis_out(so_far, axis):
-    """Extends ``so_far`` by the next axis further out.
-
-    ``so_far`` holds the number of the one window that may hold an element, the element's tap in
-    it, and whether it does. ``axis`` is its size and the windows' stride,
-    both dividers; the number of windows, their size, and the padding before.
-    """
-    rest, window, windows, tap, taps, exists = so_far
-    size, stride, number, length, start = axis
-    outer = addressing.over(rest, size)
-    position = rest - outer * size[0] + start
-    own = addressing.over(position, stride)
-    own_tap = position - own * stride[0]
-    exists = exists & (own_tap < length) & (own < number)
-    window += own * windows
-    tap += own_tap * taps
-    return outer, window, windows * number, tap, taps * length, exists
-
-
 @addressing.launched
-def spread(g, taps, dx, sizes, TAPS, RANK, CHANNELS, WIDE, B):
-    """The gradient ``dx`` from windows' gradients, and TAPS or division by ``divisor``.
+def spread(g, taps, dx, sizes, TAPS, RANK, CHANNELS, MASK, WIDE, B):
+    """The gradient ``dx`` from windows' gradients, and TAPS or division by ``divisor``. With a MASK
+    ``taps`` are its bytes: see ``folding.LEFT``.
 
-    All are dense, with CHANNELS innermost or not. ``channels`` is a divider (``launch.divider``),
-    and ``axes`` holds the innermost axis first. RANK 0 is a plane that one window takes whole.
+    All are dense, with CHANNELS innermost or not. ``planes``: see ``addressing.channel_of``.
+    ``axes`` holds the innermost axis first: its size and the windows' stride, both dividers; the
+    number of windows, their size, and the padding before. RANK 0 is a plane that one window takes
+    whole.
     """
-    elements, divisor, channels, axes = sizes
+    elements, divisor, planes, axes = sizes
+    channels = planes[1]
     FLOAT: tl.constexpr = folding.accumulated(g.dtype.element_ty)
     element = addressing.lane_numbers(B, WIDE)
     live = element < elements
     q = addressing.over(element, channels) if CHANNELS else element
-    zero = tl.zeros_like(element)
-    one = tl.zeros((), element.dtype) + 1
-    if RANK == 0:
-        at, tap = addressing.parted(q, axes[0][0])
-        exists = live
-    else:
-        so_far = (q, zero, one, zero, one, live)
+    outer, tap = addressing.parted(q, axes[0][0])
+    exists = live
+    # The number of the one window that may hold an element, and the element's tap in it.
+    at = outer
+    if RANK > 0:
+        outer = q
+        at = tl.zeros_like(q)
+        tap = at
+        windows = tl.zeros((), q.dtype) + 1
+        lengths = windows
         for i in tl.static_range(RANK):
-            so_far = one_axis_out(so_far, axes[i])
-        outer, window, windows, tap, _, exists = so_far
-        at = outer * windows + window
+            size, stride, number, length, start = axes[i]
+            outer, position = addressing.parted(outer, size)
+            own, own_tap = addressing.parted(position + start, stride)
+            exists = exists & (own_tap < length) & (own < number)
+            at += own * windows
+            tap += own_tap * lengths
+            windows *= number
+            lengths *= length
+        at += outer * windows
     if CHANNELS:
         at = at * channels[0] + (element - q * channels[0])
     value = tl.load(g + at, mask=exists, other=0)
@@ -65,7 +57,8 @@ def spread(g, taps, dx, sizes, TAPS, RANK, CHANNELS, WIDE, B):
         winner = tl.load(taps + at, mask=exists, other=0).to(tap.dtype)
         value = tl.where(exists & (winner == tap), value, 0)
     else:
-        own = zero.to(FLOAT) + divisor
+        own = tl.zeros_like(q).to(FLOAT) + divisor
         value = sums.quotient(addressing.widened(value, FLOAT), own, 1.0 / own)
         value = addressing.rounded(value, dx.dtype.element_ty)
+        value = folding.kept_results(value, taps, element, live, planes, MASK)
     tl.store(dx + element, value, mask=live)

@@ -25,6 +25,9 @@ POOLS: dict[str, Pool] = {
     "averages of planes": lambda x: dmlpool.average_pooling(x, (8, 6)),
     "bins": lambda x: dmlpool.adaptive_average_pooling(x, (3, 4)),
     "planes": lambda x: dmlpool.adaptive_average_pooling(x, 1),
+    "masked": lambda x: sum(
+        f(x, 3, 2, mask=x[:, :1] > 0) for f in (dmlpool.max_pooling, dmlpool.average_pooling)
+    ),
 }
 ARRIVING = {
     "as it lies": lambda y: y,

@@ -60,7 +60,7 @@ class Made(NamedTuple):
     def form(self):
         """The types of all that it works on, and every choice that decides which of a kernel's code
         runs."""
-        modes = ("KIND", "COUNT", "RANK", "OP", "V")
+        modes = ("KIND", "COUNT", "RANK", "OP", "V", "MASK")
         given = dict(self.launch.constants)
         for group in ("FORM", "MODE"):
             given |= given.pop(group)._asdict() if group in given else {}
@@ -182,6 +182,15 @@ def averages(input, window):
             with contextlib.suppress(fallbacks.NoKernelError):
                 backend.average_pooling(input, window, *divisor, **under)
         backend.average_pooling_grad(results_of(input, window), input.shape[2:], window, *divisor)
+    masked_gradients(results_of(input, window), input, window, 1)
+
+
+def masked_gradients(gradient, input, *by):
+    """Of averages, from shares in the type of sums."""
+    given = backend.tensors.widened(gradient), input.shape[2:], by[0], False, by[1], input.dtype
+    for under in masks_of(input):
+        with contextlib.suppress(fallbacks.NoKernelError):
+            backend.average_pooling_grad(*given, **under)
 
 
 def quantized(input, window):
@@ -208,6 +217,7 @@ def bins(input, window):
             backend.average_pooling(input, tuple(outputs), False, None, **under)
     if input.dtype.is_floating_point:
         backend.BACKEND.adaptive_average_pooling_grad(results_of(input, window), input.shape[2:])
+        masked_gradients(results_of(input, window), input, tuple(outputs), None)
 
 
 def sets(input, _):
@@ -415,8 +425,9 @@ def test_nothing_spills_in_the_calls_of_networks(target, launches_of):
         mask = torch.empty_like(input, dtype=torch.bool)
         window = Window.directml(input.dim() - 2, 3, 2, 1, 1)
         backend.max_pooling_with_taps(input, window, mask=mask)
-        backend.average_pooling(input, window, False, None, mask=mask)
-    assert len(launches_of.made) == 58
+        averages = backend.average_pooling(input, window, False, None, mask=mask)
+        masked_gradients(averages, input, window, 1)
+    assert len(launches_of.made) == 70
     found = {made: spilled(to_machine_code(made, target)) for made in launches_of.made}
     # ptxas keeps a few values of 3/2 without winners in local memory.
     most = 8 if launches_of.runs_ptx else 0
@@ -468,8 +479,9 @@ def test_neighbouring_threads_touch_neighbouring_memory(launches_of):
     for made in launches_of.made:
         given = dict(made.launch.constants)
         form = given.get("FORM")
-        blocks = form and (form.channels, form.vector, form.store)
-        blocks = blocks, *map(given.get, ("BLOCK", "ROWS", "V"))
+        blocks = form and (form.channels, form.vector, form.store, form.mask)
+        mode = given.get("MODE", ())[-2:]
+        blocks = blocks, mode, *map(given.get, ("BLOCK", "ROWS", "V", "MASK"))
         chosen.setdefault((made.launch.kernel, blocks), made)
     wrong = {
         str(made.launch): apart(made, str(compiler.lowered(made.request(), "ttgir")[0]))

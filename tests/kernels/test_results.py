@@ -244,14 +244,24 @@ def bins(input, request):
 
 
 def under_masks(input, request):
-    """Maxima, their positions and averages of what masks of all channels and of each one keep."""
+    """Maxima, their positions and averages of what masks of all channels and of each one keep, and
+    the gradient of averages, which is 0 under a mask."""
+    is_bins, sizes, given = (
+        isinstance(request, oracle.Bins),
+        input.shape[2:],
+        arriving(input, request),
+    )
+    by, divisor = (request.outputs, None) if is_bins else (window_of(request), 1)
+    shares = oracle.average_grad(samples.to_numpy(given), sizes, request, True, divisor)
     for name in ("each sample", "each element"):
         mask, whole = samples.masked(name, input)
-        by = request.outputs if isinstance(request, oracle.Bins) else window_of(request)
         expected = oracle.maximum(samples.to_numpy(input), request, whole)
         found = backend.max_pooling_with_indices(input, by, torch.int64, True, mask=mask)
         samples.assert_same(found[0], expected.values)
         samples.assert_same(found[1], expected.plane_indices)
+        wide = backend.tensors.widened(given)
+        back = backend.average_pooling_grad(wide, sizes, by, True, divisor, given.dtype, mask=mask)
+        samples.assert_gradient(back, *(each * whole for each in shares), math.prod(sizes))
         if not isinstance(by, Window):
             finite = input.nan_to_num(1, 2, 3)
             result = backend.average_pooling(finite, by, False, None, mask=mask)

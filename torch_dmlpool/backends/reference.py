@@ -207,7 +207,7 @@ def taps_of(positions: Tensor, sizes: Sizes, window: Window) -> Tensor:
 def _positions(taps: Tensor, sizes: Sizes, window: Window) -> Tensor:
     """The position of each window's winning tap; -1 where it lies outside, as in empty windows."""
     left, step = taps.to(torch.int64), 1
-    positions, inside = torch.zeros_like(left), left < window.taps
+    positions, inside = torch.zeros_like(left), (left >= 0) & (left < window.taps)
     for axis, size, first in _axes(window, sizes, left):
         left, along = _divided(left, axis.window)
         at = along * axis.dilation + first

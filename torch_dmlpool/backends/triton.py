@@ -138,8 +138,10 @@ def _in_turn(
     """
     for step in launches[:-1]:
         workspaces = tuple([sources[0].new_empty(step.results, dtype=dtype) for dtype in between])
-        # A kernel that makes no numbers gets other memory in their place and does not touch it.
-        workspaces += workspaces[:1] * (len(sources) - len(between))
+        # A kernel that makes no numbers does not touch what it gets in their place: other memory,
+        # or the mask of an adjoint's results, which the last one reads.
+        is_mask = sources[-1] is not sources[0]
+        workspaces += (sources if is_mask else workspaces)[-1:] * (len(sources) - len(between))
         launch(step, *sources, *workspaces, *numbers)
         sources = workspaces
     launch(launches[-1], *sources, *results, *numbers)
@@ -154,7 +156,7 @@ def max_pooling(input: Tensor, window: Window, mask: Mask = None) -> Tensor:
 @or_reference
 def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> Pair:
     """Values, and the number of each winning tap inside its window (rule M6). The winner of a
-    window without an element is in the padding or masked.
+    window without an element is in the padding; under a mask it is -1, or 255 as a byte.
     """
     return _maxima(input, window, tensors.tap_dtype(window.taps), mask)
 
@@ -171,11 +173,7 @@ def max_pooling_with_indices(
     if not isinstance(windows, Window):  # the kernels make positions of bins, and taps of windows
         return _maxima(input, windows, index_dtype, mask)
     values, taps = _maxima(input, windows, tensors.tap_dtype(windows.taps), mask)
-    indices = max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
-    if mask is not None:
-        present = mask.expand(full_sizes(mask, input.shape[2:])).to(torch.uint8)
-        indices = tensors.where(max_pooling(present, windows) != 0, indices, -1)
-    return values, indices
+    return values, max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
 
 
 def _maxima(
@@ -209,15 +207,16 @@ def _maxima(
     return values, codes
 
 
-def _bytes_of(mask: Mask, input: Tensor) -> tuple[Tensor, Ints]:
+def _bytes_of(mask: Mask, like: Tensor, sizes: Ints | None = None) -> tuple[Tensor, Ints]:
     """A mask as the kernels read it, which they do not touch without one: bytes of all samples and
-    positions, as dense as the input's results. Its strides are 0 along a dimension of size 1.
+    positions, of spatial ``sizes`` or those of a tensor, in whose memory format they are dense. Its
+    strides are 0 along a dimension of size 1.
     """
     if mask is None:
-        return input, ()
-    samples, channels, *sizes = input.shape
-    kept = mask.expand(samples, min(channels, mask.shape[1]), *sizes)
-    kept = tensors.in_format(kept, tensors.is_channels_last(input)).view(torch.uint8)
+        return like, ()
+    batch = like.shape[0], min(like.shape[1], mask.shape[1])
+    kept = mask.expand(*batch, *(sizes or like.shape[2:]))
+    kept = tensors.in_format(kept, tensors.is_channels_last(like)).view(torch.uint8)
     return kept, kernel_named("launch", "five_strides")(kept.shape, kept.stride())
 
 
@@ -269,12 +268,8 @@ def max_pooling_grad_from_taps(
     options = sizes, channels_last, True, runs_ptx(source)
     plan = planned("grad_launches", (), window, *kind, *options)
     gradient = new(source, plan, source.dtype)
-    if plan.kernel in ("max_pooling_grad.grad_tile", "spreading.spread"):
+    if plan.launches:
         launch(plan.launches[0], source, taps, gradient)
-    elif plan.launches:
-        left = taps.new_empty(0)  # the last pass leaves no taps
-        between = tensors.sum_type(source.dtype), taps.dtype
-        _in_turn(plan.launches, (source, taps), (gradient, left), between)
     return gradient
 
 
@@ -297,9 +292,14 @@ def average_pooling_grad(
     windows: AnyWindow,
     include_padding: bool,
     divisor: int | None,
+    dtype: torch.dtype | None = None,
+    mask: Mask = None,
 ) -> Tensor:
-    """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6)."""
-    return _averages(input_gradient, tuple(spatial_sizes), windows, include_padding, divisor)
+    """The adjoint: ``(N, C, *spatial_sizes)`` (rule A6), of a ``dtype`` or the source's; 0 where
+    the mask is False.
+    """
+    sizes = tuple(spatial_sizes)
+    return _averages(input_gradient, sizes, windows, include_padding, divisor, dtype, mask=mask)
 
 
 @or_reference
@@ -331,7 +331,7 @@ def _averages(
     gradient of an input of these sizes; quantized by ``parameters`` if a ``dtype`` is given.
     """
     entries: tuple[Any, ...] = parameters
-    kept, strides = _bytes_of(mask, source)
+    kept, strides = _bytes_of(mask, source, input_sizes)
     kinds: Kinds = source.dtype, kind_of(kept)
     if dtype is not None:
         entries = tuple(min(p.numel(), 2) if isinstance(p, Tensor) else 0 for p in parameters)
@@ -347,12 +347,13 @@ def _averages(
             source = tensors.cloned_in(source, plan.channels_last)
         kept = source if mask is None else kept
         if plan.kernel == "spreading.spread":
-            launch(plan.launches[0], source, source, target)
+            launch(plan.launches[0], source, kept, target)
         else:
             is_quantized = not source.is_floating_point()
             summed = torch.int32 if is_quantized else tensors.sum_type(source.dtype)
             # Under a mask the next launch reads how many elements each sum has.
-            between = (summed,) if mask is None else (summed, torch.int32)
+            is_counted = mask is not None and input_sizes is None
+            between = (summed, torch.int32) if is_counted else (summed,)
             _in_turn(plan.launches, (source, kept), (target, target), between, parameters)
     return target
 

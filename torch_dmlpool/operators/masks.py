@@ -151,8 +151,14 @@ def _remembered_plan(
         if divisor is None:
             shares = shares / _counts(sums, mask, sizes, shares, windows, include_padding)
             number = 1 if isinstance(windows, Window) else None
-        spread = backend.average_pooling_grad(shares, sizes, windows, False, number)
-        return tensors.laid_out(kept(spread, mask).to(arriving.dtype), is_last)
+        request = sizes, windows, False, number
+        shares = tensors.laid_out(shares, is_last)
+        gradient = by_kernel(
+            lambda each: each.average_pooling_grad, shares, *request, arriving.dtype, mask=mask
+        )
+        if gradient is None:
+            gradient = kept(backend.average_pooling_grad(shares, *request), mask)
+        return tensors.laid_out(gradient.to(arriving.dtype), is_last)
 
     return Plan(run, run, gradient)
 

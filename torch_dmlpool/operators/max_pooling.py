@@ -363,8 +363,8 @@ max_pooling_grad_op = Operator(
 
 class MaskedMaxPooling(torch.autograd.Function):
     """Maxima of plain tensors under a mask, by a plan if there is one, and the taps of their
-    winners. The winner of a window without an element is masked, and so the mask removes its
-    gradient.
+    winners. A window without an element has the tap -1, which has no gradient, or where a backend's
+    gradients take the mask that of a masked element.
     """
 
     @staticmethod
@@ -376,7 +376,10 @@ class MaskedMaxPooling(torch.autograd.Function):
             if plan is None
             else plan.record(input, mask)
         )
-        values, taps = _winners(input, mask, window)[:2] if found is None else found
+        if found is None:
+            values, taps, are_there = _winners(input, mask, window)
+            found = values, where(are_there, taps, -1)
+        values, taps = found
         save(ctx, (input.shape[2:], window, is_channels_last(input)), taps, mask)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
@@ -392,7 +395,9 @@ class MaskedMaxPooling(torch.autograd.Function):
             spread = backend.max_pooling_grad_from_taps
             return spread(arriving, taps, sizes, window, is_last, mask=mask), None, None, None
         gradient = max_pooling_grad_from_taps_op(arriving, taps, sizes, window, is_last)
-        return kept(gradient, mask), None, None, None
+        if backend.spreads_masks:
+            gradient = kept(gradient, mask)
+        return gradient, None, None, None
 
 
 def _winners(input: Tensor, mask: Tensor, window: Window) -> Winners:
