@@ -61,18 +61,17 @@ struct Guarded<operate> {
 template <auto... operators>
 const void *const FUNCTIONS[] = {reinterpret_cast<const void *>(Guarded<operators>::call)...};
 
-// A line of the table that Python compares: a struct with its fields and its bytes, the names of
-// the operators, or a constant and its value.
+// A line of the table that Python compares: a struct with its fields and its bytes, or the names of
+// the operators.
 struct Line {
     const char *name;
     const char *declared;
-    int64_t number;
+    int64_t bytes;
 };
 
 #define TEXT(...) #__VA_ARGS__
 #define EXPANDED(...) TEXT(__VA_ARGS__)
 #define STRUCT(Struct) {#Struct, Struct::DECLARED, sizeof(Struct)}
-#define VALUE(constant) {#constant, "", constant}
 constexpr Line LAYOUT[] = {
     STRUCT(Axis),
     STRUCT(Counting),
@@ -81,13 +80,6 @@ constexpr Line LAYOUT[] = {
     STRUCT(Masking),
     STRUCT(Segments),
     {"operators", EXPANDED(OPERATORS), 0},
-    VALUE(TAPS),
-    VALUE(POSITIONS),
-    VALUE(INDICES),
-    VALUE(DONE),
-    VALUE(NO_MEMORY),
-    VALUE(FAILED),
-    VALUE(OUTSIDE),
     {nullptr, nullptr, 0},
 };
 

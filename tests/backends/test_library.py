@@ -35,7 +35,7 @@ def test_both_halves_of_each_struct_agree():
     for line in library.library.dmlpool_layout():
         if line.name is None:
             break
-        theirs[line.name.decode()] = line.declared.decode(), line.number
+        theirs[line.name.decode()] = line.declared.decode(), line.bytes
     ours = library.layout()
     assert theirs.keys() == ours.keys()
     for name, (fields, number) in ours.items():

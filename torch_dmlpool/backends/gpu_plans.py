@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu, empty_strided_cuda
 from torch_dmlpool.backends.compiling import Kinds, kernel_named
 from torch_dmlpool.backends.fallbacks import NoKernelError
+from torch_dmlpool.tensors import empty, is_channels_last, lies_in
 from torch_dmlpool.window import Ints, Window
 
 
@@ -62,8 +62,8 @@ def planned(
     is_window = isinstance(windows, Window)
     if target_sizes is None:
         target_sizes = windows.output_sizes(shape[2:]) if is_window else windows
-    channels_last = tensors.is_channels_last(source) if channels_last is None else channels_last
-    results = tensors.empty((*shape[:2], *target_sizes), source, channels_last)
+    channels_last = is_channels_last(source) if channels_last is None else channels_last
+    results = empty((*shape[:2], *target_sizes), source, channels_last)
     launches: tuple[Any, ...] = ()
     if results.numel() > 0:
         sides = tuple(shape), strides, target_sizes, kinds[0].itemsize, aligned, channels_last
@@ -75,7 +75,7 @@ def planned(
         if launches is None:
             raise NoKernelError
     kernel = launches[0].kernel if launches else ""
-    is_dense = aligned and tensors.lies_in(source, channels_last)
+    is_dense = aligned and lies_in(source, channels_last)
     return GpuPlan(
         channels_last, is_dense, tuple(results.shape), results.stride(), launches, kernel
     )

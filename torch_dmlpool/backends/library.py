@@ -68,7 +68,7 @@ Segments = _struct(
 )
 
 
-_Line = _struct("Line", "name declared number", name=ctypes.c_char_p, declared=ctypes.c_char_p)
+_Line = _struct("Line", "name declared bytes", name=ctypes.c_char_p, declared=ctypes.c_char_p)
 """``Line`` of kernels/cpu/library.cpp."""
 
 
@@ -101,16 +101,14 @@ _FUNCTIONS = {
 
 
 def layout() -> dict[str, tuple[list[str], int]]:
-    """The fields of each struct and its bytes, the names of the operators, and the value of each
-    constant: what ``dmlpool_layout`` of a library that fits says.
+    """The fields of each struct and its bytes, and the names of the operators: what
+    ``dmlpool_layout`` of a library that fits says.
     """
     found: dict[str, tuple[list[str], int]] = {"operators": ([*_FUNCTIONS], 0)}
     for struct in (AxisStruct, Counting, Problem, Quantization, Masking, Segments):
         fields = [name for name, *_ in struct._fields_]
         found[struct.__name__] = fields, ctypes.sizeof(struct)
-    constants = {"TAPS": TAPS, "POSITIONS": POSITIONS, "INDICES": INDICES}
-    constants |= {"DONE": DONE, "NO_MEMORY": NO_MEMORY, "FAILED": FAILED, "OUTSIDE": OUTSIDE}
-    return found | {name: ([], value) for name, value in constants.items()}
+    return found
 
 
 def _difference(library: Any) -> str | None:
@@ -128,7 +126,7 @@ def _difference(library: Any) -> str | None:
             break
         # Each name in "int64_t size, end_padding[3];" that is declared.
         names = re.findall(r"\w+(?=[,;[]|$)", line.declared.decode())
-        theirs[line.name.decode()] = names, line.number
+        theirs[line.name.decode()] = names, line.bytes
     ours = layout()
     different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     return f"{different[0]} is laid out otherwise" if different else None

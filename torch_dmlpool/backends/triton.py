@@ -13,14 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import tensors
 from torch_dmlpool._private import current_gpu
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.compiling import Kinds, compiled, kernel_named
 from torch_dmlpool.backends.fallbacks import MissingKernel, NoKernelError, or_reference
 from torch_dmlpool.backends.gpu_plans import new, planned, planned_sets
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Parameters
-from torch_dmlpool.tensors import Mask, Pair, Tensors, Types, ascending, full_sizes
+from torch_dmlpool.tensors import (
+    FLOAT_TYPES,
+    Mask,
+    Pair,
+    Tensors,
+    Types,
+    ascending,
+    cloned_in,
+    full_sizes,
+    in_format,
+    is_channels_last,
+    sum_type,
+    tap_dtype,
+)
 from torch_dmlpool.window import Arguments, Ints, Sizes, Window
 
 
@@ -158,7 +170,7 @@ def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> P
     """Values, and the number of each winning tap inside its window (rule M6). The winner of a
     window without an element is in the padding; under a mask it is -1, or 255 as a byte.
     """
-    return _maxima(input, window, tensors.tap_dtype(window.taps), mask)
+    return _maxima(input, window, tap_dtype(window.taps), mask)
 
 
 @or_reference
@@ -172,7 +184,7 @@ def max_pooling_with_indices(
     """Values, and indices of a data type over the whole tensor (rule M4) or inside each plane."""
     if not isinstance(windows, Window):  # the kernels make positions of bins, and taps of windows
         return _maxima(input, windows, index_dtype, mask)
-    values, taps = _maxima(input, windows, tensors.tap_dtype(windows.taps), mask)
+    values, taps = _maxima(input, windows, tap_dtype(windows.taps), mask)
     return values, max_pooling_indices(taps, input.shape[2:], windows, index_dtype, per_plane)
 
 
@@ -197,7 +209,7 @@ def _maxima(
         launch(plan.launches[0], input, kept, values, codes)
     elif plan.launches:
         if not plan.is_dense:
-            input = tensors.cloned_in(input, plan.channels_last)
+            input = cloned_in(input, plan.channels_last)
         kept = input if mask is None else kept
         between: Types = (dtype,)
         if code_dtype is not None:
@@ -216,7 +228,7 @@ def _bytes_of(mask: Mask, like: Tensor, sizes: Ints | None = None) -> tuple[Tens
         return like, ()
     batch = like.shape[0], min(like.shape[1], mask.shape[1])
     kept = mask.expand(*batch, *(sizes or like.shape[2:]))
-    kept = tensors.in_format(kept, tensors.is_channels_last(like)).view(torch.uint8)
+    kept = in_format(kept, is_channels_last(like)).view(torch.uint8)
     return kept, kernel_named("launch", "five_strides")(kept.shape, kept.stride())
 
 
@@ -232,9 +244,9 @@ def max_pooling_indices(
     per_plane: bool,
 ) -> Tensor:
     """The indices that ``taps`` stand for in an input of ``spatial_sizes``."""
-    channels_last = tensors.is_channels_last(taps)
+    channels_last = is_channels_last(taps)
     # The copy is aligned, so the plan is asked for what the kernel reads.
-    taps = tensors.in_format(taps, channels_last)
+    taps = in_format(taps, channels_last)
     # Only the input's shape is used.
     input = torch.empty(full_sizes(taps, spatial_sizes), dtype=torch.uint8, device="meta")
     kind = input.shape, input.stride(), (index_dtype, kind_of(taps)), False
@@ -261,8 +273,8 @@ def max_pooling_grad_from_taps(
             f"taps of sizes {tuple(taps.shape)} on {taps.device} fit a gradient of the same sizes, "
             f"but that has sizes {tuple(input_gradient.shape)} on {input_gradient.device}"
         )
-    source = tensors.in_format(input_gradient, channels_last)
-    taps = tensors.in_format(taps, channels_last)
+    source = in_format(input_gradient, channels_last)
+    taps = in_format(taps, channels_last)
     operands, sizes = (source.dtype, kind_of(source), kind_of(taps)), tuple(spatial_sizes)
     kind = source.shape, source.stride(), operands, is_aligned(source) and is_aligned(taps)
     options = sizes, channels_last, True, runs_ptx(source)
@@ -344,13 +356,13 @@ def _averages(
         launch(plan.launches[0], source, kept, target, *parameters)
     elif plan.launches:
         if not plan.is_dense:
-            source = tensors.cloned_in(source, plan.channels_last)
+            source = cloned_in(source, plan.channels_last)
         kept = source if mask is None else kept
         if plan.kernel == "spreading.spread":
             launch(plan.launches[0], source, kept, target)
         else:
             is_quantized = not source.is_floating_point()
-            summed = torch.int32 if is_quantized else tensors.sum_type(source.dtype)
+            summed = torch.int32 if is_quantized else sum_type(source.dtype)
             # Under a mask the next launch reads how many elements each sum has.
             is_counted = mask is not None and input_sizes is None
             between = (summed, torch.int32) if is_counted else (summed,)
@@ -367,7 +379,7 @@ def segment_sums(input: Tensor, offsets: Tensor | None, mask: Mask, is_mean: boo
 @or_reference
 def segment_maxima(input: Tensor, offsets: Tensor | None, mask: Mask, are_minima: bool) -> Pair:
     """The greatest or least element of each channel of a set, and its row."""
-    if input.dtype not in tensors.FLOAT_TYPES:
+    if input.dtype not in FLOAT_TYPES:
         raise NoKernelError
     return _combined(input, offsets, mask, 2 + are_minima)
 

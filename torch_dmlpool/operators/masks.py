@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torch_dmlpool import backends, tensors
+from torch_dmlpool import backends
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends import reference
 from torch_dmlpool.backends.fallbacks import NoKernelError
@@ -28,7 +28,20 @@ from torch_dmlpool.operators.derivatives import (
     saved,
 )
 from torch_dmlpool.operators.dispatching import is_unobserved, may_skip_dispatcher
-from torch_dmlpool.tensors import full_sizes
+from torch_dmlpool.tensors import (
+    beside,
+    check_dense,
+    checked_mask,
+    empty,
+    full_sizes,
+    is_channels_last,
+    laid_out,
+    lowest,
+    signed,
+    suggests_channels_last,
+    where,
+    widened,
+)
 from torch_dmlpool.window import (
     Arguments,
     Sizes,
@@ -43,8 +56,8 @@ def kept(input: Tensor, mask: Tensor, fills_lowest: bool = False) -> Tensor:
         masked = reference.masked(input, mask, fills_lowest)
         if masked.requires_grad:
             # Where the mask has one channel, the gradient would keep the layout of what arrives.
-            is_last = tensors.is_channels_last(input)
-            masked.register_hook(lambda arriving: tensors.laid_out(arriving, is_last))
+            is_last = is_channels_last(input)
+            masked.register_hook(lambda arriving: laid_out(arriving, is_last))
         return masked
     fill = backends.serving(input.device.type).masked
     if not records_gradient(input):
@@ -65,17 +78,9 @@ class Masked(torch.autograd.Function):
         return kept(arriving, saved(ctx)[0]), None, None, None
 
 
-class MaskedGradient(torch.autograd.Function):
-    """A plain tensor as it is, whose gradient is what a mask keeps."""
-
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, mask: Tensor) -> Tensor:
-        save(ctx, None, mask)
-        return input.view_as(input)
-
-    @staticmethod
-    def backward(ctx: Any, arriving: Tensor) -> Gradients:
-        return kept(arriving, saved(ctx)[0]), None
+def with_masked_gradient(input: Tensor, mask: Tensor) -> Tensor:
+    """A plain tensor as it is, whose gradient is what the mask keeps."""
+    return _apply_masked(input, mask, lambda input, *_: input.view_as(input), False)
 
 
 def over_planes(mask: Tensor, input: Tensor) -> Tensor:
@@ -133,7 +138,7 @@ def _remembered_plan(
     if backend.averages is not None:
         return backend.averages(kind, windows, include_padding, divisor)
     sizes, strides = kind.shape[2:], kind.strides or ()
-    is_last = tensors.suggests_channels_last(kind.shape, strides)
+    is_last = suggests_channels_last(kind.shape, strides)
 
     def run(input: Tensor, mask: Tensor) -> Any:
         averages = by_kernel(
@@ -147,18 +152,25 @@ def _remembered_plan(
 
     def gradient(arriving: Tensor, mask: Tensor) -> Any:
         # Before the mask removes any of it. Shares of bins are of their sizes, which cancel.
-        shares, number = tensors.widened(arriving), divisor
+        shares, number = widened(arriving), divisor
         if divisor is None:
             shares = shares / _counts(sums, mask, sizes, shares, windows, include_padding)
             number = 1 if isinstance(windows, Window) else None
-        request = sizes, windows, False, number
-        shares = tensors.laid_out(shares, is_last)
+        shares = laid_out(shares, is_last)
         gradient = by_kernel(
-            lambda each: each.average_pooling_grad, shares, *request, arriving.dtype, mask=mask
+            lambda each: each.average_pooling_grad,
+            shares,
+            sizes,
+            windows,
+            False,
+            number,
+            arriving.dtype,
+            mask=mask,
         )
         if gradient is None:
-            gradient = kept(backend.average_pooling_grad(shares, *request), mask)
-        return tensors.laid_out(gradient.to(arriving.dtype), is_last)
+            gradient = backend.average_pooling_grad(shares, sizes, windows, False, number)
+            gradient = kept(gradient, mask)
+        return laid_out(gradient.to(arriving.dtype), is_last)
 
     return Plan(run, run, gradient)
 
@@ -179,13 +191,13 @@ class MaskedAveragePooling(torch.autograd.Function):
         # Averages are linear: their gradient is the same wherever it is taken.
         is_last = call.channels_last
         with torch.enable_grad():
-            leaf = tensors.empty(full_sizes(arriving, call.shape[2:]), arriving, is_last)
+            leaf = empty(full_sizes(arriving, call.shape[2:]), arriving, is_last)
             leaf = leaf.zero_().requires_grad_()
             sums, windows, include_padding, divisor = call.arguments
             averages = _composed_averages(sums, leaf, mask, windows, include_padding, divisor)
         create = is_grad_enabled()
         (gradient,) = torch.autograd.grad(averages, leaf, arriving, create_graph=create)
-        return tensors.laid_out(gradient, is_last), None, None
+        return laid_out(gradient, is_last), None, None
 
 
 def _composed_averages(
@@ -198,7 +210,7 @@ def _composed_averages(
 ) -> Tensor:
     if divisor is not None:
         return sums(kept(input, mask), windows, divisor)
-    summed = tensors.widened(kept(input, mask))
+    summed = widened(kept(input, mask))
     counts = _counts(sums, mask, input.shape[2:], summed, windows, include_padding)
     return (sums(summed, windows, 1) / counts).to(input.dtype)
 
@@ -227,7 +239,7 @@ def _counts(
         return torch.where(counts == 0, 1, counts)
     if include_padding and not all(map(is_unpadded, windows.axes)):
         padding = reference.window_counts(windows, sizes, numbers)
-        counts = counts + tensors.beside(padding, like)
+        counts = counts + beside(padding, like)
     return counts.clamp(min=1)
 
 
@@ -250,7 +262,7 @@ def winners_of(input: Tensor, mask: Tensor, pool: Any) -> Winners:
     again = may_be_differentiated(input)
     values, places = pool(kept(input.detach() if again else input, mask, True))
     any_there, first_there = pool(as_pooled(over_planes(mask, input)))
-    is_lowest = tensors.signed(values) == tensors.lowest(values.dtype)
+    is_lowest = signed(values) == lowest(values.dtype)
     places = torch.where(is_lowest, first_there, places)
     return Winners(values, places, as_bools(any_there))
 
@@ -259,19 +271,16 @@ def gathered(input: Tensor, winners: Winners, gather: Any) -> Tensor:
     """The values of winners, gathered again from ``input`` where a derivative may be wanted."""
     if not may_be_differentiated(input):
         return winners.values
-    return tensors.where(
-        winners.are_there, gather(input, winners.places), tensors.lowest(input.dtype)
-    )
+    return where(winners.are_there, gather(input, winners.places), lowest(input.dtype))
 
 
 def with_checked_mask(input: Tensor, mask: Tensor, *others: Any) -> Arguments:
     """The arguments of an operator; a public function checks its mask so itself."""
-    tensors.check_dense("mask", mask, (torch.bool,))  # which is None where nobody gave one
-    return input, tensors.checked_mask(mask, input), *others
+    check_dense("mask", mask, (torch.bool,))  # which is None where nobody gave one
+    return input, checked_mask(mask, input), *others
 
 
 _apply_masked = applied_at_a_single_level(Masked)
-with_masked_gradient = applied_at_a_single_level(MaskedGradient)
 _apply_masked_averages = applied_at_a_single_level(MaskedAveragePooling)
 
 
