@@ -14,11 +14,7 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd records a gradient with respect to one of ``tensors`` in reverse mode."""
-    if is_grad_enabled():
-        for tensor in tensors:
-            if tensor.requires_grad:
-                return True
-    return False
+    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def carries_derivative(tensor: Tensor) -> bool:
