@@ -13,10 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 78_000,
+    "torch_dmlpool/**/*.py": 77_900,
     "kernels/cpu/*.[ch]*": 57_850,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 179_600,
+    "tests/**/*.py": 179_900,
     "benchmarks/*.py tools/*.py tools/*.cpp": 26_390,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""

@@ -17,7 +17,7 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 6;
+constexpr int64_t VERSION = 7;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 
@@ -30,6 +30,7 @@ template <auto operate>
 struct Guarded;
 template <class... Operands, void (*operate)(Operands...)>
 struct Guarded<operate> {
+    static constexpr int64_t OPERANDS = sizeof...(Operands);
     static int32_t call(Operands... operands) noexcept {
         try {
             operate(operands...);
@@ -49,8 +50,8 @@ struct Guarded<operate> {
     }
 };
 
-// The operators, in the order of `_FUNCTIONS` in backends/library.py. operators.h says what each of
-// them reads and writes. Any byte of a bool but 0 is True.
+// The operators. operators.h says what each of them reads and writes. Any byte of a bool but 0 is
+// True.
 #define OPERATORS                                                                                 \
     max_pooling, max_pooling_indices, max_pooling_grad, min_pooling, max_unpooling,               \
         unique_positions, gather_positions, scatter_positions, average_pooling,                   \
@@ -58,11 +59,15 @@ struct Guarded<operate> {
         statistics, statistics_grad, masked, masked_average_pooling, masked_average_pooling_grad, \
         masked_max_pooling, masked_max_pooling_grad, masked_min_pooling
 
+struct Function {
+    const void *address;
+    int64_t operands;  // how many pointers it takes
+};
 template <auto... operators>
-const void *const FUNCTIONS[] = {reinterpret_cast<const void *>(Guarded<operators>::call)...};
+const Function FUNCTIONS[] = {
+    {reinterpret_cast<const void *>(Guarded<operators>::call), Guarded<operators>::OPERANDS}...};
 
-// A line of the table that Python compares: a struct with its fields and its bytes, or the names of
-// the operators.
+// A line of the table that Python compares: a struct with its fields and its bytes.
 struct Line {
     const char *name;
     const char *declared;
@@ -73,14 +78,8 @@ struct Line {
 #define EXPANDED(...) TEXT(__VA_ARGS__)
 #define STRUCT(Struct) {#Struct, Struct::DECLARED, sizeof(Struct)}
 constexpr Line LAYOUT[] = {
-    STRUCT(Axis),
-    STRUCT(Counting),
-    STRUCT(Problem),
-    STRUCT(Quantization),
-    STRUCT(Masking),
-    STRUCT(Segments),
-    {"operators", EXPANDED(OPERATORS), 0},
-    {nullptr, nullptr, 0},
+    STRUCT(Axis),    STRUCT(Counting), STRUCT(Problem),       STRUCT(Quantization),
+    STRUCT(Masking), STRUCT(Segments), {nullptr, nullptr, 0},
 };
 
 }  // namespace
@@ -131,8 +130,13 @@ int64_t dmlpool_calls_forced() {
 }
 
 // The address of each operator.
-const void *const *dmlpool_operators() {
+// A `Function` for each of the names of `dmlpool_names`.
+const Function *dmlpool_operators() {
     return FUNCTIONS<OPERATORS>;
+}
+
+const char *dmlpool_names() {
+    return EXPANDED(OPERATORS);
 }
 }
 #pragma GCC visibility pop

@@ -18,7 +18,7 @@ import torch
 
 from torch_dmlpool import kernels
 
-VERSION = 6
+VERSION = 7
 """``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that run on a processor, the fastest first, by the processor's capability as
@@ -72,39 +72,15 @@ _Line = _struct("Line", "name declared bytes", name=ctypes.c_char_p, declared=ct
 """``Line`` of kernels/cpu/library.cpp."""
 
 
-_FUNCTIONS = {
-    "max_pooling": 4,
-    "max_pooling_indices": 3,
-    "max_pooling_grad": 4,
-    "min_pooling": 4,
-    "max_unpooling": 5,
-    "unique_positions": 3,
-    "gather_positions": 4,
-    "scatter_positions": 4,
-    "average_pooling": 3,
-    "average_pooling_grad": 3,
-    "quantized_averages": 4,
-    "segment_sums": 5,
-    "segment_maxima": 6,
-    "segment_shares": 6,
-    "statistics": 5,
-    "statistics_grad": 5,
-    "masked": 5,
-    "masked_average_pooling": 5,
-    "masked_average_pooling_grad": 5,
-    "masked_max_pooling": 6,
-    "masked_max_pooling_grad": 6,
-    "masked_min_pooling": 6,
-}
-"""How many pointers each operator takes, in the order of ``OPERATORS`` in kernels/cpu/library.cpp.
-"""
+_Function = _struct("Function", "address operands", address=_POINTER)
+"""``Function`` of kernels/cpu/library.cpp."""
 
 
 def layout() -> dict[str, tuple[list[str], int]]:
-    """The fields of each struct and its bytes, and the names of the operators: what
-    ``dmlpool_layout`` of a library that fits says.
+    """The fields of each struct and its bytes: what ``dmlpool_layout`` of a library that fits
+    says.
     """
-    found: dict[str, tuple[list[str], int]] = {"operators": ([*_FUNCTIONS], 0)}
+    found: dict[str, tuple[list[str], int]] = {}
     for struct in (AxisStruct, Counting, Problem, Quantization, Masking, Segments):
         fields = [name for name, *_ in struct._fields_]
         found[struct.__name__] = fields, ctypes.sizeof(struct)
@@ -142,11 +118,13 @@ def load(path: Path) -> tuple[Any, str | None]:
                 f"{path.name} was built from other sources than this package ({difference}): "
                 "install torch_dmlpool again, from source"
             )
-        library.dmlpool_operators.restype = ctypes.POINTER(_POINTER)
+        library.dmlpool_operators.restype = ctypes.POINTER(_Function)
+        library.dmlpool_names.restype = ctypes.c_char_p
         operators = library.dmlpool_operators()
-        for at, (name, pointers) in enumerate(_FUNCTIONS.items()):
-            prototype: Any = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * pointers)
-            function = prototype(operators[at])
+        for at, name in enumerate(library.dmlpool_names().decode().split(", ")):
+            operator = operators[at]
+            prototype: Any = ctypes.CFUNCTYPE(ctypes.c_int32, *(_POINTER,) * operator.operands)
+            function = prototype(operator.address)
             function.__name__ = f"dmlpool_{name}"
             setattr(library, function.__name__, function)
         library.dmlpool_message.restype = ctypes.c_char_p
