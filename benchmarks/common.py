@@ -163,7 +163,8 @@ class Workload:
             tensor = torch.randn(sizes, **how).to(self.torch_dtype)
         else:
             limits = torch.iinfo(self.torch_dtype)
-            tensor = torch.randint(limits.min, limits.max, sizes, dtype=self.torch_dtype, **how)
+            most = min(limits.max, 2**63 - 1)  # what randint takes
+            tensor = torch.randint(limits.min, most, sizes, dtype=self.torch_dtype, **how)
         return in_format(tensor, self.channels_last)
 
 

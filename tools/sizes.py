@@ -17,7 +17,7 @@ MOST = {
     "kernels/cpu/*.[ch]*": 57_850,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_600,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 25_930,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 25_940,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
