@@ -113,8 +113,8 @@ class Workload:
 
     @property
     def geometry(self) -> Window:
-        arguments = (self.rank, self.window, self.stride, self.padding, self.dilation)
-        return Window.pytorch(*arguments, self.ceil_mode)
+        sizes = self.window, self.stride, self.padding, self.dilation
+        return Window.pytorch(self.rank, *sizes, self.ceil_mode)
 
     @property
     def output_sizes(self) -> Sizes:
@@ -243,8 +243,8 @@ class Disagreement(Exception):  # noqa: N818 - a finding about a result
 
 def conditions(device: str = "cpu", packages: Iterable[str] = (), **more) -> Named:
     """What figures depend on. Nothing names the machine."""
-    machine = {"processor": processor()}
-    machine["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    capability = torch.backends.cpu.get_cpu_capability()
+    machine = {"processor": processor(), "cpu_capability": capability}
     if device != "cpu":
         machine["gpu"] = torch.cuda.get_device_name(device)
     return {
@@ -277,8 +277,7 @@ def sentence(known: Named) -> str:
     parts = [place, *([count(threads, "thread")] if threads else []), ", ".join(versions)]
     parts += [f"kernels by {known['compiler']}"] if "compiler" in known else []
     parts += filter(None, [known.get("load")])
-    days = [date.partition("T")[0] for date in known["date"].split(" and ")]
-    return "; ".join([*parts, " and ".join(days)])
+    return "; ".join([*parts, re.sub(r"T\S+", "", known["date"])])
 
 
 def in_turn(calls: Calls, seconds: float, device: str = "cpu", least: int = 5) -> dict[str, Times]:

@@ -10,7 +10,6 @@ GPU.
 
 import argparse
 import functools
-import json
 import os
 import pickle
 import shlex
@@ -290,7 +289,7 @@ def run(number: int, dry: bool) -> int:
         if seconds > 5:
             done = run_step(name, command, seconds, environment, folder / "gpu.log")
         report["steps"].append(done)
-        (folder / "gpu.json").write_text(json.dumps(report, indent=1))
+        save(folder / "gpu.json", report)
     return max(abs(step["exit_status"]) for step in report["steps"])
 
 

@@ -70,30 +70,25 @@ Generated = list[tuple[str, str, Arguments]]
 """Name, source and arguments of each kernel that a compiled graph launches."""
 
 
-def _answer(value):
-    return lambda *_, **__: value
-
-
 @contextmanager
 def h200() -> Iterator[None]:
     """Inside, Inductor generates kernels for an H200 that is not there."""
     interface = device_interface.CudaInterface
     with ExitStack() as stack:
 
-        def patched(owner, name, value, **how):
-            stack.enter_context(mock.patch.object(owner, name, value, **how))
+        def patched(owner, name, *value, **how):
+            stack.enter_context(mock.patch.object(owner, name, *value, **how))
 
         for name, value in ANSWERS.items():
             for owner in (torch.cuda, interface, interface.Worker):
                 if hasattr(owner, name):
-                    answer = _answer(value)
-                    patched(owner, name, answer if owner is torch.cuda else staticmethod(answer))
+                    patched(owner, name, return_value=value)
         patched(torch.version, "cuda", "13.0")
-        patched(triton_helpers, "set_driver_to_gpu", _answer(None))
+        patched(triton_helpers, "set_driver_to_gpu")
         # PyTorch 2.11 allocates on the GPU for the first of its fake tensors.
-        patched(fake_tensor, "init_gpu_context", _answer(None), create=True)
+        patched(fake_tensor, "init_gpu_context", create=True)
         # PyTorch keeps the answer from before, when no GPU was there.
-        patched(scheduler, "has_triton", _answer(True))
+        patched(scheduler, "has_triton", return_value=True)
         patched(triton.runtime.driver, "_active", kernels.NoDriver())
         stack.enter_context(config.patch(compile_threads=1, fx_graph_cache=False))
         device_interface.register_interface_for_device("cuda", interface)
@@ -133,7 +128,7 @@ def launched(code: str, inputs: Sequence[Tensor]) -> Generated:
         mock.patch.object(AsyncCompile, "triton", kernel),
         mock.patch.object(guards, "_empty_strided_cuda", empty),
         mock.patch.object(torch.cuda, "_DeviceGuard", mock.MagicMock()),
-        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", _answer(0), create=True),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", create=True),
     ):
         exec(compile(code, "wrapper", "exec"), scope)
         scope["call"](list(inputs))  # type: ignore[operator]
@@ -177,11 +172,7 @@ def counted(kernel, meta: Named, block, arguments: Arguments, step: int):
     def clocks(each):
         if each.base != "LDG" or turns > 1:
             return float(each.words)
-        return kernels.clocks_of(
-            lane * max(step, 4 * each.words) + 4 * word
-            for lane in range(32)
-            for word in range(each.words)
-        )
+        return kernels.clocks_of(max(step, 4 * each.words), each.words)
 
     warp = kernels.one_warp(kernels.machine_code(binary.asm["cubin"]), lambda _: turns, clocks)
     return kernels.Counts(math.prod(axes), block.num_warps, moved, *warp)
@@ -227,9 +218,10 @@ def call(operator: str, row) -> tuple[Function, list[Tensor]] | None:
     def avg_grad(g, x):
         return backward("avg_pool", g, x, *how[:3], row.ceil_mode, row.include_padding, None)
 
-    calls = dict.fromkeys(("max", "avg", "adaptive avg"), (pool, [x]))
-    calls |= {"taps": (taps, [x]), "max grad": (max_grad, [y, y.to(torch.int8), x])}
-    calls |= {
+    calls = {
+        **dict.fromkeys(("max", "avg", "adaptive avg"), (pool, [x])),
+        "taps": (taps, [x]),
+        "max grad": (max_grad, [y, y.to(torch.int8), x]),
         "avg grad": (avg_grad, [y, x]),
         "adaptive grad": (partial(backward, "_adaptive_avg_pool"), [y, x]),
     }

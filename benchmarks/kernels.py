@@ -208,9 +208,10 @@ def predicted(launches: Iterable[Counts]) -> float:
     return total
 
 
-def clocks_of(addresses: Iterable[int]) -> float:
-    """Clocks of L1 for an access of a warp to the 4-byte words at these addresses of bytes."""
-    words = {each // 4 for each in addresses}
+def clocks_of(step: int, count: int) -> float:
+    """Clocks of L1 for an access of a warp, whose lanes take ``count`` words of 4 bytes each,
+    ``step`` bytes apart."""
+    words = {lane * step // 4 + word for lane in range(32) for word in range(count)}
     lines = {each // 32 for each in words}
     return max(1.0, len(lines) / 4, max(Counter(each % 32 for each in words).values(), default=0))
 
@@ -293,7 +294,7 @@ def l1_clocks(how, element: int) -> Callable[[Instruction], float]:
         # Single elements leave through shared memory, so that neighbouring lanes store neighbours.
         step = {"LDG": read, "STG": owned if form.store > 1 else 1}.get(each.base, 0) * element
         step = step or 4 * each.words
-        return clocks_of(lane * step + 4 * word for lane in range(32) for word in range(each.words))
+        return clocks_of(step, each.words)
 
     return clocks
 

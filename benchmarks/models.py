@@ -3,8 +3,7 @@
 The networks are torchvision's and timm's and a U-Net, with random weights and the images that they
 are made for. Both contestants of a row take turns, on a CPU on one thread in batches of one, on a
 GPU in larger batches under bfloat16 autocast. A ratio is the original's median over the
-converted's. With ``--quantized`` torchao has quantized the networks, and both are compiled: before
-and after ``integer_pooling``.
+converted's.
 """
 
 import copy
@@ -18,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 import torch_dmlpool as dmlpool
 from benchmarks import common
@@ -32,7 +32,7 @@ from benchmarks.common import (
     mean,
     sentence,
 )
-from torch_dmlpool.tensors import in_format, memory_format
+from torch_dmlpool.tensors import memory_format
 from torch_dmlpool.timing import Call
 
 ORIGINAL = "original"
@@ -156,16 +156,14 @@ def measure(way: Way, seconds: float, device: str) -> Named:
     torch.manual_seed(0)
     build, sizes = MODELS[name]
     sizes = sizes if device == "cpu" else (GPU_BATCH, *sizes[1:])
-    model, input = build().train(is_training).to(device), torch.randn(sizes, device=device)
-    if channels_last:
-        model = model.to(memory_format=memory_format(True, len(sizes)))
-    input = in_format(input, channels_last).requires_grad_(is_training)
+    laid_out = memory_format(channels_last, len(sizes))
+    model = build().train(is_training).to(device, memory_format=laid_out)
+    input = torch.randn(sizes, device=device).to(memory_format=laid_out)
+    input.requires_grad_(is_training)
     # Both are copies: a copy of a network may be slower by 1 % than the network itself.
     original, converted = copy.deepcopy(model), dmlpool.nn.convert(model, inplace=False).model
     # Where weights and statistics lie in memory moves a row by 2 %.
-    for kept in (nn.Module.parameters, nn.Module.buffers):
-        for ours, theirs in zip(kept(converted), kept(original), strict=True):
-            ours.data = theirs.data
+    converted.load_state_dict(original.state_dict(), assign=True)
     compare(original, converted, input[:2].detach().requires_grad_(is_training))
     both = {ORIGINAL: original, OURS: converted}
     calls = {key: contestant(one, is_compiled, input) for key, one in both.items()}
@@ -190,12 +188,11 @@ def compare(original: nn.Module, converted: nn.Module, input: Tensor):
         precise = input.detach().double().requires_grad_(input.requires_grad)
         with torch.autocast(input.device.type, enabled=False):
             result = contestant(copy.deepcopy(model).double(), False, precise)()
-        output, *gradients = common.several(result)
-        both = [output], [output.new_zeros(0), *gradients]
-        found.append([torch.cat([each.flatten() for each in listed]) for listed in both])
-    for what, first, second in zip(("outputs", "gradients"), *found, strict=True):
-        error = float((first - second).norm().detach())
-        if not error <= 1e-6 * float(first.norm().detach()):
+        found.append([each.detach() for each in common.several(result)])
+    differences = [first - second for first, second in zip(*found, strict=True)]
+    for what, which in (("outputs", slice(1)), ("gradients", slice(1, None))):
+        error, size = (get_total_norm(listed[which]) for listed in (differences, found[0]))
+        if not error <= 1e-6 * size:
             raise Disagreement(f"the {what} differ by {error:.1e}")
 
 

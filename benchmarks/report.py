@@ -63,21 +63,18 @@ def measured(data: Named) -> tuple[Named, list[Result]]:
     return data["conditions"], list(filter(None, map(Result.of, data["rows"])))
 
 
-def means(measured: Sequence[Result], kinds: Iterable[str] | None = None) -> str:
+def means(measured: Sequence[Result], kinds: Sequence[str] = ()) -> str:
     """Geometric means by mode, layout and type, of two rows and more."""
-    ratios = defaultdict(lambda: defaultdict(list))
+    ratios = defaultdict(list)
     for result in measured:
-        for peer in PEERS:
-            ratio = result.ratio(peer)
-            if ratio is not None and not result.is_small and peer not in (OURS, COPY, PLAIN):
-                ratios[result.row.kind][peer].append(ratio)
-    chosen = [kind for kind in (kinds or ratios) if any(len(r) > 1 for r in ratios[kind].values())]
-    peers = [peer for peer in PEERS if any(len(ratios[kind][peer]) > 1 for kind in chosen)]
-
-    def cell(found):
-        return f"{times(mean(found))} ({len(found)})" if len(found) > 1 else ""
-
-    lines = [(kind, *(cell(ratios[kind][peer]) for peer in peers)) for kind in chosen]
+        for peer in result.seconds.keys() - {OURS, COPY, PLAIN}:
+            if not result.is_small:
+                ratios[result.row.kind, peer].append(result.ratio(peer))
+    several = {which: found for which, found in ratios.items() if len(found) > 1}
+    chosen = dict.fromkeys(kind for kind, _ in several if not kinds or kind in kinds)
+    peers = [peer for peer in PEERS if any((kind, peer) in several for kind in chosen)]
+    cells = {which: f"{times(mean(found))} ({len(found)})" for which, found in several.items()}
+    lines = [(kind, *(cells.get((kind, peer), "") for peer in peers)) for kind in chosen]
     return table(("pooling alone, eager", *peers), lines)
 
 
@@ -100,26 +97,19 @@ def behind(rows: Sequence[Result]) -> str:
 
 def rows_of(rows: Sequence[Result], group: str) -> str:
     """A line for each pool of a group, and a column for each mode, layout and peer."""
-    pools = defaultdict(dict)
+    pools = {}
     for result in rows:
         row = result.row
         if group in row.groups:
-            pools[row.pool][row.name.removeprefix(row.pool).strip() or "forward"] = result
-    columns = [
-        (way, peer)
-        for way in dict.fromkeys(itertools.chain.from_iterable(pools.values()))
-        for peer in PEERS
-        if peer not in (OURS, COPY)
-        and any(way in found and peer in found[way].seconds for found in pools.values())
-    ]
-    lines = []
-    for pool, found in pools.items():
-        first = next(iter(found.values()))
-        copy = "" if first.of_copy is None else f"{first.of_copy:.0%}"
-        cells = [found[way].compared(peer) if way in found else "" for way, peer in columns]
-        lines.append((pool, duration(first.seconds[OURS].median), copy, *cells))
-    heads = (way if peer == ATEN else f"{way}: {peer}" for way, peer in columns)
-    return table(["pool", "ours", "of copy", *heads], lines)
+            copy = "" if result.of_copy is None else f"{result.of_copy:.0%}"
+            first = {"pool": row.pool, "ours": duration(result.seconds[OURS].median)}
+            cells = pools.setdefault(row.pool, first | {"of copy": copy})
+            way = row.name.removeprefix(row.pool).strip() or "forward"
+            for peer in PEERS:
+                if peer in result.seconds and peer not in (OURS, COPY):
+                    cells[way if peer == ATEN else f"{way}: {peer}"] = result.compared(peer)
+    heads = list(dict.fromkeys(itertools.chain.from_iterable(pools.values())))
+    return table(heads, [[cells.get(head, "") for head in heads] for cells in pools.values()])
 
 
 def duration(seconds: float) -> str:
@@ -151,10 +141,10 @@ def pages() -> dict[str, str]:
         calls_behind=calls.behind(of_calls),
         calls_avx2=calls.markdown(results("calls_avx2")),
     )
-    templates = {page: Path(__file__).with_name(name) for name, page in PAGES.items()}
+    here = Path(__file__)
     return {
-        page: Template(path.read_text(encoding="utf-8")).substitute(parts)
-        for page, path in templates.items()
+        page: Template(here.with_name(name).read_text(encoding="utf-8")).substitute(parts)
+        for name, page in PAGES.items()
     }
 
 

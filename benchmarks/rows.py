@@ -47,7 +47,6 @@ COMPILED = INDUCTOR, LOWERED, CALLED = "torch.compile", "ours, compiled", "ours,
 SCALE, ZERO_POINTS = 2.0**-5, {"uint8": 128, "int8": -4}
 """Scales are powers of two and zero points even, so that real numbers represent every average:
 results must be equal, bit for bit."""
-Pool = TensorFunction
 
 
 class Absent(Exception):  # noqa: N818 - a peer that takes no part, and why
@@ -85,7 +84,7 @@ def problem(row: Workload, device: str) -> Problem:
     return Problem(row, inputs, gradients if row.mode == "training" else [], mask)
 
 
-def ours(problem: Problem) -> Pool:
+def ours(problem: Problem) -> TensorFunction:
     """Our function of the same name as PyTorch's, or the operator of quantized tensors."""
     row, mask = problem.row, problem.mask
     if row.mode != "quantized":
@@ -96,7 +95,7 @@ def ours(problem: Problem) -> Pool:
     return lambda x: dmlpool.quantized_average_pooling(x, *window, **how)
 
 
-def aten(problem: Problem) -> Pool:
+def aten(problem: Problem) -> TensorFunction:
     """PyTorch's own operations. Where its pools do not know the type or the mask, what a program
     does then: it converts, pools and converts back, or fills and counts."""
     row, mask = problem.row, problem.mask
@@ -112,13 +111,13 @@ def aten(problem: Problem) -> Pool:
     return pool
 
 
-def train(pool: Pool, input: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def train(pool: TensorFunction, input: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The forward and the backward pass that training rows time."""
     values = pool(input)
     return values, torch.autograd.grad(values, input, gradient)[0]
 
 
-def bound(pool: Pool, problem: Problem) -> list[Call]:
+def bound(pool: TensorFunction, problem: Problem) -> list[Call]:
     """Calls of a pool on each input, in the row's mode."""
     if problem.row.mode == "training":
         pairs = zip(problem.inputs, problem.gradients, strict=True)
@@ -365,9 +364,9 @@ def contestants(problem: Problem, names: Sequence[str]) -> tuple[Calls, dict[str
         except Exception as reason:
             if name == OURS:
                 raise Disagreement(f"{row.name}: our {reason}") from reason
-            is_wrong = isinstance(reason, Disagreement)
-            first = str(reason).strip().partition("\n")[0][:160]
-            skipped[name] = f"wrong: {first}" if is_wrong else f"failed: {first}"
+            what = "wrong" if isinstance(reason, Disagreement) else "failed"
+            first = str(reason).strip().partition("\n")[0]
+            skipped[name] = f"{what}: {first[:160]}"
         else:
             calls[name] = rotating(listed)
     return calls, skipped
@@ -434,6 +433,5 @@ def main(arguments: Sequence[str]) -> int:
     names.remove(ONNX_RUNTIME if options.device == "cuda" else CUDNN)
     how = names, options.device, options.row_seconds
     tasks = [(row.name, partial(measure, row, *how)) for row in select(options.words or "all")]
-    return common.run(
-        options, tasks, conditions(options.device, {"onnxruntime"} if ONNX_RUNTIME in names else ())
-    )[1]
+    known = conditions(options.device, ["onnxruntime"] * (ONNX_RUNTIME in names))
+    return common.run(options, tasks, known)[1]

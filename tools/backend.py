@@ -17,8 +17,8 @@ def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     return build_meta.get_requires_for_build_wheel(config_settings) + compilers.required()
 
 
-def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    return build_meta.get_requires_for_build_editable(config_settings) + compilers.required()
+# An editable install is built from the same.
+get_requires_for_build_editable = get_requires_for_build_wheel
 
 
 def build_editable(

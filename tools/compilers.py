@@ -32,6 +32,8 @@ TARGETS = {
     "macosx_10_13_x86_64": "x86_64-macos.10.13",
 }
 """The platforms of the wheels that are handed out, as pip and as zig name them."""
+CACHES = "ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"
+"""The variables that tell zig where to keep what it has built."""
 NAMED = os.environ.get("TORCH_DMLPOOL_PLATFORM", "")
 OWN = ["c++", "g++", "clang++"]
 WORKS = """#include <vector>
@@ -86,38 +88,29 @@ class Compiler(NamedTuple):
         alone. What the linker leaves beside it stays in a folder that is removed.
         """
         with tempfile.TemporaryDirectory() as folder:
-            paths = list(map(str, sources))
-            objects = self.compile(paths, Path(folder), flags)
+            shared = [*FLAGS, *([] if self.is_clang else OF_GCC), *(OF_WHEELS if NAMED else [])]
+            objects = {f"{folder}/{number}.o": str(one) for number, one in enumerate(sources)}
+            commands = [
+                [*shared, *flags, "-c", source, object] for object, source in objects.items()
+            ]
+            with ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1)) as pool:
+                list(pool.map(self.run, commands))  # which raises what a command has raised
             # Without the processor's flags: zig builds its C++ library once for all levels.
-            built = Path(folder) / target.name
-            self.run(["-shared", *self._linked(paths, Path(folder)), *objects, str(built)])
+            built = f"{folder}/{target.name}"
+            self.run(["-shared", *self._linked(objects.values(), Path(folder)), *objects, built])
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(built, target)
 
-    def compile(self, paths: Sequence[str], folder: Path, flags: Sequence[str]) -> list[str]:
-        """The paths of the compiled sources, in ``folder``."""
-        shared = [*FLAGS, *([] if self.is_clang else OF_GCC), *(OF_WHEELS if NAMED else []), *flags]
-        shared.append("-c")
-        objects = [str(folder / f"{number}.o") for number in range(len(paths))]
-        commands = [[*shared, *pair] for pair in zip(paths, objects, strict=True)]
-        with ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1)) as pool:
-            list(pool.map(self.run, commands))  # which raises what a command has raised
-        return objects
-
     def run(self, arguments: Sequence[str]):
         """Call the compiler; the last argument is what it writes."""
-        environment = dict(os.environ)
-        if self.is_zig:
-            # The libraries of one build share zig's own; the user's home is not filled.
-            for cache in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
-                environment.setdefault(cache, os.path.abspath("build/zig"))
+        # The libraries of one build share zig's own; the user's home is not filled.
+        environment = {**dict.fromkeys(CACHES, os.path.abspath("build/zig")), **os.environ}
         command = [*self.command, *arguments[:-1], "-o", arguments[-1]]
         subprocess.run(command, check=True, env=environment)
 
     def _linked(self, sources, folder):
         """Flags of the platform's linker, among them the list of exported functions."""
-        texts = [Path(source).read_text(encoding="utf-8") for source in sources]
-        names = sorted(exported_by("".join(texts)))
+        names = sorted(exported_by(sources))
         exports = folder / "exports.def"
         if system() == "Windows":
             exports.write_text("EXPORTS\n" + "".join(f"  {name}\n" for name in names))
@@ -133,8 +126,9 @@ class Compiler(NamedTuple):
         return [*OF_ZIG_ON_LINUX, listed] if self.is_zig else [listed]
 
 
-def exported_by(text: str) -> set[str]:
+def exported_by(sources: Iterable[str | Path]) -> set[str]:
     """The functions that these C++ sources export."""
+    text = "".join(Path(source).read_text(encoding="utf-8") for source in sources)
     return set(re.findall(r"\bdmlpool_\w+(?=\()", text))
 
 

@@ -33,9 +33,8 @@ def run(arguments: list[str], sources: list[Path], runtimes: list[str], *flags: 
     """The exit status of Python with the copy and a library that has been compiled with these
     flags.
     """
-    named = os.environ.get("CXX")
-    own = compilers.described(shlex.split(named)) if named else compilers.own()
-    if own is None:
+    own = compilers.found()
+    if own is None or own.is_zig:  # which has no runtimes of the sanitizers
         raise SystemExit(f"no C++ compiler: none of {', '.join(compilers.OWN)} works")
     level = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability())
     library = FOLDER / "kernels" / f"cpu_{level or 'default'}.so"

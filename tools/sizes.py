@@ -17,7 +17,7 @@ MOST = {
     "kernels/cpu/*.[ch]*": 57_850,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 179_900,
-    "benchmarks/*.py tools/*.py tools/*.cpp": 26_390,
+    "benchmarks/*.py tools/*.py tools/*.cpp": 25_940,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""
 _FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -32,10 +32,8 @@ def tokens(path: Path) -> int:
         return len(re.findall(r"\w+|[^\w\s]", text))
     documented = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            for line in node.body:
-                if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
-                    documented.update(range(line.lineno, (line.end_lineno or 0) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            documented.update(range(node.lineno, (node.end_lineno or 0) + 1))
     read = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(each.type not in _FREE and each.start[0] not in documented for each in read)
 

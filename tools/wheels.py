@@ -53,7 +53,7 @@ def built(platforms: list[str]) -> list[Path]:
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(DIST)]
     subprocess.run([*build, "--sdist", str(ROOT)], check=True, stdout=subprocess.DEVNULL)
     (source,) = DIST.glob("*.tar.gz")
-    caches = {f"ZIG_{kind}_CACHE_DIR": str(ROOT / "build" / "zig") for kind in ("GLOBAL", "LOCAL")}
+    caches = dict.fromkeys(compilers.CACHES, str(ROOT / "build" / "zig"))
     for platform in platforms:
         print(f"building {platform}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -98,8 +98,8 @@ def complaints(wheel: Path) -> Iterator[str]:
 
 def asked(*command: str) -> subprocess.CompletedProcess[str]:
     """What a Python program prints, and its exit status."""
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run([sys.executable, "-m", *command], **how)
+    called = [sys.executable, "-m", *command]
+    return subprocess.run(called, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str]:
@@ -124,8 +124,7 @@ def complaints_of_library(path: str, system: str, platform: str) -> Iterator[str
         needed = set(library.libraries)
         for name in {"memcpy", "memset"} - {symbol.name for symbol in library.imported_symbols}:
             yield f"does not call the system's {name}"
-    sources = [path.read_text() for path in (ROOT / "kernels").rglob("*.cpp")]
-    wanted = compilers.exported_by("".join(sources))
+    wanted = compilers.exported_by((ROOT / "kernels").rglob("*.cpp"))
     if exported != wanted:
         yield f"exports {sorted(exported ^ wanted)} too much or too little"
     for name in sorted(needed):

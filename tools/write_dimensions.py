@@ -55,14 +55,11 @@ def docstring(text: str, rank: int) -> str:
     """A docstring for ``rank`` dimensions, whose lines are as long as the page allows."""
     ones = "1, " * (rank - 1)
     text = text.replace("C, H, W)", f"C, {AXES[rank]})")
-    text = text.replace('``"same"`` or ``"valid"``', _WORDS[rank])
+    if rank == 1:
+        text = re.sub('``"same"`` or ``"valid"``', r'\g<0> or ``"causal"``', text)
     text = re.sub(r"\(1, (\d)\)", rf"({ones}\1)" if rank > 1 else r"\1", text)
     text = text.replace("view(1, 1, ", f"view(1, {ones}")
     return "\n\n".join(map(wrapped, text.split("\n\n")))
-
-
-_WORDS = dict.fromkeys(AXES, '``"same"`` or ``"valid"``')
-_WORDS[1] += ' or ``"causal"``'
 
 
 def wrapped(paragraph: str) -> str:
@@ -76,8 +73,14 @@ def wrapped(paragraph: str) -> str:
 
 
 def filled(text: str, first: str, others: str) -> str:
-    how = {"initial_indent": first, "subsequent_indent": others, "break_long_words": False}
-    return textwrap.fill(" ".join(text.split()), 100, break_on_hyphens=False, **how)
+    return textwrap.fill(
+        " ".join(text.split()),
+        100,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 if __name__ == "__main__":
