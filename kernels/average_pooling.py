@@ -31,9 +31,10 @@ def held_as(source, vector):
 
 
 @triton.constexpr_function
-def has_counts(mode):
+def has_counts(ADJOINT, COUNT):
     """Whether results are divided by counts of taps, which differ between windows."""
-    return not mode.adjoint and 0 < mode.count < 4
+    # Triton 3.6 hands a tuple on without its names.
+    return not ADJOINT and 0 < COUNT < 4
 
 
 @triton.jit
@@ -139,7 +140,7 @@ def sum_tile(
     N_ROWS: tl.constexpr = ROWS.length
     N_DEPTHS: tl.constexpr = DEPTHS.length
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
-    IS_COUNTED: tl.constexpr = has_counts(MODE)  # divide what is written
+    IS_COUNTED: tl.constexpr = has_counts(MODE.adjoint, MODE.count)  # divide what is written
 
     lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths

@@ -13,6 +13,7 @@ from . import launch
 from .launch import Along, Axis, Block, Launch, Mode, Part, Request
 
 SUM, GREATEST, FIRST_GREATEST = range(3)  # ``Mode.operation``: what ``folding.fold`` computes
+OF_ROWS = 3  # ``Mode.mask`` of a mask of all channels, which are innermost
 LEFT = 4  # ``Mode.mask`` of a launch that reads what the one before has left
 WHOLE, WINDOWS, BINS = range(3)  # KIND of ``folding.fold``: one window, windows or adaptive bins
 ANY = 2**63
@@ -218,7 +219,10 @@ def _block(request: Request, along: Along, step: Step, kind: int, bound: int) ->
     block = Block(rows, *blocks[min(longest for longest in blocks if wanted <= longest)])
     vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
     is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
-    if is_long and (along.source if rows else along.inner) % vector == 0:
+    beside = along.source if rows else along.inner
+    if step.mode.mask == OF_ROWS:  # a vector has one byte of the mask
+        beside = request.shape[1]
+    if is_long and beside % vector == 0:
         block = block._replace(vector=vector)
     return block
 

@@ -29,7 +29,7 @@ I8, I16, I64 = torch.int8, torch.int16, torch.int64
 U8, U32, U64 = torch.uint8, torch.uint32, torch.uint64
 maxima, taps, averages = results.maxima, results.maxima_with_taps, results.averages
 gradients, average_gradients = results.max_gradients, results.average_gradients
-bins, quantized = results.bins, results.quantized_averages
+bins, quantized, masked = results.bins, results.quantized_averages, results.under_masks
 COMPILED = [
     (taps, (3, 5, 7, 7), pooling(2, 7), "contiguous", F16),
     (averages, (3, 40, 7, 7), pooling(2, 7), "channels last", BF16),
@@ -59,6 +59,8 @@ MORE = [
     (averages, (1, 3, 2000), pooling(1, 900, 300, 400), "contiguous", F32),
     (taps, (1, 2, 500, 3), pooling(2, (200, 2), (70, 1), (90, 1)), "contiguous", BF16),
     (taps, (1, 2, 70, 40), pooling(2, (33, 17), (2, 1), (16, 8)), "contiguous", F16),
+    # a vector would hold channels of two columns, of which a mask of all channels has two bytes
+    (masked, (1, 6, 19, 4), oracle.Bins((1, 4)), "channels last", F16),
 ]
 """Operator, shape, window or bins, layout and data type."""
 SHARED = [
@@ -137,8 +139,8 @@ def test_a_random_draw(seed, launched):
     """Every operator on the same request, of data types and layouts in turn."""
     chosen = random.Random(seed)
     shape, request = drawn(chosen)
-    windows = [maxima, taps, averages, gradients, average_gradients, quantized]
-    for operator in [bins] if isinstance(request, oracle.Bins) else windows:
+    windows = [maxima, taps, averages, gradients, average_gradients, quantized, masked]
+    for operator in [bins, masked] if isinstance(request, oracle.Bins) else windows:
         dtype = chosen.choice(results.OPERATORS[operator][0])
         layout = chosen.choice(results.LAYOUTS)
         operator(samples.LAYOUTS[layout](results.hard(operator, shape, dtype)), request)
