@@ -30,13 +30,6 @@ def held_as(source, vector):
     return tl.float64 if source == tl.float64 else tl.float32, vector
 
 
-@triton.constexpr_function
-def has_counts(ADJOINT, COUNT):
-    """Whether results are divided by counts of taps, which differ between windows."""
-    # Triton 3.6 hands a tuple on without its names.
-    return not ADJOINT and 0 < COUNT < 4
-
-
 @triton.jit
 def loaded_row(base, row, mask, width, fill, N, SOURCE, FORM):
     """Loads N chunks of a source row in the form in which they are added up. A chunk is a vector of
@@ -140,7 +133,8 @@ def sum_tile(
     N_ROWS: tl.constexpr = ROWS.length
     N_DEPTHS: tl.constexpr = DEPTHS.length
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
-    IS_COUNTED: tl.constexpr = has_counts(MODE.adjoint, MODE.count)  # divide what is written
+    # Divide what is written by counts of taps, which differ between windows.
+    IS_COUNTED: tl.constexpr = not MODE.adjoint and (MODE.count > 0 and MODE.count < 4)
 
     lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths

@@ -219,9 +219,9 @@ def _block(request: Request, along: Along, step: Step, kind: int, bound: int) ->
     block = Block(rows, *blocks[min(longest for longest in blocks if wanted <= longest)])
     vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
     is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
-    beside = along.source if rows else along.inner
-    if step.mode.mask == OF_ROWS:  # a vector has one byte of the mask
-        beside = request.shape[1]
+    # A vector has one byte of the mask.
+    of_rows = step.mode.mask == OF_ROWS
+    beside = request.shape[1] if of_rows else along.source if rows else along.inner
     if is_long and beside % vector == 0:
         block = block._replace(vector=vector)
     return block

@@ -28,7 +28,7 @@ from torch_dmlpool.kernels.launch import Launch
 from triton.backends.compiler import GPUTarget
 
 from benchmarks.kernels import machine_code
-from torch_dmlpool import kernels
+from torch_dmlpool import kernels, tensors
 from torch_dmlpool.backends import fallbacks
 from torch_dmlpool.backends import triton as backend
 from torch_dmlpool.window import Window
@@ -141,7 +141,7 @@ def results_of(input, window):
 
 
 def taps_of(input, window):
-    return results_of(input, window).to(backend.tensors.tap_dtype(window.taps))
+    return results_of(input, window).to(tensors.tap_dtype(window.taps))
 
 
 def maxima(input, window):
@@ -187,7 +187,7 @@ def averages(input, window):
 
 def masked_gradients(gradient, input, *by):
     """Of averages, from shares in the type of sums."""
-    given = backend.tensors.widened(gradient), input.shape[2:], by[0], False, by[1], input.dtype
+    given = tensors.widened(gradient), input.shape[2:], by[0], False, by[1], input.dtype
     for under in masks_of(input):
         with contextlib.suppress(fallbacks.NoKernelError):
             backend.average_pooling_grad(*given, **under)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import torch_dmlpool as dmlpool
+from torch_dmlpool import tensors
 
 backend = pytest.importorskip("torch_dmlpool.backends.triton")
 pytest.importorskip("triton._C.libtriton")
@@ -172,7 +173,7 @@ def max_gradients(input, request):
     """From taps, and elements gathered at taps."""
     values, window, given = samples.to_numpy(input), window_of(request), arriving(input, request)
     winners = oracle.maximum(values, request)
-    taps = torch.from_numpy(winners.taps).to(backend.tensors.tap_dtype(window.taps))
+    taps = torch.from_numpy(winners.taps).to(tensors.tap_dtype(window.taps))
     for channels_last in (False, True)[: window.rank]:
         back = backend.max_pooling_grad_from_taps(
             given, taps, input.shape[2:], window, channels_last
@@ -267,7 +268,7 @@ def under_masks(input, request):
         found = backend.max_pooling_with_indices(input, by, torch.int64, True, mask=mask)
         samples.assert_same(found[0], expected.values)
         samples.assert_same(found[1], expected.plane_indices)
-        wide = backend.tensors.widened(given)
+        wide = tensors.widened(given)
         options = True, divisor, given.dtype
         try:
             back = backend.average_pooling_grad(wide, sizes, by, *options, mask=mask)
