@@ -134,7 +134,7 @@ def sum_tile(
     N_DEPTHS: tl.constexpr = DEPTHS.length
     IS_WEIGHED: tl.constexpr = MODE.adjoint and MODE.count != CONSTANT  # divide what is read
     # Divide what is written by counts of taps, which differ between windows.
-    IS_COUNTED: tl.constexpr = not MODE.adjoint and (MODE.count > 0 and MODE.count < 4)
+    IS_COUNTED: tl.constexpr = (MODE.count > 0) & (MODE.count < 4) & (not MODE.adjoint)
 
     lengths, strides, targets, _, _ = sizes
     _, C, D, H, W = lengths

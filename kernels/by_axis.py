@@ -220,9 +220,8 @@ def _block(request: Request, along: Along, step: Step, kind: int, bound: int) ->
     vector = min(VECTORS[rows], launch.VECTOR_BYTES // request.element_size)
     is_long = bound > 96 and (kind == WHOLE or step.shift > 0) if rows else block.positions > 1
     # A vector has one byte of the mask.
-    of_rows = step.mode.mask == OF_ROWS
-    beside = request.shape[1] if of_rows else along.source if rows else along.inner
-    if is_long and beside % vector == 0:
+    near = request.shape[1] if step.mode.mask == OF_ROWS else along.source if rows else along.inner
+    if is_long and near % vector == 0:
         block = block._replace(vector=vector)
     return block
 
