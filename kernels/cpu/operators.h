@@ -12,7 +12,7 @@ struct Quantization {
            int64_t input_scales, output_scales, input_zeros, output_zeros, channels, low, high;)
 
     bool is_uniform() const {
-        return input_scales * output_scales * input_zeros * output_zeros == 1;
+        return input_scales == 1 && output_scales == 1 && input_zeros == 1 && output_zeros == 1;
     }
 };
 
