@@ -16,7 +16,7 @@ MOST = {
     "torch_dmlpool/**/*.py": 77_900,
     "kernels/cpu/*.[ch]*": 57_850,
     "kernels/*.py": 24_000,
-    "tests/**/*.py": 179_900,
+    "tests/**/*.py": 180_000,
     "benchmarks/*.py tools/*.py tools/*.cpp": 25_940,
 }
 """The most tokens of the files that match: today's, and at most one in a hundred more."""

@@ -19,6 +19,10 @@ constexpr int64_t WORKSPACE_VALUES = 1024;
 // vectors hold several positions, and then those at strides are taken.
 constexpr int64_t FEW_BYTES = 16;
 
+// The most windows that `widen_windows` lists: less than 4 of one width, and a sum or one that
+// overlaps another.
+constexpr int64_t MOST_PARTS = 4;
+
 int64_t block_outputs(const Axis &axis, int64_t least) {
     const int64_t wanted = std::max(least, 2 * axis.extent() / axis.stride);
     return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / wanted));
@@ -50,7 +54,9 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     const int64_t staged = size + vector;
     const bool has_scratch =
         (w.stride > 1 && (channels == 1 || channels * value < FEW_BYTES)) || windows.spacing > 1;
-    const int64_t scratch = has_scratch ? size : 0;
+    // Each of the parts that make a wide window has a value for each stride, and all taps have as
+    // many as there are values.
+    const int64_t scratch = has_scratch ? std::max(size, MOST_PARTS * rows * row_length) : 0;
     const int64_t taps = std::max(w.window, box_size > 0 ? h.window : 0);
     Workspace m;
     m.all_rows.resize(most_rows + 3 * taps);

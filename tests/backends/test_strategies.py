@@ -13,8 +13,10 @@ import pytest
 import samples
 import torch
 from torch import Tensor
+from torch.nn import functional as torch_nn
 
 from torch_dmlpool.backends import cpu, library, reference
+from torch_dmlpool.nn import functional as nn
 from torch_dmlpool.window import Window
 
 pytestmark = cases.OF_THE_LIBRARY
@@ -331,6 +333,15 @@ def test_inputs_larger_than_caches(shape, pool):
     check_alone(lambda x: cpu.max_pooling_with_taps(x, made), images, 0, places)
     gradients = lambda x: cpu.average_pooling_grad(x, sizes, made, True, None)  # noqa: E731
     check_alone(gradients, arriving, 0, places)
+
+
+@pytest.mark.parametrize("pool", ["max_pool2d", "avg_pool2d"])
+def test_wide_windows_at_strides(pool):
+    """Windows that are made of windows of 4 and 16 taps: strides take some of these."""
+    image = samples.normal(1, 3, 70, 1000)
+    for window in (11, 15, 63):
+        ours, theirs = (getattr(each, pool)(image, window, 2) for each in (nn, torch_nn))
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_windows_beside_inputs_larger_than_caches():

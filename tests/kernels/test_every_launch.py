@@ -186,7 +186,7 @@ def averages(input, window):
 
 
 def masked_gradients(gradient, input, *by):
-    """Of averages, from shares in the type of sums."""
+    """Gradients of averages, from shares in the type of sums."""
     given = tensors.widened(gradient), input.shape[2:], by[0], False, by[1], input.dtype
     for under in masks_of(input):
         with contextlib.suppress(fallbacks.NoKernelError):
