@@ -65,7 +65,7 @@ Workspace BlockPooling::workspace(int64_t rows, int64_t box_size) const {
     m.parts_of_h = m.parts + taps;
     m.shifted = m.parts_of_h + taps;
     const int64_t sums_h = op.is_idempotent ? 0 : box_size;
-    const int64_t sums_w = doubles_w && !op.is_idempotent ? size : 0;
+    const int64_t sums_w = widens_w && !op.is_idempotent ? size : 0;
     const int64_t values = 2 * staged + scratch + box_size + sums_h + sums_w;
     m.memory.resize(values * value + ALIGNMENT);
     char *next = m.memory.data();
@@ -172,10 +172,10 @@ void BlockPooling::combine_windows(const char *from, int64_t values, const Targe
 
 void BlockPooling::combine_taps(const char *from, int64_t values, const Target &t,
                                 const Workspace &m) const {
-    // Rows that are doubled lie in the workspace.
+    // Rows whose windows are widened lie in the workspace.
     const int64_t parts =
-        doubles_w ? widen_windows(m.staged, m.sums_w, channels, values, w, op.units[2], m.parts)
-                  : find_taps(from, channels, w, op.units[2], m.parts);
+        widens_w ? widen_windows(m.staged, m.sums_w, channels, values, w, op.units[2], m.parts)
+                 : find_taps(from, channels, w, op.units[2], m.parts);
     if (w.stride == 1)
         return op.combine(true, m.parts, parts, t.outputs * channels, t.to,
                           {t.runs, pitch * value, t.pitch, t.divisor});
@@ -208,7 +208,7 @@ void BlockPooling::combine_taps(const char *from, int64_t values, const Target &
 
 void BlockPooling::take_strides(const char *from, int64_t parts, int64_t outputs,
                                 const Workspace &m) const {
-    if (doubles_w) {
+    if (widens_w) {
         for (int64_t k = 0; k < parts; ++k) {
             char *const each = m.scratch + k * outputs * value;
             take_spaced(value, w.stride, m.parts[k].from, outputs, each);

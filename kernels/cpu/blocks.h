@@ -45,7 +45,7 @@ struct Block {
 struct Workspace {
     std::vector<Row> all_rows;
     Row *rows;        // the rows of the input that a row of outputs reads along D and H
-    Row *parts;       // what the first window along W is combined from: taps, or doubled windows
+    Row *parts;       // what the first window along W is combined from: taps, or wider windows
     Row *parts_of_h;  // the same along H
     Row *shifted;     // the parts of a later window
     std::vector<char> memory;
@@ -54,8 +54,8 @@ struct Workspace {
     char *produced;                  // values of outputs, before they are finished
     char *scratch;  // rows of every stride-th value, or rows before zeros are inserted
     char *box;      // a box that was combined along D
-    char *sums_h;   // of doubled windows along H
-    char *sums_w;   // of doubled windows along W
+    char *sums_h;   // of widened windows along H
+    char *sums_w;   // of widened windows along W
 };
 
 // What RowPooling and BoxPooling have in common.
@@ -78,14 +78,14 @@ struct BlockPooling {
     const int64_t channels = p.channels;
     const int64_t tiles_h = parts_of(h.outputs, plan.outputs_h);
     const int64_t tiles_w = parts_of(w.outputs, plan.outputs_w);
-    // Whether windows along W are combined from windows of 1, 2, 4, ... taps.
-    const bool doubles_w = is_wide(op.is_idempotent, channels, w);
+    // Whether windows along W are combined from windows of 1, 4, 16, ... taps.
+    const bool widens_w = is_wide(op.is_idempotent, channels, w);
     // Whether windows of one channel are those of RowOperations::combine_short.
     const bool is_short = channels == 1 && w.dilation == 1 && w.window > 1 &&
                           (w.window == w.stride ? w.window <= 4 : w.window == 3 && w.stride == 2);
     // Whether each window of one channel reads its own values, because every fifth value of a row
     // cannot be taken in vectors.
-    const bool reads_apart = channels == 1 && w.stride >= 5 && w.window * value >= 16 && !doubles_w;
+    const bool reads_apart = channels == 1 && w.stride >= 5 && w.window * value >= 16 && !widens_w;
     // The number of strides that a row of workspace has room for, and the values of such a row.
     const int64_t row_length = parts_of(w.span(plan.outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;
@@ -131,11 +131,11 @@ struct BlockPooling {
     // Combines the elements of each window along W. `values` are those of all rows of workspace.
     void combine_windows(const char *from, int64_t values, const Target &t,
                          const Workspace &m) const;
-    // The same, tap by tap of all windows, or by the doubled windows that make a window.
+    // The same, tap by tap of all windows, or by the widened windows that make a window.
     void combine_taps(const char *from, int64_t values, const Target &t, const Workspace &m) const;
     // Copies values that lie a stride apart into contiguous rows of `scratch`, and lets `parts`
     // list taps there. A row of workspace becomes one row for each remainder of positions by the
-    // stride, or one row for each part where windows are doubled along W.
+    // stride, or one row for each part where windows are widened along W.
     void take_strides(const char *from, int64_t parts, int64_t outputs, const Workspace &m) const;
 };
 

@@ -247,10 +247,10 @@ Reason rows_cannot(const Request &r) {
 }
 Reason rows_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
-    const bool doubles = is_wide(r.is_idempotent, p.channels, p.w()) && !boxes_cannot(r);
-    return r.windows.spacing > 1 || doubles || costs_less_by_rows(r) ? nullptr
-           : p.channels > 1                                          ? "windows share few rows"
-                                                                     : "windows are long";
+    const bool is_wide_w = is_wide(r.is_idempotent, p.channels, p.w()) && !boxes_cannot(r);
+    return r.windows.spacing > 1 || is_wide_w || costs_less_by_rows(r) ? nullptr
+           : p.channels > 1                                            ? "windows share few rows"
+                                                                       : "windows are long";
 }
 
 Reason windows_cannot(const Request &r) {
@@ -341,8 +341,8 @@ const char *name_of_mechanism(int64_t number) {
                                     : IMPLEMENTATIONS[number - MECHANISM_COUNT].name;
 }
 
-// Combining two windows of 1, 2, 4, ... taps gives one of twice as many, so that k taps cost log k
-// steps. Each step computes a window at every position, not only at those of outputs.
+// A window of k taps is estimated to cost log2 k combinations, and one more, at every position of
+// the axis: BlockPooling::widen_windows computes windows there, not only where outputs are.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     if (axis.window <= (is_idempotent ? WIDE_MAXIMA + (channels > 1) : WIDE_SUMS))
         return false;

@@ -67,8 +67,8 @@ int64_t calls_forced();
 // taps on. Planes whose rows have at most TURNED_WIDTH elements are transposed rather than joined.
 constexpr int64_t LONG_CONVERTED = 16;
 constexpr int64_t TURNED_WIDTH = 16;
-// Whether an axis is wide: windows overlap so much that combining them from windows of 1, 2, 4, ...
-// taps is faster.
+// Whether an axis is wide: windows overlap so much that combining them from windows of 1, 4, 16,
+// ... taps is faster.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
 // Whether a gradient of averages pools rows of arriving elements with zeros between them.
 bool puts_zeros_between(const Axis &axis);

@@ -129,7 +129,6 @@ int64_t dmlpool_calls_forced() {
     return calls_forced();
 }
 
-// The address of each operator.
 // A `Function` for each of the names of `dmlpool_names`.
 const Function *dmlpool_operators() {
     return FUNCTIONS<OPERATORS>;

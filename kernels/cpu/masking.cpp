@@ -126,12 +126,12 @@ struct Masked : Kept {
         return {p.planes, p.channels,         rows, p.plane(), p.channels, m.is_own ? rows : 0,
                 p.type,   p.counting.divisor, 0,    0};
     }
-    // What is kept of the elements of a part, which lie at `elements`. It refers to the part.
-    Kept kept(const Part &part, const void *elements) const {
+    // What is kept of a part. It refers to the part.
+    Kept kept(const Part &part) const {
         return {part.problem,
                 {1, part.problem.planes, m.is_own, 0, m.channels, m.fill},
                 mask_at(part, part.of.positions),
-                elements,
+                static_cast<const char *>(tensor) + part.input * bytes,
                 bytes};
     }
 };
@@ -212,8 +212,7 @@ void pool_averages(const Masked &masked, T *output) {
                 sums.resize(part.results());
                 to = sums.data();
             }
-            const Kept kept = masked.kept(
-                part, static_cast<const char *>(masked.tensor) + part.input * masked.bytes);
+            const Kept kept = masked.kept(part);
             pool_averages(sums_of(part.problem, masked.p.type), kept.tensor, to, &kept);
             counts.divide_part(part, to, out);
         });
@@ -237,7 +236,7 @@ void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
                              average_pooling_grad(q, shares.data(), sums.data());
                              divide<T>(sums.data(), part.elements(), 1, nullptr, out);
                          }
-                         masked.kept(part, out).read(out, part.elements(), out);
+                         masked.kept(part).read(out, part.elements(), out);
                      });
 }
 
@@ -385,7 +384,7 @@ void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arr
         max_pooling_grad(part.problem,
                          static_cast<const char *>(arriving) + part.output * masked.bytes,
                          static_cast<const char *>(taps) + part.output * p.bytes, out);
-        masked.kept(part, out).read(out, part.elements(), out);
+        masked.kept(part).read(out, part.elements(), out);
     });
 }
 

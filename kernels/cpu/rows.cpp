@@ -46,7 +46,7 @@ struct RowPooling : BlockPooling {
     const int64_t group =
         by_boxes ? std::min(plan.outputs_h, rows_at_once(w, plan.outputs_w, channels, value))
                  : plan.outputs_h;
-    const bool doubles_h = by_boxes && is_wide(op.is_idempotent, channels, h);
+    const bool widens_h = by_boxes && is_wide(op.is_idempotent, channels, h);
     // Whether the input is brought into a cache before rows are combined: row by row, or by blocks.
     const bool fetches = reads_first(windows, element) &&
                          most_rows * plan.outputs_w * w.stride * channels * element <= READ_BYTES;
@@ -134,7 +134,7 @@ struct RowPooling : BlockPooling {
             }
             // A row that needs no padding and no combining is pooled where it lies in the input.
             if (op.is_plain && found == 1 && b.outputs_h == 1 &&
-                inside == w.span(b.outputs_w) * channels && !doubles_w)
+                inside == w.span(b.outputs_w) * channels && !widens_w)
                 return latest;
             const char *const last_row = latest + (repeated - 1) * h.stride * row_bytes;
             const int64_t length = last_row + vectors * element <= end_of_input ? vectors : inside;
@@ -162,10 +162,10 @@ struct RowPooling : BlockPooling {
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
         // Whether rows of the box have no margins, and are pooled along W where they are.
-        const bool is_in_place = h.window == 1 && h.stride == 1 && length == pitch && !doubles_w;
-        const int64_t parts = doubles_h ? widen_windows(m.box, m.sums_h, length, height * length, h,
-                                                        op.units[1], m.parts_of_h)
-                                        : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
+        const bool is_in_place = h.window == 1 && h.stride == 1 && length == pitch && !widens_w;
+        const int64_t parts = widens_h ? widen_windows(m.box, m.sums_h, length, height * length, h,
+                                                       op.units[1], m.parts_of_h)
+                                       : find_taps(m.box, length, h, op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
             if (is_in_place) {

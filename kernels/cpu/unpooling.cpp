@@ -47,7 +47,8 @@ struct Positions {
     const int64_t size = p.plane() / p.channels;           // positions in a plane
     const int64_t pixels = p.output_plane() / p.channels;  // of a plane
 
-    // Calls act(part) for all planes in parts of so many pixels and positions.
+    // Calls act(part) for all parts of all planes: at most `most_pixels` pixels and
+    // `most_positions` positions.
     template <class Act>
     void for_parts(int64_t most_pixels, int64_t most_positions, const Act &act) const {
         const double cost = 4. * double(p.channels) * double(most_pixels + most_positions);
@@ -113,7 +114,7 @@ struct Positions {
     template <class Act>
     void each_last(const Part &part, void *unique, int64_t out_bytes, const Act &act) const {
         std::vector<uint64_t> seen(parts_of(part.size(), 64));
-        // Of the parts of a plane, the first one writes what is no position.
+        // What is no position is written by the first part of a plane.
         const uint64_t elsewhere = part.positions.begin == 0 ? size : UINT64_MAX;
         each<true>(part,
                    [=, bits = seen.data()](int64_t i, int64_t at, uint64_t position, int64_t) {
