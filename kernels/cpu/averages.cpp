@@ -47,17 +47,19 @@ struct Divide final : Finish {
     }
 };
 
-// What the averages of a data type are computed with.
+// What the averages of a data type are computed with. `share` divides elements, and writes the
+// results in the type of sums.
 struct Kernels {
     const RowOperations &sums;
     DivideSums *divide;
+    DivideSums *share;
 };
 // The kernels of a data type, which has number `type` in backends/problems.py.
 Kernels kernels_of(int64_t type) {
     return with_floats(type, "averages of type", [](auto element) {
         using U = decltype(element);
         static const Rows<Sum<Wide<U>, U>> sums({});
-        return Kernels{sums, divide<U>};
+        return Kernels{sums, divide<U>, divide<Wide<U>, U>};
     });
 }
 
@@ -67,30 +69,15 @@ constexpr int64_t SHARES = 1 << 16;
 
 struct AverageGradient {
     const CountedWindows &g;
-    const Kernels kernels;
-    const Kernels of_shares;  // for shares: of float64 if elements are that, else of float32
     const Strategy strategy;
     const char *const arriving;
     char *const gradient;
 
     const Problem &p = g.p;
+    const Kernels kernels = kernels_of(p.type);
     const int64_t element = kernels.sums.element_size;
     const int64_t value = kernels.sums.value_size;
 
-    // Writes the shares of `count` elements of a row of outputs, from element i on. The row begins
-    // with arriving element `row`.
-    void divide_row(const Divide &by, int64_t row, int64_t d, int64_t h, int64_t i, int64_t count,
-                    char *to) const {
-        if (element == value)
-            return by(0, d, h, i, count, arriving + (row + i) * element, to);
-        float values[1024];  // of the type of sums
-        for (int64_t at = 0, n; at < count; at += n) {
-            n = std::min(int64_t(std::size(values)), count - at);
-            const Row from = {arriving + (row + i + at) * element, 0};
-            kernels.sums.combine(false, &from, 1, n, values);
-            by(0, d, h, i + at, n, values, to + at * by.result_size);
-        }
-    }
     // Each gradient element is the sum, over the windows that read it, of arriving / taps. Shares
     // are divided already; otherwise `divisor` divides the sum.
     void pool_shares(const RowOperations &op, const Windows &windows, const char *shares,
@@ -101,7 +88,7 @@ struct AverageGradient {
     }
     // Writes the gradient of a part of a plane, or of `planes` whole planes from that on.
     void add_part(const PlaneParts &parts, const PlanePart &part, int64_t planes) const {
-        const Divide by(g, value, value, of_shares.divide);
+        const Divide by(g, element, value, kernels.share);
         const Problem q = parts.problem(planes, part.positions, part.outputs);
         const int64_t width = q.output_row();
         const int64_t column = parts.outputs_along(part, 2).begin * p.channels;
@@ -112,10 +99,11 @@ struct AverageGradient {
             const int64_t d = parts.outputs_along(part, 0).begin + at[1];
             const int64_t h = parts.outputs_along(part, 1).begin + at[0];
             const int64_t row = ((part.plane + at[2]) * p.d().outputs + d) * p.h().outputs + h;
-            divide_row(by, row * p.output_row(), d, h, column, width, to);
+            by(0, d, h, column, width, arriving + (row * p.output_row() + column) * element, to);
         }
+        // Shares are float64 if elements are, else float32.
         pool_shares(
-            of_shares.sums, Windows(q), shares.data(), 1,
+            kernels_of(p.type == 1).sums, Windows(q), shares.data(), 1,
             gradient + (part.plane * p.plane() + part.positions.begin * parts.slab) * element);
     }
     void run() const {
@@ -150,10 +138,12 @@ void pool_averages(const Problem &plain, const void *input, void *output, const 
 }
 
 void average_pooling(const Problem &p, const void *input, void *output) {
-    pool_averages(p, input, output, nullptr);
+    p.masking.mask ? masked_averages(p, input, output) : pool_averages(p, input, output, nullptr);
 }
 
 void average_pooling_grad(const Problem &plain, const void *arriving, void *gradient) {
+    if (plain.masking.mask)
+        return masked_averages_grad(plain, arriving, gradient);
     const Problem p = joined_averages(plain, true, true);
     const int64_t element = kernels_of(p.type).sums.element_size;
     use_large_pages(gradient, p.input_bytes(element));
@@ -163,12 +153,7 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
     const Problem q = is_turned ? turned_problem(p) : p;
     const CountedWindows g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
-        AverageGradient{g,
-                        kernels_of(p.type),
-                        kernels_of(p.type == 1),
-                        strategy,
-                        static_cast<const char *>(from),
-                        static_cast<char *>(to)}
+        AverageGradient{g, strategy, static_cast<const char *>(from), static_cast<char *>(to)}
             .run();
     };
     if (!is_turned)

@@ -117,13 +117,23 @@ struct Counting {
     FIELDS(int64_t include_padding, divisor, end_padding[3];)
 };
 
+// How a mask lies beside the tensor that windows read. It is a bool in the tensor's layout for each
+// element that it covers, and any byte but 0 keeps an element; `mask` is null where there is none.
+// `groups` times `planes` planes of the tensor share a mask of one plane, or with `is_own` have one
+// each. The masks of a group begin `step` planes after those of the group before. A mask has
+// `channels` channels: those of the tensor's planes, or one for all, as it has where there is none.
+// `fill` has the bits of what stands for masked elements.
+struct Masking {
+    FIELDS(int64_t groups, planes, is_own, step, channels, fill; const uint8_t *mask;)
+};
+
 // The sizes of a call. A contiguous tensor has N * C planes of 1 channel. A channels_last one has
 // N planes of C channels. `type` is that of the first tensor, a number of DATA_TYPES in
 // backends/problems.py. Winners, taps or positions have `bytes` bytes, and `numbering` says what
-// winners are numbered by: TAPS, POSITIONS or INDICES.
+// winners are numbered by: TAPS, POSITIONS or INDICES. With `are_minima` maxima are minima.
 struct Problem {
     FIELDS(int64_t planes, channels; Axis axes[3]; Counting counting;
-           int64_t type, bytes, numbering;)
+           int64_t type, bytes, numbering, are_minima; Masking masking;)
 
     const Axis &d() const { return axes[0]; }
     const Axis &h() const { return axes[1]; }

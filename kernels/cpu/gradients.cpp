@@ -213,24 +213,19 @@ void max_pooling_indices(const Problem &plain, const void *taps, void *indices) 
     const int tap_bytes = type_of(p).bytes;  // the problem's first tensor holds taps
     const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
     const TapPlaces places(p, 1, plane_size);
-    const int64_t block = std::max<int64_t>(1, 4096 / p.channels);  // outputs
-    const int64_t width = p.w().outputs;
-    const double cost = 4. * double(std::min(block, width) * p.channels);
-    with_integers(int(p.bytes), [&](auto number) {
-        using N = decltype(number);
-        const auto write_block = [&](const Digits<4> &digits) {
-            const int64_t plane_row = digits[2] * p.h().outputs + digits[1];
-            const int64_t row = digits[3] * p.output_plane() + plane_row * p.output_row();
-            const int64_t from = digits[0] * block;
-            const int64_t origin = digits[3] * p.channels * plane_size;
+    with_integers(int(p.bytes), [&]<class N>(N) {
+        const auto write_row = [&](const auto &digits) {
+            const int64_t plane_row = digits[1] * p.h().outputs + digits[0];
+            const int64_t row = digits[2] * p.output_plane() + plane_row * p.output_row();
+            const int64_t origin = digits[2] * p.channels * plane_size;
             N *const out = static_cast<N *>(indices) + row;
-            places.each(
-                static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[2], digits[1],
-                {from, std::min(width, from + block)},
-                [=](int64_t i, int64_t place) { out[i] = N(place < 0 ? -1 : origin + place); });
+            places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[1],
+                        digits[0], {0, p.w().outputs}, [=](int64_t i, int64_t place) {
+                            out[i] = N(place < 0 ? -1 : origin + place);
+                        });
         };
-        parallel_loops<4>({parts_of(width, block), p.h().outputs, p.d().outputs, p.planes}, cost,
-                          [&] { return write_block; });
+        parallel_loops<3>({p.h().outputs, p.d().outputs, p.planes}, 4. * double(p.output_row()),
+                          [&] { return write_row; });
     });
 }
 

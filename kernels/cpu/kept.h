@@ -6,22 +6,20 @@
 
 #include <vector>
 
-#include "operations.h"
-#include "operators.h"
+#include "vectors.h"
 
 namespace dmlpool {
 
 struct Kept {
     const Problem &p;  // of the tensor, before axes are joined
-    const Masking m;
-    const uint8_t *const mask;
     const void *const tensor;
-    const int64_t bytes;  // of an element
 
+    const Masking &m = p.masking;
+    const int64_t bytes = type_of(p).bytes;        // of an element
     const int64_t each = p.channels / m.channels;  // elements of a byte of the mask
     // The mask of a plane.
     const uint8_t *mask_of(int64_t plane) const {
-        return mask +
+        return m.mask +
                (plane / m.planes * m.step + m.is_own * (plane % m.planes)) * (p.plane() / each);
     }
     // The byte of an element.
@@ -52,10 +50,14 @@ inline void read_rows(const Kept *kept, Row *rows, int64_t count, int64_t length
     }
 }
 
-// The operators of average_pooling, max_pooling and min_pooling, of what is kept if that is not
-// null. Then sums are written as they are added, and divided by the caller.
+// Averages of what is kept if that is not null. Then sums are written as they are added, and
+// divided by the caller.
 void pool_averages(const Problem &p, const void *input, void *output, const Kept *kept);
-void pool_maxima(const Problem &p, const void *input, void *output, void *winners, const Kept *kept,
-                 bool are_minima);
+// Averages and their gradient under a mask.
+void masked_averages(const Problem &p, const void *input, void *output);
+void masked_averages_grad(const Problem &p, const void *arriving, void *gradient);
+// Corrects the numbers of the winners of maxima: of elements that tie with masked ones, and of
+// windows without an element.
+void find_first_kept(const Kept &kept, const void *maxima, void *winners);
 
 }  // namespace dmlpool

@@ -17,7 +17,7 @@ namespace {
 
 // Raised by one whenever a function or a number below changes its meaning, here and in
 // backends/library.py.
-constexpr int64_t VERSION = 7;
+constexpr int64_t VERSION = 8;
 
 enum Code : int32_t { DONE, NO_MEMORY, FAILED, OUTSIDE };
 
@@ -43,8 +43,6 @@ struct Guarded<operate> {
             return OUTSIDE;
         } catch (const std::exception &error) {
             std::snprintf(message, sizeof(message), "%s", error.what());
-        } catch (...) {
-            std::snprintf(message, sizeof(message), "an unknown exception");
         }
         return FAILED;
     }
@@ -52,12 +50,11 @@ struct Guarded<operate> {
 
 // The operators. operators.h says what each of them reads and writes. Any byte of a bool but 0 is
 // True.
-#define OPERATORS                                                                                 \
-    max_pooling, max_pooling_indices, max_pooling_grad, min_pooling, max_unpooling,               \
-        unique_positions, gather_positions, scatter_positions, average_pooling,                   \
-        average_pooling_grad, quantized_averages, segment_sums, segment_maxima, segment_shares,   \
-        statistics, statistics_grad, masked, masked_average_pooling, masked_average_pooling_grad, \
-        masked_max_pooling, masked_max_pooling_grad, masked_min_pooling
+#define OPERATORS                                                                        \
+    max_pooling, max_pooling_indices, max_pooling_grad, max_unpooling, unique_positions, \
+        gather_positions, scatter_positions, average_pooling, average_pooling_grad,      \
+        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics,    \
+        statistics_grad, masked
 
 struct Function {
     const void *address;

@@ -48,11 +48,11 @@ void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fil
 }
 
 // Some planes whose masks follow each other or are one, or a band of one plane.
-struct Part {
-    PlanePart of;  // from the first plane on
+struct Part : PlanePart {  // from the first plane on
     Problem problem;
     int64_t input;   // the first element
     int64_t output;  // the first result
+
     int64_t elements() const { return problem.planes * problem.plane(); }
     int64_t results() const { return problem.planes * problem.output_plane(); }
 };
@@ -74,21 +74,20 @@ struct Masked : Kept {
         return {begin, std::max(reach.end, begin + 1)};
     }
     // The mask of positions of a part's first plane.
-    const uint8_t *mask_at(const Part &part, const Range &positions) const {
-        return mask_of(part.of.plane) + positions.begin * parts.slab / each;
+    const uint8_t *mask_at(const PlanePart &part, const Range &positions) const {
+        return mask_of(part.plane) + positions.begin * parts.slab / each;
     }
-    // How planes are cut for results, and for elements.
+    // The outputs of a band of a plane.
     const int64_t step = parts.count == 1   ? axis.outputs
                          : axis.window == 0 ? 1
                                             : std::max<int64_t>(1, parts.step / axis.stride);
-    const int64_t bands_of_results = parts_of(axis.outputs, step);
-    const int64_t bands_of_elements = axis.window == 0 ? 1 : parts.count;
 
-    // Calls a copy of work(part) for all parts of a thread, which are whole planes or one of
-    // `bands` bands of a plane. The results of bands do not overlap, or with `of_elements` their
-    // elements.
-    template <class Work>
-    void each_part(int64_t bands, bool of_elements, const Work &of_thread) const {
+    // Calls a copy of work(part) for all parts of a thread, which are whole planes or bands of a
+    // plane. The results of bands do not overlap, or with `of_elements` their elements.
+    void each_part(bool of_elements, const auto &of_thread) const {
+        const int64_t bands = !of_elements       ? parts_of(axis.outputs, step)
+                              : axis.window == 0 ? 1
+                                                 : parts.count;
         const int64_t chunks = parts_of(m.planes, planes);
         const int64_t elements = planes * p.plane() / bands;
         // The threads share a part that no cache of a core holds: without a cost there is one loop.
@@ -97,15 +96,17 @@ struct Masked : Kept {
             return [&, work = of_thread](const Digits<3> &digits) mutable {
                 const int64_t first = digits[0] * planes, band = digits[1];
                 Part part = {parts.of(band), p, 0, 0};
-                Range &outputs = part.of.outputs, &positions = part.of.positions;
+                auto &[plane, positions, outputs] = static_cast<PlanePart &>(part);
                 if (bands == 1 || !of_elements) {
                     outputs = {band * step, bands == 1 ? axis.outputs
                                                        : std::min((band + 1) * step, axis.outputs)};
                     positions = positions_of(outputs);
                 }
-                const int64_t plane = part.of.plane = digits[2] * m.planes + first;
-                part.problem =
-                    parts.problem(std::min(planes, m.planes - first), positions, outputs);
+                plane = digits[2] * m.planes + first;
+                const int64_t count = std::min(planes, m.planes - first);
+                part.problem = parts.problem(count, positions, outputs);
+                part.problem.masking = {
+                    1, count, m.is_own, 0, m.channels, m.fill, mask_at(part, positions)};
                 part.input = plane * p.plane() + positions.begin * parts.slab;
                 part.output =
                     plane * p.output_plane() + outputs.begin * (p.output_plane() / axis.outputs);
@@ -128,17 +129,14 @@ struct Masked : Kept {
     }
     // What is kept of a part. It refers to the part.
     Kept kept(const Part &part) const {
-        return {part.problem,
-                {1, part.problem.planes, m.is_own, 0, m.channels, m.fill},
-                mask_at(part, part.of.positions),
-                static_cast<const char *>(tensor) + part.input * bytes,
-                bytes};
+        return {part.problem, static_cast<const char *>(tensor) + part.input * bytes};
     }
 };
 
-// The same problem for averages, which become sums of numbers of type `type`.
+// The same problem for averages, which become sums of numbers of type `type`, without a mask.
 Problem sums_of(Problem q, int64_t type) {
     q.type = type;
+    q.masking.mask = nullptr;
     q.counting = {0, 1, {0, 0, 0}};
     return q;
 }
@@ -152,7 +150,7 @@ struct Counts {
     int64_t begin = 0;
 
     void find(const Part &part) {
-        const Range &outputs = part.of.outputs, positions = of.positions_of(outputs);
+        const Range &outputs = part.outputs, positions = of.positions_of(outputs);
         const uint8_t *const mask = of.mask_at(part, positions);
         if (of.p.counting.divisor != 0 || (known == mask && begin == outputs.begin))
             return;
@@ -201,8 +199,7 @@ template <class T>
 void pool_averages(const Masked &masked, T *output) {
     using L = Wide<T>;
     masked.each_part(
-        masked.bands_of_results, false,
-        [&, counts = Counts{masked}, sums = std::vector<L>()](const Part &part) mutable {
+        false, [&, counts = Counts{masked}, sums = std::vector<L>()](const Part &part) mutable {
             counts.find(part);
             T *const out = output + part.output;
             L *to;
@@ -221,23 +218,22 @@ void pool_averages(const Masked &masked, T *output) {
 template <class T>
 void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    masked.each_part(masked.bands_of_elements, true,
-                     [&, counts = Counts{masked}, shares = std::vector<L>(),
-                      sums = std::vector<L>()](const Part &part) mutable {
-                         counts.find(part);
-                         shares.resize(part.results());
-                         counts.divide_part(part, arriving + part.output, shares.data());
-                         const Problem q = sums_of(part.problem, sizeof(L) == 8);
-                         T *const out = gradient + part.input;
-                         if constexpr (std::is_same_v<T, L>)
-                             average_pooling_grad(q, shares.data(), out);
-                         else {
-                             sums.resize(part.elements());
-                             average_pooling_grad(q, shares.data(), sums.data());
-                             divide<T>(sums.data(), part.elements(), 1, nullptr, out);
-                         }
-                         masked.kept(part).read(out, part.elements(), out);
-                     });
+    masked.each_part(true, [&, counts = Counts{masked}, shares = std::vector<L>(),
+                            sums = std::vector<L>()](const Part &part) mutable {
+        counts.find(part);
+        shares.resize(part.results());
+        counts.divide_part(part, arriving + part.output, shares.data());
+        const Problem q = sums_of(part.problem, sizeof(L) == 8);
+        T *const out = gradient + part.input;
+        if constexpr (std::is_same_v<T, L>)
+            average_pooling_grad(q, shares.data(), out);
+        else {
+            sums.resize(part.elements());
+            average_pooling_grad(q, shares.data(), sums.data());
+            divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+        }
+        masked.kept(part).read(out, part.elements(), out);
+    });
 }
 
 // The numbers of winners. An element that has the lowest value ties with masked ones, which may be
@@ -283,8 +279,7 @@ struct FirstKept {
             if (kept.m.channels > 1 || output != known)
                 found = first({d, h, output}, mask + i % kept.m.channels, kept.m.channels);
             known = output;
-            if (found >= 0 || p.numbering != TAPS)
-                numbers.write(plane, d, h, i, 1, &found);
+            numbers.write(plane, d, h, i, 1, &found);
         }
     }
     void find() const {
@@ -293,16 +288,6 @@ struct FirstKept {
         });
     }
 };
-
-// Maxima or minima of what is kept.
-void pool_kept(const Kept &kept, void *output, void *winners, bool are_minima) {
-    pool_maxima(kept.p, kept.tensor, output, winners, &kept, are_minima);
-    if (winners != nullptr)
-        with_integers(int(kept.bytes), [&](auto bits) {
-            using S = decltype(bits);
-            FirstKept<S>{kept, static_cast<const S *>(output), winners}.find();
-        });
-}
 
 }  // namespace
 
@@ -331,60 +316,40 @@ std::vector<char> Kept::filled(int64_t count) const {
     return row;
 }
 
-void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output) {
-    const int64_t bytes = type_of(p).bytes;
-    const Kept kept{p, m, static_cast<const uint8_t *>(mask), input, bytes};
-    use_large_pages(output, p.input_bytes(bytes));
+void masked(const Problem &p, const void *input, void *output) {
+    const Kept kept{p, input};
+    use_large_pages(output, p.input_bytes(kept.bytes));
     parallel(p.planes * p.plane() / kept.each, double(kept.each), [&](int64_t begin, int64_t end) {
-        const int64_t first = begin * kept.each * bytes;
+        const int64_t first = begin * kept.each * kept.bytes;
         kept.read(static_cast<const char *>(input) + first, (end - begin) * kept.each,
                   static_cast<char *>(output) + first);
     });
 }
 
-void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                            void *output) {
-    const Masked masked{{p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}};
+void masked_averages(const Problem &p, const void *input, void *output) {
+    const Masked masked{{p, input}};
     if (masked.are_sets())
-        return segment_sums(masked.sets(), input, nullptr, masked.mask, output);
+        return segment_sums(masked.sets(), input, nullptr, masked.m.mask, output);
     with_floats(p.type, "averages of type", [&](auto element) {
         using T = decltype(element);
         pool_averages(masked, static_cast<T *>(output));
     });
 }
 
-void masked_average_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
-                                 const void *mask, void *gradient) {
-    const Masked masked{{p, m, static_cast<const uint8_t *>(mask), gradient, type_of(p).bytes}};
+void masked_averages_grad(const Problem &p, const void *arriving, void *gradient) {
+    const Masked masked{{p, gradient}};
     if (masked.are_sets())
-        return segment_shares(masked.sets(), arriving, nullptr, masked.mask, nullptr, gradient);
+        return segment_shares(masked.sets(), arriving, nullptr, masked.m.mask, nullptr, gradient);
     with_floats(p.type, "averages of type", [&](auto element) {
         using T = decltype(element);
         spread_averages(masked, static_cast<const T *>(arriving), static_cast<T *>(gradient));
     });
 }
 
-void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                        void *output, void *winners) {
-    pool_kept({p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}, output, winners,
-              false);
-}
-
-void masked_min_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                        void *output, void *winners) {
-    pool_kept({p, m, static_cast<const uint8_t *>(mask), input, type_of(p).bytes}, output, winners,
-              true);
-}
-
-void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
-                             const void *taps, const void *mask, void *gradient) {
-    const Masked masked{{p, m, static_cast<const uint8_t *>(mask), gradient, type_of(p).bytes}};
-    masked.each_part(1, true, [&](const Part &part) {
-        char *const out = static_cast<char *>(gradient) + part.input * masked.bytes;
-        max_pooling_grad(part.problem,
-                         static_cast<const char *>(arriving) + part.output * masked.bytes,
-                         static_cast<const char *>(taps) + part.output * p.bytes, out);
-        masked.kept(part).read(out, part.elements(), out);
+void find_first_kept(const Kept &kept, const void *maxima, void *winners) {
+    with_integers(int(kept.bytes), [&](auto bits) {
+        using S = decltype(bits);
+        FirstKept<S>{kept, static_cast<const S *>(maxima), winners}.find();
     });
 }
 

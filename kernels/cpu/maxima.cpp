@@ -154,13 +154,12 @@ struct WinningTaps final : Finish {
 
 // Pools a problem, or a block of turned planes, from plane `first` on.
 void pool_by(const Windows &windows, Strategy strategy, int64_t first, const void *input,
-             void *output, void *winners, bool are_minima) {
+             void *output, void *winners) {
     const Problem &p = windows.p;
-    const DataType &data_type = type_of(p);
     const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
     const auto pool_values = [&](auto element) {
         using S = decltype(element);
-        const Max<S> op(data_type, are_minima);
+        const Max<S> op(p);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
     const auto pool_winners = [&](auto element_of_channels, auto element) {
@@ -168,7 +167,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         using P = std::conditional_t<sizeof(S) == 8, __int128,
                                      std::conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
         const Numbers numbers(p, winners, first);
-        const Winner<S, P> op(data_type, are_minima);
+        const Winner<S, P> op(p);
         void *const to = output ? output : winners;  // nothing is written where it is winners
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
             const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
@@ -181,23 +180,25 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     // Wide windows combine values so often that it pays to turn floats into keys, which are
     // compared by one instruction in place of four.
     const bool compares_keys = is_wide(true, p.channels, p.h());
+    const int64_t plain = p.are_minima ? -1 : p.type;  // floats are compared as they are
     if (winners != nullptr) {
-        if (p.type == 0 && !are_minima)
+        if (plain == 0)
             pool_winners(float(), int32_t());
         else
-            with_integers(data_type.bytes, [&](auto element) { pool_winners(element, element); });
-    } else if (p.type == 0 && !are_minima && !compares_keys)
+            with_integers(type_of(p).bytes, [&](auto element) { pool_winners(element, element); });
+    } else if (plain == 0 && !compares_keys)
         pool_values(float());
-    else if (p.type == 1 && !are_minima)
+    else if (plain == 1)
         pool_values(double());
     else
-        with_integers(data_type.bytes, pool_values);
+        with_integers(type_of(p).bytes, pool_values);
 }
 
 }  // namespace
 
-void pool_maxima(const Problem &plain, const void *input, void *output, void *winners,
-                 const Kept *kept, bool are_minima) {
+void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
+    const Kept kept{plain, input};
+    const Kept *const masked = plain.masking.mask ? &kept : nullptr;
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
@@ -206,29 +207,24 @@ void pool_maxima(const Problem &plain, const void *input, void *output, void *wi
     if (winners != nullptr)
         use_large_pages(winners, outputs * p.bytes);
     Windows windows(p);
-    windows.kept = kept;
+    windows.kept = masked;
     const Numbers numbers(p, winners);
     const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
                                       winners != nullptr, false, numbers.units});
-    if (strategy != TURNED)
-        return pool_by(windows, strategy, 0, input, output, winners, are_minima);
     const Windows turned(turned_problem(p));
-    turn_planes(p.planes, turned.p.channels, 1,
-                {{input, bytes, p.plane(), kept},
-                 {output, bytes, output ? p.output_plane() : 0},
-                 {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
-                [&](int64_t first, void *const *blocks) {
-                    pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
-                            winners ? blocks[2] : nullptr, are_minima);
-                });
-}
-
-void max_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    pool_maxima(p, input, output, winners, nullptr, false);
-}
-
-void min_pooling(const Problem &p, const void *input, void *output, void *winners) {
-    pool_maxima(p, input, output, winners, nullptr, true);
+    if (strategy == TURNED)
+        turn_planes(p.planes, turned.p.channels, 1,
+                    {{input, bytes, p.plane(), masked},
+                     {output, bytes, output ? p.output_plane() : 0},
+                     {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
+                    [&](int64_t first, void *const *blocks) {
+                        pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
+                                winners ? blocks[2] : nullptr);
+                    });
+    else
+        pool_by(windows, strategy, 0, input, output, winners);
+    if (masked && winners)
+        find_first_kept(kept, output, winners);
 }
 
 }  // namespace dmlpool

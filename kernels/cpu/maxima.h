@@ -51,15 +51,17 @@ struct Max {
     S zero = 0;  // of minima, which becomes positive
     uint8_t highest = 255;
 
-    Max(const DataType &type, bool are_minima) : highest(type.is_bool ? 1 : 255) {
+    explicit Max(const Problem &p) {
+        const DataType &type = type_of(p);
+        highest = type.is_bool ? 1 : 255;
         if constexpr (!std::is_floating_point_v<S>) {
             const S sign = LOWEST<S>;
             if (type.infinity) {
                 inverted_bits = HIGHEST<S>;
                 offset = S(HIGHEST<S> - type.infinity);
-                opposite = zero = are_minima ? sign : 0;
+                opposite = zero = p.are_minima ? sign : 0;
             } else
-                opposite = (type.is_unsigned ? sign : 0) ^ (are_minima ? -1 : 0);
+                opposite = (type.is_unsigned ? sign : 0) ^ (p.are_minima ? -1 : 0);
         }
     }
     bool is_plain() const { return inverted_bits == 0 && opposite == 0; }
@@ -158,11 +160,12 @@ struct Winner {
     S of_lowest = LOWEST<S>;  // the element whose key is LOWEST ^ flip: a NaN of floats
     uint8_t highest = 255;
 
-    Winner(const DataType &type, bool are_minima) {
+    explicit Winner(const Problem &p) {
+        const DataType &type = type_of(p);
         if (type.infinity) {
             negative = 0;
             infinity = S(type.infinity);
-            lowest = S(are_minima ? ~infinity : -infinity);
+            lowest = S(p.are_minima ? ~infinity : -infinity);
             of_lowest = HIGHEST<S>;
         } else if (type.is_bool) {  // the key of 0 is -1, and that of every other byte the highest
             highest = 1;
@@ -172,7 +175,7 @@ struct Winner {
         } else if (type.is_unsigned) {
             flip = LOWEST<S>;
         }
-        if (are_minima)  // keys have the opposite order
+        if (p.are_minima)  // keys have the opposite order
             flip ^= -1;
     }
     static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + IS_TAP - 1; }

@@ -56,7 +56,7 @@ struct Numbers {
             plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
                                (plane * p.channels + first_plane) * plane_size;
-        with_integers(int(p.bytes), [=](auto position) {
+        with_integers(int(p.bytes), [&](auto position) {
             auto *const out = static_cast<decltype(position) *>(numbers) + row;
             if (p.numbering == TAPS)
                 return write_positions(which, count, 0, 0, out);

@@ -16,14 +16,6 @@ struct Quantization {
     }
 };
 
-// How a mask lies beside a tensor: `groups` times `planes` planes of it share a mask of one plane,
-// or with `is_own` have one each. The masks of a group begin `step` planes after those of the group
-// before. A mask has `channels` channels: those of the tensor's planes, or one for all. `fill` has
-// the bits of what stands for masked elements.
-struct Masking {
-    FIELDS(int64_t groups, planes, is_own, step, channels, fill;)
-};
-
 // Sets of rows of `channels` contiguous elements of data type `type`. With offsets, the rows of set
 // i are [offsets[i], offsets[i + 1]) of `length` rows; without, each set has `length` rows. Steps
 // count elements, and that of the mask bytes: row r of set i begins with element i * set_step +
@@ -43,11 +35,12 @@ namespace dmlpool {
 // or its index in the whole tensor.
 enum Numbering { TAPS, POSITIONS, INDICES };
 
+// Pools read the elements that a mask keeps, if there is one (see Masking in geometry.h). Bools are
+// pooled as 0 and 1.
+
 // Writes maxima to `output` and the numbers of their winners to `winners`. Either may be null, and
-// is not written then.
+// is not written then. Under a mask the number of a window without an element has all bits set.
 void max_pooling(const Problem &p, const void *input, void *output, void *winners);
-// The same of minima of numbers.
-void min_pooling(const Problem &p, const void *input, void *output, void *winners);
 // Turns the taps that `max_pooling` wrote into indices.
 void max_pooling_indices(const Problem &p, const void *taps, void *indices);
 // The gradient of the input. `arriving` is the gradient of the output.
@@ -93,19 +86,7 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
 void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
                      const void *moments, void *gradient);
 
-// Pools of the elements that a mask keeps. Masks are bools in the layout of the tensor. A bool is
-// true if its byte is any but 0, also where bools are pooled: their maxima are written as 0 and 1.
-void masked_average_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                            void *output);
-void masked_average_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
-                                 const void *mask, void *gradient);
-void masked_max_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                        void *output, void *winners);
-void masked_min_pooling(const Problem &p, const Masking &m, const void *input, const void *mask,
-                        void *output, void *winners);
-void masked_max_pooling_grad(const Problem &p, const Masking &m, const void *arriving,
-                             const void *taps, const void *mask, void *gradient);
 // Copies the input and writes `Masking::fill` where the mask is false.
-void masked(const Problem &p, const Masking &m, const void *input, const void *mask, void *output);
+void masked(const Problem &p, const void *input, void *output);
 
 }  // namespace dmlpool

@@ -68,20 +68,17 @@ def calls():
         "max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
             shares, taps, sizes, three, False
         ),
-        "min_pooling": lambda: least_of(many, large).run(many),
-        "masked_min_pooling": lambda: least_of(small, three).run(small, mask),
+        "max_pooling, minima": lambda: least_of(many, large).run(many),
+        "max_pooling, minima under a mask": lambda: least_of(small, three).run(small, mask),
         "max_unpooling": lambda: cpu.max_unpooling(shares, positions, sizes, True, True)[:2],
         "unique_positions": lambda: cpu.unique_positions(positions, sizes),
         "gather_positions": lambda: cpu.gather_positions(small, unique),
         "masked": lambda: cpu.masked(small, mask, True),
-        "masked_average_pooling": lambda: cpu.average_pooling(small, three, True, None, mask),
-        "masked_average_pooling_grad": lambda: cpu.average_pooling_grad(
+        "average_pooling, mask": lambda: cpu.average_pooling(small, three, True, None, mask),
+        "average_pooling_grad, mask": lambda: cpu.average_pooling_grad(
             shares, sizes, three, True, None, mask
         ),
-        "masked_max_pooling": lambda: cpu.max_pooling_with_taps(small, three, mask),
-        "masked_max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
-            shares, taps, sizes, three, False, mask
-        ),
+        "max_pooling, mask": lambda: cpu.max_pooling_with_taps(small, three, mask),
         "scatter_positions": lambda: cpu.scatter_positions(shares, unique, sizes, False, False),
         "average_pooling": lambda: cpu.average_pooling(many, large, False, None),
         "average_pooling_grad": lambda: cpu.average_pooling_grad(

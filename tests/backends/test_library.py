@@ -40,7 +40,7 @@ def test_both_halves_of_each_struct_agree():
     for name, (fields, number) in ours.items():
         declared, their_number = theirs[name]
         # Types and sizes aside, a declaration is a list of names.
-        names = re.sub(r"\[3\]|\*|(const )?(int64_t|float|int32_t|Axis|Counting) ", "", declared)
+        names = re.sub(r"\[3\]|\*|(const )?(u?int\d+_t|float|Axis|Counting|Masking) ", "", declared)
         assert [each.strip() for each in re.split("[,;]", names) if each] == fields
         assert their_number == number
     assert sum(len(fields) for fields, _ in ours.values()) > 40

@@ -23,14 +23,12 @@ from torch_dmlpool.backends.library import (
     TAPS,
     error_of,
     library,
-    under_a_mask,
 )
 
-# ``library.dmlpool_X`` is X of kernels/cpu/operators.h; under a mask it is ``masked_X``.
+# ``library.dmlpool_X`` is X of kernels/cpu/operators.h.
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.problems import (
     CpuProblem,
-    masking,
     problem_of,
     quantization,
     remembered_problem,
@@ -40,6 +38,7 @@ from torch_dmlpool.tensors import (
     Numbering,
     Pair,
     Tensors,
+    full_sizes,
     in_format,
     is_channels_last,
     lowest,
@@ -67,23 +66,18 @@ def _run_kernel(
     the problem, the ``operands`` as they lie in its memory format and, after the output, ``more``
     addresses.
 
-    Under a mask it is the function of that name for masks, which takes the elements that are left
-    out for ``fill``.
+    Under a mask the problem has that too, and takes ``fill`` for the elements that are left out.
     """
     if problem.is_empty:
         return output.zero_()
-    structs: list[Any] = [problem.address]
+    address, is_last = problem.address, problem.channels_last
     if mask is not None:
-        function = under_a_mask(function)
-        sizes, batch = problem.sizes, mask.shape[:2]
-        struct = masking(sizes, batch, problem.channels_last, output.dtype, fill)
-        structs.append(ctypes.addressof(struct))
-        if mask.shape[2:] != sizes[2:]:
-            mask = mask.expand(*batch, *sizes[2:])
-        operands = *operands, mask
-    operands = tuple([in_format(each, problem.channels_last) for each in operands])
+        mask = in_format(mask.expand(full_sizes(mask, problem.sizes[2:])), is_last)
+        struct = problem.under(mask, output.dtype, fill)
+        address = ctypes.c_void_p(struct.buffer_info()[0])
+    operands = tuple([in_format(each, is_last) for each in operands])
     addresses = [each.data_ptr() for each in operands]
-    code = function(*structs, *addresses, output.data_ptr(), *more)
+    code = function(address, *addresses, output.data_ptr(), *more)
     if code:
         raise error_of(function, code)
     return output
@@ -161,7 +155,7 @@ class Maxima:
         self, kind: Kind, windows: Any, numbering: Numbering | None = None, are_minima: bool = False
     ) -> None:
         self.kind, self.windows, self.numbering = kind, windows, numbering
-        self.pool = library.dmlpool_min_pooling if are_minima else library.dmlpool_max_pooling
+        self.are_minima = are_minima
         # That of the results, that with taps, and that of the gradient, each from the first call on
         # that needs it: training never uses the first, inference only the first.
         self.problem: CpuProblem | None = None
@@ -172,23 +166,23 @@ class Maxima:
         problem, numbering = self.problem, self.numbering
         if problem is None:
             numbered = numbering and _numbered(numbering.dtype, numbering.per_plane)
-            problem = self.problem = problem_of(self.kind, self.windows, numbered)
+            problem = self.problem = self._problem(numbered)
         if numbering is not None:
-            return _with_winners(self.pool, input, problem, mask)
+            return self._with_winners(input, problem, mask)
         values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
-        return _maximal(self.pool, values, problem, input, mask, None)
+        return self._fill(values, problem, input, mask, None)
 
     def record(self, input: Tensor, mask: Mask = None) -> Tensors:
         if self.with_taps is None:
-            self.with_taps = problem_of(self.kind, self.windows, (None, TAPS))
-        values, taps = _with_winners(self.pool, input, self.with_taps, mask)
+            self.with_taps = self._problem((None, TAPS))
+        values, taps = self._with_winners(input, self.with_taps, mask)
         if self.numbering is None:
             return values, taps
         index_dtype, per_plane = self.numbering
         given = self.kind.shape[2:], self.windows, index_dtype, per_plane
         return values, max_pooling_indices(taps, *given), taps
 
-    def gradient(self, arriving: Tensor, taps: Tensor, mask: Mask = None) -> Tensor:
+    def gradient(self, arriving: Tensor, taps: Tensor) -> Tensor:
         back, dtype = self.back, self.kind.dtype
         if back is None:
             back = self.with_taps  # the same, unless it is of a wider type
@@ -197,14 +191,54 @@ class Maxima:
             self.back = back
         output, spread = _new(back.sizes, back.strides, dtype), library.dmlpool_max_pooling_grad
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
-        if are_ready and mask is None:
+        if are_ready:
             code = spread(back.address, arriving.data_ptr(), taps.data_ptr(), output.data_ptr())
             if code:
                 raise error_of(spread, code)
             return output
         _check_fit(arriving, back.output_sizes, dtype)
         _check_fit(taps, back.output_sizes, back.number_dtype)
-        return _run_kernel(output, spread, back, arriving, taps, mask=mask)
+        return _run_kernel(output, spread, back, arriving, taps)
+
+    def _problem(self, numbered: tuple[torch.dtype | None, int] | None) -> CpuProblem:
+        return problem_of(self.kind, self.windows, numbered, are_minima=self.are_minima)
+
+    def _fill(
+        self,
+        values: Tensor,
+        problem: CpuProblem,
+        input: Tensor,
+        mask: Mask,
+        winners_at: int | None,
+    ) -> Tensor:
+        """``values`` filled with a problem's maxima, whose numbers go to address ``winners_at``."""
+        pool = library.dmlpool_max_pooling
+        if mask is not None or not problem.is_ready:
+            fill = lowest(values.dtype)
+            if self.are_minima:
+                fill = -fill if values.is_floating_point() else torch.iinfo(values.dtype).max
+            return _run_kernel(
+                values, pool, problem, input, mask=mask, fill=fill, more=(winners_at,)
+            )
+        code = pool(problem.address, input.data_ptr(), values.data_ptr(), winners_at)
+        if code:
+            raise error_of(pool, code)
+        return values
+
+    def _with_winners(self, input: Tensor, problem: CpuProblem, mask: Mask) -> Pair:
+        """The maxima of a problem and the numbers of their winners."""
+        source = input if problem.wider is None else input.to(problem.wider)
+        sizes, strides = problem.output_sizes, problem.output_strides
+        values = _new(sizes, strides, source.dtype)
+        winners = _new(sizes, strides, problem.number_dtype)
+        self._fill(values, problem, source, mask, winners.data_ptr())
+        if problem.wider is not None:
+            # An empty window's maximum is the lowest value of the input's type, not of the wider
+            # one.
+            if not input.is_floating_point():
+                values = values.clamp(min=lowest(input.dtype))
+            values = values.to(input.dtype)
+        return values, winners
 
 
 _averages_plan, _maxima_plan = lru_cache(4096)(Averages), lru_cache(4096)(Maxima)
@@ -228,8 +262,8 @@ def max_pooling(input: Tensor, window: Window, mask: Mask = None) -> Any:
 
 
 def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> Any:
-    """Maxima and the taps of their winners. The winner of a window without an element is in the
-    padding or masked.
+    """Maxima and the taps of their winners. A window without an element has tap 0, or under a mask
+    -1.
     """
     return _maxima_plan(kind_of(input), window).record(input, mask)
 
@@ -245,40 +279,6 @@ def _numbered(index_dtype: torch.dtype, per_plane: bool) -> tuple[torch.dtype, i
     return index_dtype, POSITIONS if per_plane else INDICES
 
 
-def _maximal(
-    pool: Any,
-    values: Tensor,
-    problem: CpuProblem,
-    input: Tensor,
-    mask: Mask,
-    winners_at: int | None,
-) -> Tensor:
-    """``values`` filled with a problem's maxima, whose numbers go to address ``winners_at``."""
-    if mask is not None or not problem.is_ready:
-        fill = lowest(values.dtype)
-        if pool is library.dmlpool_min_pooling:
-            fill = -fill if values.is_floating_point() else torch.iinfo(values.dtype).max
-        return _run_kernel(values, pool, problem, input, mask=mask, fill=fill, more=(winners_at,))
-    code = pool(problem.address, input.data_ptr(), values.data_ptr(), winners_at)
-    if code:
-        raise error_of(pool, code)
-    return values
-
-
-def _with_winners(pool: Any, input: Tensor, problem: CpuProblem, mask: Mask) -> Pair:
-    """The maxima of a problem and the numbers of their winners."""
-    source = input if problem.wider is None else input.to(problem.wider)
-    sizes, strides = problem.output_sizes, problem.output_strides
-    values, winners = _new(sizes, strides, source.dtype), _new(sizes, strides, problem.number_dtype)
-    _maximal(pool, values, problem, source, mask, winners.data_ptr())
-    if problem.wider is not None:
-        # An empty window's maximum is the lowest value of the input's type, not of the wider one.
-        if not input.is_floating_point():
-            values = values.clamp(min=lowest(input.dtype))
-        values = values.to(input.dtype)
-    return values, winners
-
-
 def max_pooling_indices(
     taps: Tensor, spatial_sizes: Sizes, window: Window, index_dtype: torch.dtype, per_plane: bool
 ) -> Tensor:
@@ -290,16 +290,11 @@ def max_pooling_indices(
 
 
 def max_pooling_grad_from_taps(
-    arriving: Tensor,
-    taps: Tensor,
-    spatial_sizes: Sizes,
-    window: Window,
-    channels_last: bool,
-    mask: Mask = None,
+    arriving: Tensor, taps: Tensor, spatial_sizes: Sizes, window: Window, channels_last: bool
 ) -> Any:
     """The gradient of the input: each window's gradient is added to its winner's."""
-    pool = _maxima_plan(_kind_of_input(arriving, spatial_sizes, channels_last), window)
-    return pool.gradient(arriving, taps, mask)
+    kind = _kind_of_input(arriving, spatial_sizes, channels_last)
+    return _maxima_plan(kind, window).gradient(arriving, taps)
 
 
 def max_unpooling(
@@ -406,6 +401,5 @@ BACKEND = Backend.of(
     maxima=Maxima,
     max_unpooling=max_unpooling,
     reads_masks=True,
-    spreads_masks=True,
     takes_bools=True,
 )

@@ -76,15 +76,14 @@ class Backend(NamedTuple):
     """Max unpooling, the positions that its gradient reads, and whether an index is wrong. If it is
     None, ``operators`` compose it of the others."""
     averages: Callable[..., Plan] | None = None
-    """Makes a ``Plan`` of averages of windows or bins: in cpu.py the class ``Averages``. If it is
-    None, a plan calls the functions."""
+    """Makes a ``Plan`` of averages of windows or bins: in cpu.py the class ``Averages``, whose
+    functions take a mask too. If it is None, a plan calls the functions."""
     maxima: Callable[..., Plan] | None = None
-    """Makes a ``Plan`` of maxima, or of these and their indices: in cpu.py the class ``Maxima``."""
+    """Makes a ``Plan`` of maxima, or of these and their indices: in cpu.py the class ``Maxima``.
+    All its functions but the gradient take a mask too."""
     reads_masks: bool = False
     """Whether maxima and averages of plain tensors take a ``mask``. If not, or if they raise
     NoKernelError, ``operators`` compose pools under a mask of the others."""
-    spreads_masks: bool = False
-    """Whether their gradients take one too, and all three functions of their plans."""
     takes_bools: bool = False
     """Whether maxima take bools as they are. If not, ``operators`` pass uint8 of 0 and 1."""
 

@@ -18,7 +18,7 @@ import torch
 
 from torch_dmlpool import kernels
 
-VERSION = 7
+VERSION = 8
 """``VERSION`` in kernels/cpu/library.cpp: the version of what functions and numbers mean."""
 LEVELS = {"AVX512": ("avx512", "avx2", "default"), "AVX2": ("avx2", "default")}
 """The libraries that run on a processor, the fastest first, by the processor's capability as
@@ -46,13 +46,15 @@ def _struct(title: str, fields: str, **types: Any) -> type[ctypes.Structure]:
 
 
 AxisStruct = _struct("Axis", "size outputs window stride padding dilation")
-"""``Axis`` of kernels/cpu/geometry.h, which has ``Counting`` and ``Problem`` too."""
+"""``Axis`` of kernels/cpu/geometry.h, which has the next three structs too."""
 Counting = _struct("Counting", "include_padding divisor end_padding", end_padding=_NUMBER * 3)
+Masking = _struct("Masking", "groups planes is_own step channels fill mask", mask=_POINTER)
 Problem = _struct(
     "Problem",
-    "planes channels axes counting type bytes numbering",
+    "planes channels axes counting type bytes numbering are_minima masking",
     axes=AxisStruct * 3,
     counting=Counting,
+    masking=Masking,
 )
 Quantization = _struct(
     "Quantization",
@@ -60,8 +62,7 @@ Quantization = _struct(
     "input_scales output_scales input_zeros output_zeros channels low high",
     **dict.fromkeys(("input_scale", "output_scale", "input_zero", "output_zero"), _POINTER),
 )
-"""``Quantization``, ``Masking`` and ``Segments`` are structs of kernels/cpu/operators.h."""
-Masking = _struct("Masking", "groups planes is_own step channels fill")
+"""``Quantization`` and ``Segments`` are structs of kernels/cpu/operators.h."""
 Segments = _struct(
     "Segments",
     "segments channels length set_step row_step mask_step type divisor are_minima correction",
@@ -81,7 +82,7 @@ def layout() -> dict[str, tuple[list[str], int]]:
     says.
     """
     found: dict[str, tuple[list[str], int]] = {}
-    for struct in (AxisStruct, Counting, Problem, Quantization, Masking, Segments):
+    for struct in (AxisStruct, Counting, Masking, Problem, Quantization, Segments):
         fields = [name for name, *_ in struct._fields_]
         found[struct.__name__] = fields, ctypes.sizeof(struct)
     return found
@@ -156,15 +157,6 @@ library, missing = _load()
 """The library has ``dmlpool_average_pooling`` and its like: a function for each name in the table
 ``OPERATORS`` of kernels/cpu/library.cpp, which ``load`` attaches. kernels/cpu/operators.h says what
 each computes and takes."""
-
-
-def under_a_mask(function: Any) -> Any:
-    """The function of that name for masks: ``dmlpool_masked_max_pooling`` of
-    ``dmlpool_max_pooling``, and so for ``max_pooling_grad``, ``average_pooling`` and
-    ``average_pooling_grad``. It takes the address of a ``Masking`` after that of the problem, and
-    the mask after the other operands. ``dmlpool_masked`` takes these anyway.
-    """
-    return getattr(library, function.__name__.replace("_", "_masked_", 1), function)
 
 
 def error_of(function: Any, code: int) -> Exception:

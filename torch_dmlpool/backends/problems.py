@@ -12,10 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_dmlpool import tensors
 from torch_dmlpool.backends.interface import AnyWindow, Kind, Parameters
-from torch_dmlpool.backends.library import TAPS, Masking, Quantization
+from torch_dmlpool.backends.library import TAPS, Quantization
 from torch_dmlpool.window import Divisor, Ints, Sizes, Window
 
 _FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -46,6 +47,17 @@ class CpuProblem:
     output_strides: Ints
     struct: Any  # keeps the memory at ``address``
 
+    def under(self, mask: Tensor, dtype: torch.dtype, fill: float) -> Any:
+        """The struct with a mask that lies as the input of ``dtype`` does. ``fill`` stands for the
+        elements that are left out.
+        """
+        how = _masking(self.sizes, mask.shape[:2], self.channels_last, dtype, fill)
+        return self.struct[: -len(_NO_MASK)] + array("q", (*how, mask.data_ptr()))
+
+
+_NO_MASK = 0, 0, 0, 0, 1, 0, 0
+"""The fields of ``Masking`` in kernels/cpu/geometry.h where there is no mask."""
+
 
 def problem_of(
     kind: Kind,
@@ -53,6 +65,7 @@ def problem_of(
     numbered: tuple[torch.dtype | None, int] | None = None,
     spatial_sizes: Ints | None = None,
     counted: tuple[bool, Divisor] = (False, None),
+    are_minima: bool = False,
 ) -> CpuProblem:
     """The problem of a call for a tensor.
 
@@ -82,7 +95,7 @@ def problem_of(
     include_padding, divisor = counted
     numbers = [planes, inner_channels, *itertools.chain(unit * missing, *axes)]
     numbers += include_padding, divisor or 0, *[0] * missing, *ends
-    numbers += DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering
+    numbers += DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering, are_minima, *_NO_MASK
     # An array is filled in a quarter of the time that the struct takes, and every size that a call
     # has not had before needs one.
     struct = array("q", numbers)
@@ -180,20 +193,22 @@ def strides_of(sizes: Ints, channels_last: bool) -> Ints:
 
 
 @lru_cache(1024)
-def masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: float) -> Any:
-    """The struct for an input of ``shape`` and a mask with the first two sizes ``batch``."""
+def _masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: float) -> Ints:
+    """The fields of ``Masking`` in kernels/cpu/geometry.h, but for the mask's address, for an input
+    of ``shape`` and a mask with the first two sizes ``batch``.
+    """
     if any(size not in (1, wanted) for size, wanted in zip(batch, shape, strict=False)):
         raise RuntimeError(f"a mask of {batch} samples and channels does not fit shape {shape}")
     samples, channels = shape[:2]
     is_of_sample, is_of_channel = batch[0] == samples, batch[1] == channels
     if is_last or is_of_sample == is_of_channel:
-        groups, is_own, step = 1, is_of_sample, 0
+        groups, is_own, step = 1, int(is_of_sample), 0
     else:
-        groups, is_own, step = samples, is_of_channel, int(is_of_sample)
+        groups, is_own, step = samples, int(is_of_channel), int(is_of_sample)
     planes = (samples if is_last else samples * channels) // groups
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
-    return Masking(groups, planes, is_own, step, batch[1] if is_last else 1, bits)
+    return groups, planes, is_own, step, batch[1] if is_last else 1, int(bits)
 
 
 @lru_cache(256)

@@ -171,8 +171,8 @@ class PublicPool:
             return made
         if isinstance(request[0], Window):
             request[0].output_sizes(like.shape[2:])  # rejected before any work
-        # The plan of a Call takes a mask. A function around one, as of norms, does not.
-        run = made.plan.run if backend.spreads_masks and isinstance(made, Call) else None
+        # The backend's own plan takes a mask. A function around a Call, as of norms, does not.
+        run = made.plan.run if backend.maxima and isinstance(made, Call) else None
         train = self.train if run is not None and len(request) == 1 else None  # without indices
         leading = (None,) * (like.dim() - len(mask_sizes))
 

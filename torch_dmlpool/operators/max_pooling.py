@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_dmlpool import backends, overloads
+from torch_dmlpool import overloads
 from torch_dmlpool._private import applied_at_a_single_level
 from torch_dmlpool.backends.interface import Backend, Plan
 from torch_dmlpool.keywords import with_directml_names
@@ -363,8 +363,7 @@ max_pooling_grad_op = Operator(
 
 class MaskedMaxPooling(torch.autograd.Function):
     """Maxima of plain tensors under a mask, by a plan if there is one, and the taps of their
-    winners. A window without an element has the tap -1, which has no gradient, or where a backend's
-    gradients take the mask that of a masked element.
+    winners. A window without an element has the tap -1, which has no gradient.
     """
 
     @staticmethod
@@ -380,23 +379,16 @@ class MaskedMaxPooling(torch.autograd.Function):
             values, taps, are_there = _winners(input, mask, window)
             found = values, where(are_there, taps, -1)
         values, taps = found
-        save(ctx, (input.shape[2:], window, is_channels_last(input)), taps, mask)
+        save(ctx, (input.shape[2:], window, is_channels_last(input)), taps)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
         return values, taps
 
     @staticmethod
     def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
-        taps, mask = saved(ctx)
         if arriving is None:
             return None, None, None, None
-        backend, (sizes, window, is_last) = backends.serving(arriving.device.type), ctx.call
-        if backend.spreads_masks and is_unobserved(arriving, taps, mask):
-            spread = backend.max_pooling_grad_from_taps
-            return spread(arriving, taps, sizes, window, is_last, mask=mask), None, None, None
-        gradient = max_pooling_grad_from_taps_op(arriving, taps, sizes, window, is_last)
-        if backend.spreads_masks:
-            gradient = kept(gradient, mask)
+        gradient = max_pooling_grad_from_taps_op(arriving, *saved(ctx), *ctx.call)
         return gradient, None, None, None
 
 
