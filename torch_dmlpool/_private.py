@@ -117,8 +117,8 @@ PyTorch for CPUs alone lacks this."""
 
 
 def applied_at_a_single_level(function: type[torch.autograd.Function]) -> Any:
-    """What applies ``function`` as an operator's implementation for the key Autograd: beneath the
-    method that asks whether torch.func is at work.
+    """What applies ``function`` beneath the method that asks whether torch.func is at work: as an
+    operator's implementation for the key Autograd, and in prepared calls.
     """
     # PyTorch's own transforms make such a class of a Function. From 2.15 on the C function rejects
     # a Function itself while a transform is active.

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch_dmlpool._private import empty_strided_cpu as _new
 from torch_dmlpool.backends import reference, segments
 from torch_dmlpool.backends.interface import AnyWindow, Backend, Kind, Parameters, kind_of
+
+# ``library.dmlpool_X`` is X of kernels/cpu/operators.h: ``load`` of library.py attaches these.
 from torch_dmlpool.backends.library import (
     DONE,
     INDICES,
@@ -24,8 +26,6 @@ from torch_dmlpool.backends.library import (
     error_of,
     library,
 )
-
-# ``library.dmlpool_X`` is X of kernels/cpu/operators.h.
 from torch_dmlpool.backends.library import missing as missing
 from torch_dmlpool.backends.problems import (
     CpuProblem,
@@ -122,11 +122,11 @@ class Averages:
         if mask is not None or not problem.is_ready:
             return _run_kernel(output, pool, problem, input, mask=mask)
         code = pool(problem.address, input.data_ptr(), output.data_ptr())
-        if code:  # not by `_run_kernel`, as small calls notice it
+        if code:  # not by `_run_kernel`, which would slow small calls
             raise error_of(pool, code)
         return output
 
-    record = run
+    run_with_taps = run  # averages have none
 
     def gradient(self, arriving: Tensor, mask: Mask = None) -> Tensor:
         problem, spread = self.problem, library.dmlpool_average_pooling_grad
@@ -156,8 +156,8 @@ class Maxima:
     ) -> None:
         self.kind, self.windows, self.numbering = kind, windows, numbering
         self.are_minima = are_minima
-        # That of the results, that with taps, and that of the gradient, each from the first call on
-        # that needs it: training never uses the first, inference only the first.
+        # The problem of the results, the one with taps and the one of the gradient. The first call
+        # that needs one makes it: training never uses the first, inference only the first.
         self.problem: CpuProblem | None = None
         self.with_taps: CpuProblem | None = None
         self.back: CpuProblem | None = None
@@ -172,7 +172,7 @@ class Maxima:
         values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
         return self._fill(values, problem, input, mask, None)
 
-    def record(self, input: Tensor, mask: Mask = None) -> Tensors:
+    def run_with_taps(self, input: Tensor, mask: Mask = None) -> Tensors:
         if self.with_taps is None:
             self.with_taps = self._problem((None, TAPS))
         values, taps = self._with_winners(input, self.with_taps, mask)
@@ -265,7 +265,7 @@ def max_pooling_with_taps(input: Tensor, window: Window, mask: Mask = None) -> A
     """Maxima and the taps of their winners. A window without an element has tap 0, or under a mask
     -1.
     """
-    return _maxima_plan(kind_of(input), window).record(input, mask)
+    return _maxima_plan(kind_of(input), window).run_with_taps(input, mask)
 
 
 def max_pooling_with_indices(
@@ -388,8 +388,9 @@ def quantized_averages(
         return slow(input, parameters, window, include_padding, output_dtype)
     output = _results(problem, output_dtype)
     are_tensors = any(isinstance(each, Tensor) for each in parameters)
-    made = quantization.__wrapped__ if are_tensors else quantization
-    struct, _alive = made(input.shape[1], output_dtype, parameters)
+    # The numbers in a tensor may change, so their struct is not remembered.
+    make_struct = quantization.__wrapped__ if are_tensors else quantization
+    struct, _alive = make_struct(input.shape[1], output_dtype, parameters)
     pool, more = library.dmlpool_quantized_averages, (ctypes.addressof(struct),)
     return _run_kernel(output, pool, problem, input, more=more)
 

@@ -41,14 +41,15 @@ class Plan(NamedTuple):
     """
 
     run: Function  # the results of an input
-    record: Function  # the same of maxima, and the taps of their winners after them
+    run_with_taps: Function  # the results of maxima, and after them the taps of their winners
     gradient: Function  # the gradient of the input, from that of the results and the taps
 
 
 class Backend(NamedTuple):
     """The functions of a backend, and those that are made of them. ``BACKEND`` at the end of
     ``cpu.py``, ``triton.py`` and ``reference.py`` is one of these: ``of`` takes the function of
-    each field's name from that file, or from ``rows.py``.
+    each field's name from that file. The functions of sets of rows are those of ``segments.py`` and
+    ``reference_segments.py``, and ``triton.py`` takes from ``reference.py`` what it does not have.
 
     Each takes what its operator does: checked tensors, a ``Window`` in place of six lists, or the
     output sizes of bins, then the other arguments. What it computes is said in ``reference``.
@@ -129,7 +130,7 @@ class Backend(NamedTuple):
                 input, window, numbering.dtype, numbering.per_plane
             )
 
-        def record(input: Tensor) -> Any:
+        def run_with_taps(input: Tensor) -> Any:
             values, taps = self.max_pooling_with_taps(input, window)
             if numbering is None:
                 return values, taps
@@ -148,7 +149,7 @@ class Backend(NamedTuple):
                 )
             return self.max_pooling_grad_from_taps(arriving, taps, sizes, window, is_last)
 
-        return Plan(run, record, gradient)
+        return Plan(run, run_with_taps, gradient)
 
     def max_pooling_gather(self, input: Tensor, taps: Tensor, window: Window) -> Any:
         """The element of ``input`` at each window's tap, 0 where the window is empty."""

@@ -28,7 +28,7 @@ DATA_TYPES = {
 
 @dataclass(slots=True)
 class CpuProblem:
-    """A call to the library: the address of its struct, and how the tensors lie.
+    """What a call tells the library: the address of its struct, and how the tensors lie.
 
     A call reads many of these attributes, which a named tuple would return more slowly.
     """
@@ -90,14 +90,14 @@ def problem_of(
         number_dtype = _tap_dtype(window)
     are_found = numbered is not None and spatial_sizes is None
     wider = _wider(axes, numbering, dtype) if are_found else None
-    missing = 3 - len(axes)
-    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)
+    added = 3 - len(axes)
+    unit = (1, 1, axes[0][2] and 1, 1, 0, 1)  # an axis of size 1; beside bins a bin
     include_padding, divisor = counted
-    numbers = [planes, inner_channels, *itertools.chain(unit * missing, *axes)]
-    numbers += include_padding, divisor or 0, *[0] * missing, *ends
+    numbers = [planes, inner_channels, *itertools.chain(unit * added, *axes)]
+    numbers += include_padding, divisor or 0, *[0] * added, *ends
     numbers += DATA_TYPES[wider or dtype], number_dtype.itemsize, numbering, are_minima, *_NO_MASK
-    # An array is filled in a quarter of the time that the struct takes, and every size that a call
-    # has not had before needs one.
+    # In the order of ``Problem`` in library.py. An array is filled in a quarter of the time of that
+    # struct, and every size that a call has not had before needs one.
     struct = array("q", numbers)
     sizes, output_sizes = (samples, channels, *input_sizes), (samples, channels, *outputs)
     own, results = strides_of(sizes, channels_last), strides_of(output_sizes, channels_last)

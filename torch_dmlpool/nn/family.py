@@ -30,7 +30,7 @@ class Family:
     ``parameters``; it checks these and returns the arguments of ``pool``. ``of_quantized`` gets the
     pool of batches alone, a batch that is a quantized tensor, and these arguments.
 
-    The functions of ``nn.functional`` are named ``family``, the dimensions and ``suffix``.
+    The functions of ``nn.functional`` are named ``name``, the dimensions and ``suffix``.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Family:
         self.names = ["", *(f"{self.name}{rank}d{self.suffix}" for rank in (1, 2, 3))]
         self.originals = [observed.ORIGINALS.get(name) for name in self.names]
         self.parameters = list(inspect.signature(self.request_of).parameters)[2:]
-        # Reads in half the time what ``arguments_of`` does, but compilers do not know it, and it
-        # returns no tuple of one attribute.
+        # Reads in half the time what ``arguments_of`` does, but compilers do not know it. For one
+        # attribute it returns no tuple.
         several = operator.attrgetter(*self.parameters)
         self.attributes = several if self.parameters[1:] else self.arguments_of
         self.depends = "output_size" in self.parameters  # on an input's sizes
@@ -53,8 +53,8 @@ class Family:
         self.makers = [functools.partial(self.make, rank) for rank in range(4)]
 
     def call(self, who: Any, input: Tensor, mask: Mask, *arguments: Any) -> Any:
-        """The results for torch.nn's arguments. ``who`` is the number of dimensions, or a layer
-        that has it, and the arguments too unless they are given.
+        """The results for torch.nn's arguments. ``who`` is the number of dimensions, or a layer. A
+        layer gives its own arguments.
         """
         # No ``__call__``: a method is called in less time than an object.
         rank = who if type(who) is int else who._rank

@@ -34,7 +34,7 @@ def answer(family: Any, who: Any, rank: int, input: Any, mask: Any, arguments: A
     """What an observed call returns; ``NotImplemented`` where nobody observes it, or where our
     operator is to be called as it is.
 
-    ``pool`` is a ``Family`` of pools.py. ``who`` is a layer, or the number of dimensions where a
+    ``family`` is a ``Family`` of pools.py. ``who`` is a layer, or the number of dimensions where a
     function of ``nn.functional`` is called.
     """
     named = dict(zip(family.parameters, arguments, strict=True))

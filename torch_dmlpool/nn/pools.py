@@ -117,7 +117,7 @@ def _normed_windows(
 
 
 def _bins(rank: int, batched: Tensor, output_size: OutputSize) -> Arguments:
-    """How many bins there are."""
+    """``output_size``, checked, as it is given: its Nones stay."""
     output_size = shared(output_size)
     checked_output_size(output_size, tuple(batched.shape[-rank:]))
     return (output_size,)
@@ -144,7 +144,9 @@ def _extremes(pool: TensorFunction, input: Tensor, _: Any) -> Any:
     return quantized.of_integers(input, pool)
 
 
-def _averages(_: TensorFunction, input: Tensor, request: tuple[Window, bool, Divisor]) -> Tensor:
+def _quantized_averages(
+    _: TensorFunction, input: Tensor, request: tuple[Window, bool, Divisor]
+) -> Tensor:
     """Averages over windows, by the operator of integers."""
     window, include_padding, divisor_override = request
     if divisor_override is not None:
@@ -155,11 +157,13 @@ def _averages(_: TensorFunction, input: Tensor, request: tuple[Window, bool, Div
     return quantized.average(input, types, window, include_padding, None, None, None)
 
 
-def _adaptive_averages(pool: TensorFunction, input: Tensor, request: tuple[OutputSize]) -> Tensor:
+def _quantized_averages_of_bins(
+    pool: TensorFunction, input: Tensor, request: tuple[OutputSize]
+) -> Tensor:
     """Averages over windows that cover the input, by the same operator where they have one size."""
     _, window = bins(request[0], tuple(input.shape[2:]))
     if window is not None:
-        return _averages(pool, input, (window, True, None))
+        return _quantized_averages(pool, input, (window, True, None))
 
     def exactly(plain: Tensor) -> Tensor:
         """Averages of integers as integers. Sums are exact, and a quotient in float64 is a half
@@ -174,10 +178,16 @@ def _adaptive_averages(pool: TensorFunction, input: Tensor, request: tuple[Outpu
     return quantized.of_integers(input, exactly)
 
 
-avg_pool = Family("avg_pool", AVERAGED_TYPES, _counted_windows, average_pooling.POOL, _averages)
+avg_pool = Family(
+    "avg_pool", AVERAGED_TYPES, _counted_windows, average_pooling.POOL, _quantized_averages
+)
 lp_pool = Family("lp_pool", FLOAT_TYPES, _normed_windows, lp_pooling.POOL)
 adaptive_avg_pool = Family(
-    "adaptive_avg_pool", AVERAGED_TYPES, _bins, adaptive_pooling.AVERAGES, _adaptive_averages
+    "adaptive_avg_pool",
+    AVERAGED_TYPES,
+    _bins,
+    adaptive_pooling.AVERAGES,
+    _quantized_averages_of_bins,
 )
 
 

@@ -140,7 +140,7 @@ def adaptive_max_pooling(
 
 
 def _bins(input: Tensor, output_size: OutputSize) -> Arguments:
-    """The output size of an input that is checked."""
+    """The output size as it is given. The input is checked."""
     check_pooled(input, AVERAGED_TYPES)
     return (output_size,)
 
@@ -199,7 +199,7 @@ def adaptive_min_pooling(
     return MINIMA(input, mask, return_indices, output_size, dtypes=(index_dtype,))
 
 
-def prepared_averages(like: Tensor, backend: Backend, output_size: Any) -> Call | None:
+def prepared_averages_of_bins(like: Tensor, backend: Backend, output_size: Any) -> Call | None:
     """The call of averages of bins for plain tensors that lie as ``like``."""
     sizes, window = bins(output_size, tuple(like.shape)[2:])
     if window is not None:
@@ -210,7 +210,7 @@ def prepared_averages(like: Tensor, backend: Backend, output_size: Any) -> Call 
     return Call(adaptive_average_pooling_op.apply, plan, like, sizes)
 
 
-def prepared_maxima(
+def prepared_maxima_of_bins(
     like: Tensor, backend: Backend, output_size: Any, numbering: Numbering | None
 ) -> Call | None:
     """The call of maxima of bins that are a window, for plain tensors that lie as ``like``."""
@@ -248,9 +248,9 @@ def maxima_of_bins(input: Tensor, mask: Mask, output_size: Any, numbering: Numbe
     return laid_out_like((values, indices), input)
 
 
-AVERAGES = PublicPool(check=_bins, compute=averages_of_bins, prepare=prepared_averages)
+AVERAGES = PublicPool(check=_bins, compute=averages_of_bins, prepare=prepared_averages_of_bins)
 MAXIMA = PublicPool(
-    check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima, wrap=of_bools
+    check=_numbered_bins, compute=maxima_of_bins, prepare=prepared_maxima_of_bins, wrap=of_bools
 )
 MINIMA = PublicPool(check=_numbered_bins, compute=maxima_of_bins, wrap=minima)
 

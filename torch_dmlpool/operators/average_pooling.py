@@ -174,6 +174,7 @@ def prepared_average_pooling(
     if like.dtype not in FLOAT_TYPES:
         return None
     plan = backend.planned_averages(like, window, include_padding, divisor)
+    # Its ``apply`` is that of AveragePooling, without PyTorch's question for transforms.
     return Call(average_pooling_op.apply, plan, like, window, include_padding, divisor)
 
 
@@ -241,11 +242,11 @@ def _output_sizes(
 
 
 def _input_sizes(
-    gradient: Tensor, sizes: Sizes, window: Window, _: bool, divisor: Divisor
+    arriving: Tensor, sizes: Sizes, window: Window, _: bool, divisor: Divisor
 ) -> Sizes:
     checked_divisor(divisor)
-    check_sizes("input_gradient", gradient, full_sizes(gradient, window.output_sizes(sizes)))
-    return full_sizes(gradient, sizes)
+    check_sizes("input_gradient", arriving, full_sizes(arriving, window.output_sizes(sizes)))
+    return full_sizes(arriving, sizes)
 
 
 average_pooling_op: Operator = Operator(

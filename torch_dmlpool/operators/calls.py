@@ -26,7 +26,9 @@ Make = Callable[..., Function | None]
 """Makes the call of plain tensors, by ``make(like, backend, dtypes, mask_sizes, *given)``: a
 tensor that lies as the input, its backend, data types among the arguments, the sizes of a mask or
 None, and the other arguments of a public function. It keeps no tensor. It raises what a wrong
-argument raises, and returns None for what it does not prepare."""
+argument raises, and returns None for what it does not prepare. There are three:
+``PublicPool._make`` of functions, ``Family.make`` of torch.nn's, and ``_make`` of quantized
+averages."""
 Prepare = Callable[..., Function | None]
 """The same of arguments that are checked: ``prepare(like, backend, *checked)``, which are the
 operator's."""
@@ -43,7 +45,7 @@ class Call:
     def __init__(self, apply: Any, plan: Plan, like: Tensor, *arguments: Any) -> None:
         self.apply, self.arguments = apply, arguments
         self.plan, self.run = plan, plan.run
-        self.record = plan.record  # the results of maxima, and then the taps of their winners
+        self.run_with_taps = plan.run_with_taps
         self.shape, self.strides = like.shape, like.stride()
 
     def __call__(self, input: Tensor) -> Any:
@@ -209,7 +211,9 @@ def _made(key: Arguments, input: Tensor) -> Function | None:
     if is_known and read is not None:
         mask_sizes, *given = read
         call = make(input, backend, dtypes, mask_sizes, *given)
-    if isinstance(call, Call):  # a method is called in less time than an object
+    # A method is called in less time than an object. Without a gradient it is that of the plan,
+    # such as ``Averages.run`` of cpu.py.
+    if isinstance(call, Call):
         call = call.__call__ if records else call.run
     if len(_CALLS) >= _MOST:
         _CALLS.clear()

@@ -9,7 +9,8 @@ from torch_dmlpool.operators.dispatching import may_skip_dispatcher
 from torch_dmlpool.tensors import Tensors
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
-"""What ``backward`` returns: the gradient of the first argument, and None for each other one."""
+"""What ``backward`` returns: the gradient of the first argument, and None for each other one. The
+gradient that arrives at the results is called ``arriving`` everywhere, in C++ too."""
 
 
 def records_gradient(*tensors: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Max pooling: (lowest value, maximum, identity), under a mask and of bools too, and its gradient.
+"""Max pooling, of bools and under a mask too, and its gradient.
 
 Training saves the number of each window's winning tap (rule M6).
 """
@@ -250,8 +250,17 @@ def with_values(change: TensorFunction, results: Any) -> Any:
     return change(values), indices
 
 
+def train_under_mask(input: Tensor, mask: Tensor, call: Call) -> Any:
+    """The results of a prepared call under a mask. The graph records their gradient."""
+    return _apply_masked_max_pooling(input, mask, call.arguments[0], call.plan)[0]
+
+
 POOL = PublicPool(
-    check=numbered_windows, compute=maxima_of, prepare=prepared_max_pooling, wrap=of_bools
+    check=numbered_windows,
+    compute=maxima_of,
+    prepare=prepared_max_pooling,
+    wrap=of_bools,
+    train=train_under_mask,
 )
 
 
@@ -260,13 +269,13 @@ class MaxPooling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, call: Call | Below) -> Any:
-        *results, taps = call.record(input)  # with indices if these are wanted
+        *results, taps = call.run_with_taps(input)  # with indices if these are wanted
         ctx.set_materialize_grads(False)  # there is no gradient of indices
         if call.is_planned:
             ctx.call = call
-            ctx.save_for_backward(taps)
+            ctx.save_for_backward(taps)  # `saved` is spared: `backward` looks at what comes back
         else:
-            results.append(taps)
+            results.append(taps)  # the results of the operator have the taps, too
             save(ctx, call, taps)
         if len(results) == 1:
             return results[0]
@@ -373,13 +382,14 @@ class MaskedMaxPooling(torch.autograd.Function):
         found = (
             by_kernel(max_pooling_with_taps_op.kernel_of, input, window, mask=mask)
             if plan is None
-            else plan.record(input, mask)
+            else plan.run_with_taps(input, mask)
         )
         if found is None:
             values, taps, are_there = _winners(input, mask, window)
             found = values, where(are_there, taps, -1)
         values, taps = found
-        save(ctx, (input.shape[2:], window, is_channels_last(input)), taps)
+        save(ctx, None, taps)
+        ctx.request = input.shape[2:], window, is_channels_last(input)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(taps)
         return values, taps
@@ -388,7 +398,7 @@ class MaskedMaxPooling(torch.autograd.Function):
     def backward(ctx: Any, arriving: Tensor | None, _: None) -> Gradients:
         if arriving is None:
             return None, None, None, None
-        gradient = max_pooling_grad_from_taps_op(arriving, *saved(ctx), *ctx.call)
+        gradient = max_pooling_grad_from_taps_op(arriving, *saved(ctx), *ctx.request)
         return gradient, None, None, None
 
 
@@ -436,11 +446,6 @@ def _masked(
 
 
 _apply_masked_max_pooling = applied_at_a_single_level(MaskedMaxPooling)
-
-
-def train_under_mask(input: Tensor, mask: Tensor, call: Call) -> Any:
-    """The results of a prepared call under a mask. The graph records their gradient."""
-    return _apply_masked_max_pooling(input, mask, call.arguments[0], call.plan)[0]
 
 
 masked_max_pooling_op = Operator(

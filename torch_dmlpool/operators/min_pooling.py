@@ -139,7 +139,8 @@ def prepared_min_pooling(
     if not is_dense(like):
         return None
     if backend.maxima is not None and like.dtype is not torch.bool and window.taps <= 2**15:
-        # The library compares elements in the opposite order.
+        # The library compares elements in the opposite order. Inputs that it needs in a wider type,
+        # for the numbers of more taps, go the other way.
         plan = backend.maxima(kind_of(like), window, numbering, are_minima=True)
         return Call(max_pooling_with_taps_op.apply, plan, like, window)
     pool = prepared_max_pooling(like, backend, window, numbering)

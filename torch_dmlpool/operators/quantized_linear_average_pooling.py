@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_dmlpool import backends
 from torch_dmlpool.backends.interface import Backend
 from torch_dmlpool.keywords import with_directml_names
 from torch_dmlpool.operators.calls import prepared
@@ -116,10 +117,10 @@ def quantized_linear_average_pooling(
     call = prepared(_make, input, None, (parameters, include_padding, *window), (output_dtype,))
     if call is not None:
         return call(input)
-    parameters, made, include_padding, dtype = _quantized_windows(
+    parameters, checked, include_padding, dtype = _quantized_windows(
         input, output_dtype, parameters, include_padding, *window
     )
-    return pooled_integers(input, parameters, made, include_padding, dtype)
+    return pooled_integers(input, parameters, checked, include_padding, dtype)
 
 
 def _quantized_windows(
@@ -132,9 +133,9 @@ def _quantized_windows(
     """The operator's arguments, checked."""
     check_pooled(input, QUANTIZED_INTEGERS)
     check_flag("include_padding", include_padding)
-    made = Window.directml(input.dim() - 2, *window)
+    checked = Window.directml(input.dim() - 2, *window)
     parameters, dtype = checked_quantization(input, parameters, output_dtype)
-    return parameters, made, include_padding, dtype
+    return parameters, checked, include_padding, dtype
 
 
 def _make(
@@ -162,9 +163,8 @@ def pooled_integers(
     rest = window, include_padding, output_dtype
     if is_plain(input, *on_device):
         _check_tensors(parameters)
-        return quantized_linear_average_pooling_op.backend_function(input)(
-            input, *parameters, *rest
-        )
+        backend = backends.serving(input.device.type)
+        return backend.quantized_averages(input, parameters, *rest)
     numbers = [0 if parameter is None else parameter for parameter in parameters]
     if {float, int}.issuperset(map(type, numbers)):
         return quantized_linear_average_pooling_of_numbers_op(input, *numbers, *rest)

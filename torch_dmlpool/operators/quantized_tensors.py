@@ -99,14 +99,14 @@ def quantized_average_pooling(
 
 def average(
     input: Tensor,
-    plain_types: dict[torch.dtype, torch.dtype],
+    integer_types: dict[torch.dtype, torch.dtype],
     window: Window,
     include_padding: bool,
     *output: Any,
 ) -> Tensor:
     """The quantized average pooling of ``input`` over a window.
 
-    ``plain_types`` is what :func:`check_quantized` returned for ``input``. ``output`` is the
+    ``integer_types`` is what :func:`check_quantized` returned for ``input``. ``output`` is the
     output's scale, zero point and data type; None stands for the input's.
     """
     scale, zero_point, output_dtype = output
@@ -114,12 +114,12 @@ def average(
     output_type = input.dtype
     if output_dtype is not None:
         output_type = output_dtype
-        for quantized, plain in plain_types.items():
-            output_type = quantized if output_dtype is plain else output_type
-        check_output_type(output_type, tuple(plain_types))
+        for quantized, integer in integer_types.items():
+            output_type = quantized if output_dtype is integer else output_type
+        check_output_type(output_type, tuple(integer_types))
     own = _parameters(input)
     wanted = own[0] if scale is None else scale, own[1] if zero_point is None else zero_point
-    dtypes = plain_types[input.dtype], plain_types[output_type]
+    dtypes = integer_types[input.dtype], integer_types[output_type]
     # With a single channel the vectors have one element, so their length does not tell that the
     # input is quantized per channel.
     per_channel = (scale is None or zero_point is None) and isinstance(own[0], Tensor)

@@ -310,7 +310,7 @@ class Below:
         with below_autograd():
             return self.operator(*tensors, *self.arguments)
 
-    record = run
+    run_with_taps = run  # of max_pooling_with_taps, whose results have the taps
 
     def sharded(self, arriving: Tensor) -> Tensor:
         """What arrives at the results, sharded as the input is: a replicated one is cut without
