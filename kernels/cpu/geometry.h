@@ -123,6 +123,10 @@ struct Counting {
 // each. The masks of a group begin `step` planes after those of the group before. A mask has
 // `channels` channels: those of the tensor's planes, or one for all, as it has where there is none.
 // `fill` has the bits of what stands for masked elements.
+//
+//     contiguous (N, C, H, W), mask (N, 1, H, W):   groups N, planes C, is_own 0, step 1
+//                              mask (N, C, H, W):   groups 1, planes N * C, is_own 1
+//                              mask (1, 1, H, W):   groups 1, planes N * C, is_own 0
 struct Masking {
     FIELDS(int64_t groups, planes, is_own, step, channels, fill; const uint8_t *mask;)
 };

@@ -201,6 +201,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
              {gradient, sizeof(T), p.plane()}},
             [&](int64_t, void *const *blocks) { gather(q, blocks[0], blocks[1], blocks[2]); });
     }
+    // SCATTERED
     Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
                static_cast<T *>(gradient)}
         .run();
@@ -229,8 +230,8 @@ void max_pooling_indices(const Problem &plain, const void *taps, void *indices) 
     });
 }
 
-void max_pooling_grad(const Problem &plain, const void *arriving, const void *taps,
-                      void *gradient) {
+void max_pooling_grad_from_taps(const Problem &plain, const void *arriving, const void *taps,
+                                void *gradient) {
     const Problem p = joined_maxima(plain, true, true);
     use_large_pages(gradient, p.input_bytes(type_of(p).bytes));
     const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };

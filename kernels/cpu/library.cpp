@@ -50,10 +50,10 @@ struct Guarded<operate> {
 
 // The operators. operators.h says what each of them reads and writes. Any byte of a bool but 0 is
 // True.
-#define OPERATORS                                                                        \
-    max_pooling, max_pooling_indices, max_pooling_grad, max_unpooling, unique_positions, \
-        gather_positions, scatter_positions, average_pooling, average_pooling_grad,      \
-        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics,    \
+#define OPERATORS                                                                                  \
+    max_pooling, max_pooling_indices, max_pooling_grad_from_taps, max_unpooling, unique_positions, \
+        gather_positions, scatter_positions, average_pooling, average_pooling_grad,                \
+        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics,              \
         statistics_grad, masked
 
 struct Function {

@@ -1,8 +1,9 @@
 // Pools under a mask, where an element is not there if the mask is false.
 //
-// Strategies read what is kept (see kept.h): masked elements become 0 in sums and the lowest value
-// in maxima. Averages are pooled in parts that stay in a cache until they are divided. What the
-// mask keeps is counted by the same windows, once for all channels that share a mask:
+// Strategies read what is kept (see kept.h): masked elements become 0 in sums, the lowest value in
+// maxima and the highest one in minima. Averages are pooled in parts that stay in a cache until
+// they are divided. What the mask keeps is counted by the same windows, once for all channels that
+// share a mask:
 //
 //     input   | 3 5 | 7 9 |                       sums   |  8 |  7 |
 //                            masked: | 3 5 | 7 0 |  ->              ->  averages | 4 | 7 |
@@ -58,7 +59,7 @@ struct Part : PlanePart {  // from the first plane on
 };
 
 // A tensor and its mask.
-struct Masked : Kept {
+struct MaskedAverages : Kept {
     const Windows windows{p};
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
@@ -144,7 +145,7 @@ Problem sums_of(Problem q, int64_t type) {
 // What the sums of a part are divided by: how many taps each window counts, without those that the
 // mask leaves out.
 struct Counts {
-    const Masked &of;
+    const MaskedAverages &of;
     std::vector<double> counts = {};
     const uint8_t *known = nullptr;  // the mask that they are of, and the first output
     int64_t begin = 0;
@@ -196,7 +197,7 @@ struct Counts {
 };
 
 template <class T>
-void pool_averages(const Masked &masked, T *output) {
+void pool_averages(const MaskedAverages &masked, T *output) {
     using L = Wide<T>;
     masked.each_part(
         false, [&, counts = Counts{masked}, sums = std::vector<L>()](const Part &part) mutable {
@@ -216,7 +217,7 @@ void pool_averages(const Masked &masked, T *output) {
 }
 
 template <class T>
-void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
+void spread_averages(const MaskedAverages &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
     masked.each_part(true, [&, counts = Counts{masked}, shares = std::vector<L>(),
                             sums = std::vector<L>()](const Part &part) mutable {
@@ -236,8 +237,9 @@ void spread_averages(const Masked &masked, const T *arriving, T *gradient) {
     });
 }
 
-// The numbers of winners. An element that has the lowest value ties with masked ones, which may be
-// found first. Then the winner is the first element that the mask keeps.
+// The numbers of winners. An element that has the value that masked ones are read as, which is the
+// lowest of maxima and the highest of minima, ties with these, and they may be found first. Then
+// the winner is the first element that the mask keeps.
 template <class S>
 struct FirstKept {
     const Kept &kept;
@@ -265,16 +267,16 @@ struct FirstKept {
         return -1;
     }
     void find_row(int64_t plane, int64_t d, int64_t h) const {
-        const S lowest = S(kept.m.fill);
+        const S fill = S(kept.m.fill);
         const int64_t length = p.output_row();
         const S *const row = values + plane * p.output_plane() + (d * p.h().outputs + h) * length;
-        if (std::find(row, row + length, lowest) == row + length)
+        if (std::find(row, row + length, fill) == row + length)
             return;
         const uint8_t *const mask = kept.mask_of(plane);
         int64_t known = -1, found = -1;  // the output that `found` belongs to
         for (int64_t i = 0; i < length; ++i) {
             const int64_t output = i / p.channels;
-            if (row[i] != lowest)
+            if (row[i] != fill)
                 continue;
             if (kept.m.channels > 1 || output != known)
                 found = first({d, h, output}, mask + i % kept.m.channels, kept.m.channels);
@@ -300,10 +302,10 @@ void Kept::read(const void *from, int64_t count, void *to) const {
         int64_t plane = first / size, at = first % size;
         for (int64_t n; count > 0; ++plane, at = 0, count -= n, elements += n, out += n) {
             n = std::min(count, size - at);
-            const uint8_t *const bytes = mask_of(plane) + at / each;
+            const uint8_t *const mask = mask_of(plane) + at / each;
             (each == 1 ? n : each) < LANES<S>
-                ? keep<1>(elements, bytes, n / each, each, S(m.fill), out)
-                : keep<LANES<S>>(elements, bytes, n / each, each, S(m.fill), out);
+                ? keep<1>(elements, mask, n / each, each, S(m.fill), out)
+                : keep<LANES<S>>(elements, mask, n / each, each, S(m.fill), out);
         }
     });
 }
@@ -327,7 +329,7 @@ void masked(const Problem &p, const void *input, void *output) {
 }
 
 void masked_averages(const Problem &p, const void *input, void *output) {
-    const Masked masked{{p, input}};
+    const MaskedAverages masked{{p, input}};
     if (masked.are_sets())
         return segment_sums(masked.sets(), input, nullptr, masked.m.mask, output);
     with_floats(p.type, "averages of type", [&](auto element) {
@@ -337,7 +339,7 @@ void masked_averages(const Problem &p, const void *input, void *output) {
 }
 
 void masked_averages_grad(const Problem &p, const void *arriving, void *gradient) {
-    const Masked masked{{p, gradient}};
+    const MaskedAverages masked{{p, gradient}};
     if (masked.are_sets())
         return segment_shares(masked.sets(), arriving, nullptr, masked.m.mask, nullptr, gradient);
     with_floats(p.type, "averages of type", [&](auto element) {

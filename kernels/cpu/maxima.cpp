@@ -180,15 +180,15 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     // Wide windows combine values so often that it pays to turn floats into keys, which are
     // compared by one instruction in place of four.
     const bool compares_keys = is_wide(true, p.channels, p.h());
-    const int64_t plain = p.are_minima ? -1 : p.type;  // floats are compared as they are
+    const int64_t as_it_is = p.are_minima ? -1 : p.type;  // the type of elements without keys
     if (winners != nullptr) {
-        if (plain == 0)
+        if (as_it_is == 0)
             pool_winners(float(), int32_t());
         else
             with_integers(type_of(p).bytes, [&](auto element) { pool_winners(element, element); });
-    } else if (plain == 0 && !compares_keys)
+    } else if (as_it_is == 0 && !compares_keys)
         pool_values(float());
-    else if (plain == 1)
+    else if (as_it_is == 1)
         pool_values(double());
     else
         with_integers(type_of(p).bytes, pool_values);
@@ -197,8 +197,8 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
 }  // namespace
 
 void max_pooling(const Problem &plain, const void *input, void *output, void *winners) {
-    const Kept kept{plain, input};
-    const Kept *const masked = plain.masking.mask ? &kept : nullptr;
+    const Kept under_mask{plain, input};
+    const Kept *const kept = plain.masking.mask ? &under_mask : nullptr;
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
@@ -207,14 +207,14 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
     if (winners != nullptr)
         use_large_pages(winners, outputs * p.bytes);
     Windows windows(p);
-    windows.kept = masked;
+    windows.kept = kept;
     const Numbers numbers(p, winners);
     const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
                                       winners != nullptr, false, numbers.units});
     const Windows turned(turned_problem(p));
     if (strategy == TURNED)
         turn_planes(p.planes, turned.p.channels, 1,
-                    {{input, bytes, p.plane(), masked},
+                    {{input, bytes, p.plane(), kept},
                      {output, bytes, output ? p.output_plane() : 0},
                      {winners, winners ? p.bytes : 1, winners ? p.output_plane() : 0}},
                     [&](int64_t first, void *const *blocks) {
@@ -223,8 +223,8 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
                     });
     else
         pool_by(windows, strategy, 0, input, output, winners);
-    if (masked && winners)
-        find_first_kept(kept, output, winners);
+    if (kept && winners)
+        find_first_kept(*kept, output, winners);
 }
 
 }  // namespace dmlpool

@@ -39,12 +39,14 @@ enum Numbering { TAPS, POSITIONS, INDICES };
 // pooled as 0 and 1.
 
 // Writes maxima to `output` and the numbers of their winners to `winners`. Either may be null, and
-// is not written then. Under a mask the number of a window without an element has all bits set.
+// is not written then, but under a mask winners need the output. There the number of a window
+// without an element has all bits set.
 void max_pooling(const Problem &p, const void *input, void *output, void *winners);
 // Turns the taps that `max_pooling` wrote into indices.
 void max_pooling_indices(const Problem &p, const void *taps, void *indices);
 // The gradient of the input. `arriving` is the gradient of the output.
-void max_pooling_grad(const Problem &p, const void *arriving, const void *taps, void *gradient);
+void max_pooling_grad_from_taps(const Problem &p, const void *arriving, const void *taps,
+                                void *gradient);
 
 // Functions of positions: integers of 4 or 8 bytes that number the elements of the problem's input
 // planes. Its output planes have a position for each element. A function writes one of the two.

@@ -65,7 +65,7 @@ def calls():
         "max_pooling_indices": lambda: cpu.max_pooling_indices(
             row_taps, row.shape[2:], row_window, torch.int64, False
         ),
-        "max_pooling_grad": lambda: cpu.max_pooling_grad_from_taps(
+        "max_pooling_grad_from_taps": lambda: cpu.max_pooling_grad_from_taps(
             shares, taps, sizes, three, False
         ),
         "max_pooling, minima": lambda: least_of(many, large).run(many),
