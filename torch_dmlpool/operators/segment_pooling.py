@@ -44,11 +44,11 @@ class SegmentSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         (offsets, mask), rows, (is_mean,) = saved(ctx), ctx.call.shape[-2], ctx.call.arguments
-        return segment_shares(arriving, offsets, mask, rows, is_mean), None, None, None
+        return segment_shares_op(arriving, offsets, mask, rows, is_mean), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return segment_sums(direction, *ctx.saved_tensors, *ctx.call.arguments)
+        return segment_sums_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 class SegmentShares(torch.autograd.Function):
@@ -64,11 +64,11 @@ class SegmentShares(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, arriving: Tensor) -> Gradients:
         (offsets, mask), (_rows, is_mean) = saved(ctx), ctx.call.arguments
-        return segment_sums(arriving, offsets, mask, is_mean), None, None, None
+        return segment_sums_op(arriving, offsets, mask, is_mean), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: None) -> Any:
-        return segment_shares(direction, *ctx.saved_tensors, *ctx.call.arguments)
+        return segment_shares_op(direction, *ctx.saved_tensors, *ctx.call.arguments)
 
 
 class SegmentMaxima(torch.autograd.Function):
@@ -151,7 +151,7 @@ def _mapped(operator: Operator, info: Any, dimensions: Any, arguments: Arguments
     return rule(operator, info, dimensions, arguments)
 
 
-segment_sums = Operator(
+segment_sums_op = Operator(
     "segment_sums(Tensor input, Tensor? offsets, Tensor? mask, bool is_mean) -> Tensor",
     output_sizes=functools.partial(_check_sets, FLOAT_TYPES),
     kernel_of=lambda backend: backend.segment_sums,
@@ -159,7 +159,7 @@ segment_sums = Operator(
     vmap=_mapped,
 )
 """The sum or the mean of each set."""
-segment_shares = Operator(
+segment_shares_op = Operator(
     "segment_shares(Tensor input_gradient, Tensor? offsets, Tensor? mask, SymInt rows, "
     "bool is_mean) -> Tensor",
     output_sizes=_check_shares,
@@ -168,7 +168,7 @@ segment_shares = Operator(
     vmap=_mapped,
 )
 """The gradient of sums and means: of ``rows`` rows, in each sample of a batch."""
-segment_maxima = Operator(
+segment_maxima_op = Operator(
     "segment_maxima(Tensor input, Tensor? offsets, Tensor? mask, bool are_minima) -> "
     "(Tensor, Tensor)",
     output_sizes=functools.partial(_check_sets, ORDERED_TYPES),
@@ -198,8 +198,8 @@ def check_reduction(reduction: str) -> Types:
 def _pooled(input: Tensor, offsets: Any, mask: Any, reduction: str) -> Any:
     """The results of a reduction, and the rows of maxima and minima."""
     if reduction in ("mean", "sum"):
-        return of_rows(segment_sums, input, offsets, mask, reduction == "mean"), None
-    return of_rows(segment_maxima, input, offsets, mask, reduction == "min")
+        return of_rows(segment_sums_op, input, offsets, mask, reduction == "mean"), None
+    return of_rows(segment_maxima_op, input, offsets, mask, reduction == "min")
 
 
 @overload

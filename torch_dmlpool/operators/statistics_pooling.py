@@ -62,7 +62,7 @@ def _sizes(input: Tensor, mask: Mask, correction: int) -> Any:
     return input.shape[:2]
 
 
-statistics = Operator(
+statistics_op = Operator(
     "statistics(Tensor input, Tensor? mask, SymInt correction) -> (Tensor, Tensor)",
     output_sizes=_sizes,
     kernel_of=lambda backend: backend.statistics,
@@ -114,5 +114,5 @@ def statistics_pooling(input: Tensor, mask: Mask = None, *, correction: int = 1)
             flat = flat[:, 0]
         else:  # a mask of its own for each channel: samples of one channel
             planes, flat = planes.flatten(0, 1).unsqueeze(1), flat.flatten(0, 1)
-    mean, deviation = of_rows(statistics, planes, flat, correction)
+    mean, deviation = of_rows(statistics_op, planes, flat, correction)
     return mean.view(n, c), deviation.view(n, c)
