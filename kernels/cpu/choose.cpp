@@ -279,7 +279,8 @@ constexpr Implementation IMPLEMENTATIONS[] = {
     {WINDOWS, "windows", POOL, windows_cannot, ALWAYS},
 };
 
-std::atomic<int64_t> forced = AUTOMATIC;
+std::atomic<Strategy> forced = AUTOMATIC;
+std::atomic<int64_t> off = 0;  // a bit for each implementation that is switched off
 std::atomic<int64_t> forced_calls = 0;
 
 // Why an implementation is not taken while `wanted` is forced.
@@ -289,57 +290,26 @@ Reason reason_of(const Implementation &one, const Request &request, Strategy wan
         return reason;
     if (wanted != AUTOMATIC)
         return "another is forced";
-    if (switched_off >> (MECHANISM_COUNT + (&one - IMPLEMENTATIONS)) & 1 &&
-        request.windows.spacing == 1)
+    if (off >> one.number & 1 && request.windows.spacing == 1)
         return "it is switched off";
     return one.is_slower != ALWAYS ? one.is_slower(request) : nullptr;
 }
 
-// With DMLPOOL_VERBOSE=1: collects the reasons why implementations do not serve a call, and writes
-// them in a line once the implementation `name` does.
-void tell(const Request &request, const std::string &reasons, const char *name) {
-    static constexpr const char *TYPE_NAMES[] = {
-        "float32", "float64", "float16", "bfloat16", "int8",   "int16", "int32",
-        "int64",   "uint8",   "uint16",  "uint32",   "uint64", "bool"};
-    static thread_local std::string call;
-    static thread_local std::string before;
+// With DMLPOOL_VERBOSE=1: writes a line about a choice.
+void tell(const Request &request, const char *name, const std::string &reasons) {
+    static constexpr const char *OPERATIONS[] = {"pool",   "averages", "gradient of averages",
+                                                 "maxima", "winners",  "gradient of maxima"};
     const Problem &p = request.windows.p;
-    if (call.empty()) {
-        call = request.operation == WINNERS            ? "maxima with winners"
-               : request.operation == WINNERS_GRADIENT ? "gradient of maxima"
-               : request.operation == AVERAGE_GRADIENT ? "gradient of averages"
-               : request.is_idempotent                 ? "maxima"
-                                                       : "averages";
-        call += std::string(" of ") + TYPE_NAMES[p.type] + ", " + std::to_string(p.planes) +
-                " planes of " + std::to_string(p.channels) + " channels";
-        for (const Axis &axis : p.axes)
-            call += ", " + std::to_string(axis.size) + " by " + std::to_string(axis.window) + "/" +
-                    std::to_string(axis.stride);
-    }
-    before += reasons;
-    if (name == nullptr)
-        return;
-    std::fprintf(stderr, "dmlpool: %s: %s%s\n", call.c_str(), name, before.c_str());
-    call.clear();
-    before.clear();
+    std::string axes;
+    for (const Axis &axis : p.axes)
+        axes += ", " + std::to_string(axis.size) + " by " + std::to_string(axis.window) + "/" +
+                std::to_string(axis.stride);
+    std::fprintf(stderr, "dmlpool: %s of %d bytes, %.0f planes of %.0f channels%s: %s%s\n",
+                 OPERATIONS[__builtin_ctz(request.operation)], type_of(p).bytes, double(p.planes),
+                 double(p.channels), axes.c_str(), name, reasons.c_str());
 }
 
 }  // namespace
-
-uint64_t switched_off = 0;
-
-const char *name_of_mechanism(int64_t number) {
-    static constexpr const char *NAMES[] = {
-#define NAMED(mechanism, name) name,
-        MECHANISMS(NAMED)
-#undef NAMED
-    };
-    // The last two implementations serve what no other does, and cannot be switched off.
-    if (number < 0 || number >= MECHANISM_COUNT + int64_t(std::size(IMPLEMENTATIONS)) - 2)
-        return nullptr;
-    return number < MECHANISM_COUNT ? NAMES[number]
-                                    : IMPLEMENTATIONS[number - MECHANISM_COUNT].name;
-}
 
 // A window of k taps is estimated to cost log2 k combinations, and one more, at every position of
 // the axis: BlockPooling::widen_windows computes windows there, not only where outputs are.
@@ -363,9 +333,9 @@ Strategy choose(const Request &request) {
         const char *value = std::getenv("DMLPOOL_VERBOSE");
         return value != nullptr && std::strcmp(value, "1") == 0;
     }();
-    const Strategy wanted = Strategy(forced.load(std::memory_order_relaxed));
-    for (const Strategy asked : {wanted, AUTOMATIC}) {
-        std::string reasons;
+    std::string reasons;
+    for (const Strategy asked : {forced.load(std::memory_order_relaxed), AUTOMATIC}) {
+        reasons.clear();
         for (const Implementation &one : IMPLEMENTATIONS) {
             if (!(one.operations & request.operation))
                 continue;
@@ -373,22 +343,23 @@ Strategy choose(const Request &request) {
             if (reason == nullptr) {
                 forced_calls += asked == one.number;
                 if (is_verbose)
-                    tell(request, reasons, one.name);
+                    tell(request, one.name, reasons);
                 return one.number;
             }
             if (is_verbose)
                 reasons += std::string("; not ") + one.name + ": " + reason;
         }
-        if (is_verbose && asked == AUTOMATIC)
-            tell(request, reasons, nullptr);
         if (request.operation != POOL && request.operation != WINNERS_GRADIENT)
             break;
     }
+    if (is_verbose)
+        tell(request, "pool", reasons);
     return AUTOMATIC;
 }
 
-void force(Strategy strategy) {
+void force(Strategy strategy, int64_t without) {
     forced = strategy;
+    off = without;
     forced_calls = 0;
 }
 

@@ -57,9 +57,10 @@ bool joins_tiles(const Problem &p);
 // then `pool` asks again for one of these.
 Strategy choose(const Request &request);
 
-// For tests alone: every call that the strategy can compute is computed by it, until AUTOMATIC is
-// forced.
-void force(Strategy strategy);
+// For tests and benchmarks: every call that the strategy can compute is computed by it, until
+// AUTOMATIC is forced, and none by the implementations whose bits 1 << number are set in `without`,
+// unless nothing else can.
+void force(Strategy strategy, int64_t without);
 // The number of calls that the forced strategy has computed since the last `force`.
 int64_t calls_forced();
 

@@ -174,7 +174,7 @@ inline bool reads_first(const Windows &windows, int64_t element) {
     const int64_t weight = windows.p.channels > 1          ? 1 + pays_early
                            : h.stride == 1 || h.stride > 4 ? 0
                                                            : 3;
-    return is_large(bytes * weight) && !without(READ_FIRST) && windows.kept == nullptr &&
+    return is_large(bytes * weight) && windows.kept == nullptr &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 

@@ -34,22 +34,23 @@ OF_SUMS = pytest.mark.parametrize("strategy", range(1, 6), ids=NAMES[:5])
 def forced(strategy):
     """The strategy computes what it can; yields how many calls it has computed."""
     force = library.library.dmlpool_force
-    force.argtypes, force.restype = (ctypes.c_int64,), None
+    force.argtypes, force.restype = (ctypes.c_int64, ctypes.c_int64), None
     library.library.dmlpool_calls_forced.restype = ctypes.c_int64
-    force(strategy)
+    force(strategy, 0)
     try:
         yield library.library.dmlpool_calls_forced
     finally:
-        force(AUTOMATIC)
+        force(AUTOMATIC, 0)
 
 
 def test_verbose_says_what_ran_and_why_not_others(python):
-    """A line for each call, in the list's order."""
+    """A line for each choice, with reasons in the list's order."""
     call = "import torch, torch_dmlpool as d; d.nn.functional.max_pool2d(torch.ones(1, 3, 9, 9), 2)"
     run = python("-c", call, environment={**os.environ, "DMLPOOL_VERBOSE": "1"})
+    sizes = " of 4 bytes, 3 planes of 1 channels, 1 by 1/1, 9 by 2/2, 9 by 2/2: "
     assert run.stderr == (
-        "dmlpool: maxima of float32, 3 planes of 1 channels, 1 by 1/1, 9 by 2/2, 9 by 2/2: rows; "
-        "not turned: there are few planes; not planes: windows are not whole planes; "
+        f"dmlpool: maxima{sizes}pool; not turned: there are few planes\n"
+        f"dmlpool: pool{sizes}rows; not planes: windows are not whole planes; "
         "not boxes: windows are small or share little\n"
     )
 
