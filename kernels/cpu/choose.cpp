@@ -35,15 +35,8 @@ constexpr int64_t LONG_PLAIN = 64;
 constexpr double COMPARED_COST = BYTES == 64 ? 2 : 3;
 constexpr double COMPARED_COST_OF_8_BYTES = 8;
 
-// Costs of the gradient of maxima in nanoseconds. Gathering reads, for each position, all windows
-// that may have won it: GATHER_START, GATHER_WRITE for each vector, and GATHER_VECTOR for each
-// vector of each window. Scattering adds each window to its winner: SCATTER_WINDOW for a window,
-// SCATTER_ELEMENT for an element.
-constexpr double GATHER_START = 1.5;
-constexpr double GATHER_WRITE = BYTES == 64 ? 1.4 : 0.7;
-constexpr double GATHER_VECTOR = BYTES == 64 ? 0.7 : 0.45;
-constexpr double SCATTER_WINDOW = 1.05;
-constexpr double SCATTER_ELEMENT = 0.09;
+// Gradients of maxima of channels are gathered if a value for each tap has at most this many bytes.
+constexpr double GATHERED_BYTES = 64;
 // Limits for inserting stride - 1 zeros between gradient elements: the time grows with the extent
 // of the window, zeros included.
 constexpr int64_t ZEROS_STRIDE = 8;
@@ -197,11 +190,11 @@ Reason compared_cannot(const Request &r) {
 Reason compared_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
     const int64_t n = BYTES / r.element_size;
-    const double taps = taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w());
     const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);
+    const double rows = taps_of(p.d()) * taps_of(p.h());
     const double w = taps_of(p.w());
     const double factor = r.element_size == 8 ? COMPARED_COST_OF_8_BYTES : COMPARED_COST;
-    return vectors * taps < factor * (taps / w * double(p.w().stride) + w) ? nullptr
+    return vectors * rows * w < factor * (rows * double(p.w().stride) + w) ? nullptr
                                                                            : "windows share rows";
 }
 
@@ -209,18 +202,13 @@ Reason gathered_cannot(const Request &r) {
     return r.windows.p.channels < BYTES / r.value_size ? "channels do not fill a vector"
                                                        : taps_cannot(r);
 }
+// Gathering reads, for each vector of channels, all windows that may have won it. Scattering adds
+// each window to its winner, element by element.
 Reason gathered_is_slower(const Request &r) {
-    double taps = 1;
-    double strides = 1;
-    for (const Axis &axis : r.windows.p.axes) {
-        taps *= double(axis.window);
-        strides *= double(axis.stride);
-    }
-    const double vectors = double(parts_of(r.windows.p.channels, BYTES / r.value_size));
-    return GATHER_START + vectors * (GATHER_WRITE + GATHER_VECTOR * taps / strides) <
-                   double(r.windows.p.channels) * (SCATTER_WINDOW / strides + SCATTER_ELEMENT)
-               ? nullptr
-               : "many windows may have won an element";
+    const Problem &p = r.windows.p;
+    return taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w()) * double(r.value_size) > GATHERED_BYTES
+               ? "many windows may have won an element"
+               : nullptr;
 }
 
 Reason boxes_cannot(const Request &r) {

@@ -151,6 +151,10 @@ struct RowPooling : BlockPooling {
         for (int64_t r = 0; r < rows; r += at_once, to += at_once * length * value) {
             const int64_t found =
                 find_rows(op, p, input, b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows.data());
+            if (windows.kept != nullptr && found == 1 && op.is_plain) {
+                windows.kept->read(m.rows[0].from, joined * length, to);
+                continue;
+            }
             read_rows(windows.kept, m.rows.data(), found, joined * length, m.kept);
             op.combine(false, m.rows.data(), found, joined * length, to,
                        {at_once / joined, row_bytes, length});
