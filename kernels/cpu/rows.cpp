@@ -48,15 +48,12 @@ struct RowPooling : BlockPooling {
         const double reads = double(most_rows) * double(w.span(outputs_w));
         const double cost = double(outputs_h) *
                             (ROW_COST + double(channels) * (reads + double(outputs_w * w.window)));
-        // In the order of memory. Boxes share input along D, so that is an inner loop.
-        const int64_t tiles_w = parts_of(w.outputs, outputs_w);
-        const int64_t tiles_h = parts_of(h.outputs, outputs_h);
+        // In the order of memory.
         parallel_loops(
-            {tiles_w, by_boxes ? d.outputs : tiles_h, by_boxes ? tiles_h : d.outputs, p.planes},
+            {parts_of(w.outputs, outputs_w), parts_of(h.outputs, outputs_h), d.outputs, p.planes},
             cost, [&] {
                 return [this, m = workspace()](const auto &at) mutable {
-                    const Block b =
-                        block_at(at[3], at[by_boxes ? 1 : 2], at[by_boxes ? 2 : 1], at[0]);
+                    const Block b = block_at(at[3], at[2], at[1], at[0]);
                     by_boxes ? pool_box(b, m) : pool_block(b, m);
                 };
             });
@@ -116,16 +113,10 @@ struct RowPooling : BlockPooling {
         const int64_t length = b.columns * channels;
         const int64_t step = h.stride * length * value;
         pool_along_d(b, height, length, m);
-        // Whether rows of the box have no margins, and are pooled along W where they are.
-        const bool is_in_place = h.window == 1 && h.stride == 1 && length == pitch && !widens_w;
         const int64_t parts = list_parts(widens_h, m.box, m.sums_h, length, height * length, h,
                                          op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
             rows = std::min(group, b.outputs_h - r);
-            if (is_in_place) {
-                pool_along_w(b, r, rows, m.box + r * step, m);
-                continue;
-            }
             op.combine(true, m.parts_of_h.data(), parts, length, m.staged + b.before * value,
                        {rows, step, pitch});
             fill_margins(b, rows, m);
