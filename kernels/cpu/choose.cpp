@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "vectors.h"
@@ -254,17 +253,19 @@ struct Implementation {
     Reason (*cannot)(const Request &);
     Reason (*is_slower)(const Request &);
 };
-constexpr Reason (*ALWAYS)(const Request &) = nullptr;
+Reason never(const Request &) {
+    return nullptr;
+}
 constexpr Implementation IMPLEMENTATIONS[] = {
-    {PLANES, "planes", POOL, planes_cannot, ALWAYS},
+    {PLANES, "planes", POOL, planes_cannot, never},
     {TURNED, "turned", AVERAGE | AVERAGE_GRADIENT | MAXIMA | WINNERS | WINNERS_GRADIENT,
      turned_cannot, turned_is_slower},
     {COMPARED, "compared", WINNERS, compared_cannot, compared_is_slower},
     {GATHERED, "gathered", WINNERS_GRADIENT, gathered_cannot, gathered_is_slower},
     {BOXES, "boxes", POOL, boxes_cannot, boxes_is_slower},
     {ROWS, "rows", POOL, rows_cannot, rows_is_slower},
-    {SCATTERED, "scattered", WINNERS_GRADIENT, ALWAYS, ALWAYS},
-    {WINDOWS, "windows", POOL, windows_cannot, ALWAYS},
+    {SCATTERED, "scattered", WINNERS_GRADIENT, never, never},
+    {WINDOWS, "windows", POOL, windows_cannot, never},
 };
 
 std::atomic<Strategy> forced = AUTOMATIC;
@@ -273,14 +274,14 @@ std::atomic<int64_t> forced_calls = 0;
 
 // Why an implementation is not taken while `wanted` is forced.
 Reason reason_of(const Implementation &one, const Request &request, Strategy wanted) {
-    Reason reason = one.cannot != ALWAYS ? one.cannot(request) : nullptr;
+    const Reason reason = one.cannot(request);
     if (reason != nullptr || wanted == one.number)
         return reason;
     if (wanted != AUTOMATIC)
         return "another is forced";
     if (off >> one.number & 1 && request.windows.spacing == 1)
         return "it is switched off";
-    return one.is_slower != ALWAYS ? one.is_slower(request) : nullptr;
+    return one.is_slower(request);
 }
 
 // With DMLPOOL_VERBOSE=1: writes a line about a choice.
@@ -304,10 +305,8 @@ void tell(const Request &request, const char *name, const std::string &reasons) 
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     if (axis.window <= (is_idempotent ? WIDE_MAXIMA + (channels > 1) : WIDE_SUMS))
         return false;
-    int64_t steps = 1;
-    while ((int64_t(1) << steps) < axis.window)
-        ++steps;
-    return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
+    const int64_t steps = 65 - __builtin_clzll(axis.window - 1);
+    return steps * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
 bool puts_zeros_between(const Axis &axis) {
@@ -317,10 +316,8 @@ bool puts_zeros_between(const Axis &axis) {
 }
 
 Strategy choose(const Request &request) {
-    static const bool is_verbose = [] {
-        const char *value = std::getenv("DMLPOOL_VERBOSE");
-        return value != nullptr && std::strcmp(value, "1") == 0;
-    }();
+    static const char *const verbose = std::getenv("DMLPOOL_VERBOSE");
+    const bool is_verbose = verbose != nullptr && *verbose == '1';
     std::string reasons;
     for (const Strategy asked : {forced.load(std::memory_order_relaxed), AUTOMATIC}) {
         reasons.clear();

@@ -102,11 +102,7 @@ struct RowOperations : WindowOperations {
     }
 
   protected:
-    RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
-                  bool is_plain, bool is_idempotent)
-        : WindowOperations(element_size, value_size, units),
-          is_plain(is_plain),
-          is_idempotent(is_idempotent) {}
+    using WindowOperations::WindowOperations;
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.

@@ -58,15 +58,8 @@ struct RowPooling : BlockPooling {
                 };
             });
     }
+    // Combines the rows that each row of outputs of a block reads along D and H, and then along W.
     void pool_block(const Block &b, Workspace &m) const {
-        char *const from = combine_rows(b, m);
-        if (from == m.staged)
-            fill_margins(b, b.outputs_h, m);
-        pool_along_w(b, 0, b.outputs_h, from, m);
-    }
-    // Combines the rows that each row of outputs of a block reads along D and H. Returns the first
-    // combined row: in the workspace, or in the input if there is nothing to combine.
-    char *combine_rows(const Block &b, Workspace &m) const {
         const int64_t spacing = windows.spacing;
         const int64_t inside = b.columns * channels;
         const int64_t vectors = (inside + vector - 1) & -vector;
@@ -100,13 +93,14 @@ struct RowPooling : BlockPooling {
             // A row that needs no padding and no combining is pooled where it lies in the input.
             if (op.is_plain && found == 1 && b.outputs_h == 1 &&
                 inside == w.span(b.outputs_w) * channels && !widens_w)
-                return const_cast<char *>(latest);
+                return pool_along_w(b, 0, 1, const_cast<char *>(latest), m);
             const char *const end = latest + (repeated - 1) * step + vectors * element;
             op.combine(false, m.rows.data(), found,
                        end <= input + p.input_bytes(element) ? vectors : inside,
                        into + b.before * value, {repeated, step, pitch});
         }
-        return m.staged;
+        fill_margins(b, b.outputs_h, m);
+        pool_along_w(b, 0, b.outputs_h, m.staged, m);
     }
     void pool_box(const Block &b, Workspace &m) const {
         const int64_t height = h.span(b.outputs_h);

@@ -115,9 +115,7 @@ struct WindowPooling {
     };
 
     void pool() {
-        const double row_cost =
-            double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
-        const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
+        const double cost = ROW_COST + double(most_rows) * double(tile * most_taps * channels);
         parallel(p.planes * d.outputs * h.outputs * tiles, cost,
                  [this](int64_t begin, int64_t end) {
                      Memory m;
@@ -129,7 +127,7 @@ struct WindowPooling {
                      if (channels > 1)
                          m.taps.resize(most_rows * most_taps);
                      // Rows come before tiles, so that runs are listed once for many rows.
-                     Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
+                     Digits digits(begin, {h.outputs, tiles, d.outputs, p.planes});
                      for (int64_t number = begin; number < end;)
                          for (const int64_t next =
                                   number + pool_next(digits, number - begin, end - number, m);
