@@ -24,11 +24,11 @@ namespace {
 // Rows of workspace that are pooled along W together have at most this many values of 4 bytes or
 // more, or four times as many bytes of smaller values. They stay in the first-level cache.
 constexpr int64_t WORKSPACE_VALUES = 1024;
-// A tile of a long row of one channel has TILE_BYTES, for the first-level cache. Tiles of several
-// channels have TILE_BYTES_OF_CHANNELS, or half as many where values have 8 bytes.
+// A tile of a long row of one channel has TILE_BYTES, for the first-level cache, and one of several
+// channels TILE_BYTES_OF_CHANNELS.
 constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
-// A box has at least BOX_OUTPUTS_W / channels outputs along W, and BOX_OUTPUTS_H of one channel.
+// A box has at least BOX_OUTPUTS_W / channels outputs along W, and BOX_OUTPUTS_H along H.
 constexpr int64_t BOX_OUTPUTS_W = 2048;
 constexpr int64_t BOX_OUTPUTS_H = 64;
 // Windows of channels of less than this many bytes are combined at each position of a row, as
@@ -92,20 +92,17 @@ struct BlockPooling {
     const int64_t channels = p.channels;
     // The outputs of a block along W, the number of strides that a row of workspace has room for,
     // and the values of such a row.
-    const int64_t tile_bytes = channels == 1 ? TILE_BYTES
-                               : value > 4   ? TILE_BYTES_OF_CHANNELS / 2
-                                             : TILE_BYTES_OF_CHANNELS;
-    const int64_t outputs_w = block_outputs(
-        w, by_boxes
-               ? BOX_OUTPUTS_W / channels
-               : std::max(tile_bytes / value / channels / w.stride, 4 * w.extent() / w.stride));
+    const int64_t outputs_w =
+        block_outputs(w, by_boxes ? BOX_OUTPUTS_W / channels
+                                  : (channels > 1 ? TILE_BYTES_OF_CHANNELS : TILE_BYTES) / value /
+                                        channels / w.stride);
     const int64_t row_length = parts_of(w.span(outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;
     // The outputs of a block along H, and the rows that are pooled along W together.
     const int64_t most_group =
         std::max<int64_t>(1, 4 * WORKSPACE_VALUES / (pitch * std::min<int64_t>(4, value)));
-    const int64_t outputs_h = by_boxes ? block_outputs(h, channels > 1 ? 1 : BOX_OUTPUTS_H)
-                                       : std::min(most_group, h.outputs);
+    const int64_t outputs_h =
+        by_boxes ? block_outputs(h, BOX_OUTPUTS_H) : std::min(most_group, h.outputs);
     const int64_t group = std::min(most_group, outputs_h);
     // Whether windows are combined from windows of 1, 4, 16, ... taps.
     const bool widens_w = is_wide(op.is_idempotent, channels, w);
@@ -162,10 +159,10 @@ struct BlockPooling {
         const auto take = [&](int64_t count) { return std::exchange(next, next + count * value); };
         m.staged = take(staged);
         m.produced = take(staged);
-        m.scratch = take(scratch);
         m.box = take(box);
         m.sums_h = take(box);
         m.sums_w = take(staged);
+        m.scratch = take(scratch);
         return m;
     }
 
