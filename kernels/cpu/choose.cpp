@@ -34,8 +34,9 @@ constexpr int64_t LONG_PLAIN = 64;
 constexpr double COMPARED_COST = BYTES == 64 ? 2 : 3;
 constexpr double COMPARED_COST_OF_8_BYTES = 8;
 
-// Gradients of maxima of channels are gathered if a value for each tap has at most this many bytes.
-constexpr double GATHERED_BYTES = 64;
+// Gradients of maxima of channels are gathered if a value for each tap has at most this many bytes,
+// in lanes that channels fill.
+constexpr double GATHERED_BYTES = 56;
 // Limits for inserting stride - 1 zeros between gradient elements: the time grows with the extent
 // of the window, zeros included.
 constexpr int64_t ZEROS_STRIDE = 8;
@@ -182,19 +183,24 @@ Reason turned_is_slower(const Request &r) {
                : nullptr;
 }
 
+// The lanes of vectors of channels, by the channels in them.
+double lanes_of_channels(const Request &r, int64_t size) {
+    const int64_t n = BYTES / size;
+    return double(parts_of(r.windows.p.channels, n) * n) / double(r.windows.p.channels);
+}
 Reason compared_cannot(const Request &r) {
     return r.windows.p.channels < BYTES / r.element_size ? "channels do not fill a vector"
                                                          : numbers_cannot(r);
 }
 Reason compared_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
-    const int64_t n = BYTES / r.element_size;
-    const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);
     const double rows = taps_of(p.d()) * taps_of(p.h());
     const double w = taps_of(p.w());
     const double factor = r.element_size == 8 ? COMPARED_COST_OF_8_BYTES : COMPARED_COST;
-    return vectors * rows * w < factor * (rows * double(p.w().stride) + w) ? nullptr
-                                                                           : "windows share rows";
+    return lanes_of_channels(r, r.element_size) * rows * w <
+                   factor * (rows * double(p.w().stride) + w)
+               ? nullptr
+               : "windows share rows";
 }
 
 Reason gathered_cannot(const Request &r) {
@@ -205,7 +211,8 @@ Reason gathered_cannot(const Request &r) {
 // each window to its winner, element by element.
 Reason gathered_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
-    return taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w()) * double(r.value_size) > GATHERED_BYTES
+    const double taps = taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w());
+    return lanes_of_channels(r, r.value_size) * taps * double(r.value_size) > GATHERED_BYTES
                ? "many windows may have won an element"
                : nullptr;
 }
@@ -235,9 +242,9 @@ Reason rows_cannot(const Request &r) {
 Reason rows_is_slower(const Request &r) {
     const Problem &p = r.windows.p;
     const bool is_wide_w = is_wide(r.is_idempotent, p.channels, p.w()) && !boxes_cannot(r);
-    return r.windows.spacing > 1 || is_wide_w || costs_less_by_rows(r) ? nullptr
-           : p.channels > 1                                            ? "windows share few rows"
-                                                                       : "windows are long";
+    return r.windows.spacing > 1 || is_wide_w || costs_less_by_rows(r)
+               ? nullptr
+               : "windows are long or share few rows";
 }
 
 Reason windows_cannot(const Request &r) {

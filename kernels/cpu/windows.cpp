@@ -73,8 +73,7 @@ struct WindowPooling {
     const bool is_finished = finish.is_direct || divisor != 0;
     // Winners of a gradient are numbered. Positions that lie this far apart are taps of the same
     // numbers, and form a run.
-    const int64_t apart =
-        are_numbered && !windows.seen[2].empty() ? windows.seen[2].front().axis.stride : 1;
+    const int64_t apart = are_numbered && windows.seen[2] ? windows.seen[2]->axis.stride : 1;
     // Whether each result is written where it goes, to the first output of its group.
     const bool writes_first = (are_grouped || apart > 1) && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
