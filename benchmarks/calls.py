@@ -8,8 +8,8 @@ windows beside averages). Pools of sets (sets.py) take turns with what people wr
 comes out behind is measured a second time, for longer, and the second time counts.
 
 With ``--wheel FOLDER`` an unpacked wheel measures each call after the checkout, in a process of its
-own. With ``--ablate`` each implementation of the compiled kernels is switched off in turn, then all:
-what an implementation brings on this processor.
+own. With ``--ablate`` each implementation of the compiled kernels is switched off in turn, then
+all: what it brings on this processor.
 """
 
 import ctypes
@@ -219,7 +219,7 @@ def implementations() -> tuple[Callable[[int], None], dict[str, int]]:
     if library.library is None:
         raise SystemExit("--ablate needs the compiled kernels")
     force = library.library.dmlpool_force
-    force.argtypes, force.restype = (ctypes.c_int64, ctypes.c_int64), None
+    force.argtypes, force.restype = [ctypes.c_int64] * 2, None
     return partial(force, 0), {name: 1 << number for number, name in IMPLEMENTATIONS.items()}
 
 

@@ -20,10 +20,7 @@ from torch_dmlpool.nn import functional as nn
 from torch_dmlpool.window import Window
 
 pytestmark = cases.OF_THE_LIBRARY
-NAMES = [
-    *("planes", "rows", "boxes", "windows"),
-    *("turned", "compared", "gathered", "scattered"),
-]
+NAMES = ["planes", "rows", "boxes", "windows", "turned", "compared", "gathered", "scattered"]
 """``Strategy`` in kernels/cpu/choose.h, after AUTOMATIC, which is 0."""
 AUTOMATIC, PLANES, ROWS, BOXES, WINDOWS = range(5)
 STRATEGIES = pytest.mark.parametrize("strategy", range(1, len(NAMES) + 1), ids=NAMES)
@@ -34,7 +31,7 @@ OF_SUMS = pytest.mark.parametrize("strategy", range(1, 6), ids=NAMES[:5])
 def forced(strategy):
     """The strategy computes what it can; yields how many calls it has computed."""
     force = library.library.dmlpool_force
-    force.argtypes, force.restype = (ctypes.c_int64, ctypes.c_int64), None
+    force.argtypes, force.restype = [ctypes.c_int64] * 2, None
     library.library.dmlpool_calls_forced.restype = ctypes.c_int64
     force(strategy, 0)
     try:
