@@ -69,9 +69,9 @@ bool is_huge(const Axis &axis) {
 // once, which reads each row several times. Reading elements of one channel costs half as much
 // again where they are converted: 3/2 of volumes with winners .76, averages of bfloat16 13/1 .85.
 bool is_separate(const Request &r) {
-    const Axis &d = r.windows.p.d();
-    const Axis &h = r.windows.p.h();
-    const bool are_converted = r.windows.p.channels == 1 && r.element_size != r.value_size;
+    const Axis &d = r.p.d();
+    const Axis &h = r.p.h();
+    const bool are_converted = r.p.channels == 1 && r.element_size != r.value_size;
     return double(d.window + 1) * double(h.stride) + double(h.window) <
            double(d.window * h.window) * (are_converted ? 1.5 : 1);
 }
@@ -79,7 +79,7 @@ bool is_separate(const Request &r) {
 // Whether ROWS costs less than WINDOWS. For several channels the costs are estimates of the bytes
 // that each strategy loads and stores.
 bool costs_less_by_rows(const Request &request) {
-    const Problem &p = request.windows.p;
+    const Problem &p = request.p;
     const Axis &w = p.w();
     const double window = double(w.window);
     if (p.channels == 1)
@@ -98,7 +98,7 @@ bool costs_less_by_rows(const Request &request) {
 using Reason = const char *;
 
 Reason planes_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
+    const Problem &p = r.p;
     // PLANES numbers elements of the plane. That is the tap's number only if the window is exactly
     // the plane.
     const bool are_elements = p.d().window == p.d().size && p.h().window == p.h().size &&
@@ -115,12 +115,11 @@ double taps_of(const Axis &axis) {
 }
 // Whether integers as wide as elements hold the numbers of taps.
 Reason numbers_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
     double taps = 1;
     double last = 0;
     for (int a = 0; a < 3; ++a) {
-        taps *= taps_of(p.axes[a]);
-        last += (taps_of(p.axes[a]) - 1) * double(r.units[a]);
+        taps *= taps_of(r.p.axes[a]);
+        last += (taps_of(r.p.axes[a]) - 1) * double(r.units[a]);
     }
     return taps > 1 << 14 || last >= std::ldexp(1., int(8 * r.element_size - 1))
                ? "integers as wide as an element do not hold the numbers of taps"
@@ -128,31 +127,30 @@ Reason numbers_cannot(const Request &r) {
 }
 // Whether the numbers of taps have a byte each, as in vectors that gather gradients of maxima.
 Reason taps_cannot(const Request &r) {
-    for (const Axis &axis : r.windows.p.axes)
+    for (const Axis &axis : r.p.axes)
         if (axis.window == 0)
             return "bins have no taps";
-    return r.operation == WINNERS_GRADIENT && r.windows.p.bytes > 1 ? "taps have more than a byte"
-                                                                    : nullptr;
+    return r.operation == WINNERS_GRADIENT && r.p.bytes > 1 ? "taps have more than a byte"
+                                                            : nullptr;
 }
 
 bool sums_short_bins(const Request &r) {
-    const Axis &w = r.windows.p.w();
-    return (r.operation == AVERAGE || r.operation == AVERAGE_GRADIENT) && w.window == 0 &&
+    const Axis &w = r.p.w();
+    return r.operation & (AVERAGE | AVERAGE_GRADIENT) && w.window == 0 &&
            w.size < TURNED_BIN * w.outputs;
 }
 Reason turned_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
     const int64_t most = sums_short_bins(r) ? TURNED_MOST_OF_BINS : TURNED_MOST;
-    return p.channels > 1                                 ? "several channels are vectors already"
-           : std::max(p.plane(), p.output_plane()) > most ? "planes are large"
-           : r.operation == WINNERS                       ? numbers_cannot(r)
-           : r.operation == WINNERS_GRADIENT              ? taps_cannot(r)
-                                                          : nullptr;
+    return r.p.channels > 1 ? "several channels are vectors already"
+           : std::max(r.p.plane(), r.p.output_plane()) > most ? "planes are large"
+           : r.operation == WINNERS                           ? numbers_cannot(r)
+           : r.operation == WINNERS_GRADIENT                  ? taps_cannot(r)
+                                                              : nullptr;
 }
 // The longest rows of planes that are transposed. Strides leave vectors of rows half empty, and
 // make it cheaper to add to winners one by one. Averages of planes of one row may be joined.
 int64_t turned_width(const Request &r) {
-    const Problem &p = r.windows.p;
+    const Problem &p = r.p;
     const bool is_strided = p.w().stride > 1;
     if (sums_short_bins(r))
         return TURNED_MOST_OF_BINS;
@@ -163,9 +161,9 @@ int64_t turned_width(const Request &r) {
     return r.operation == WINNERS || r.operation == AVERAGE_GRADIENT ? TURNED_LONG : TURNED_STRIDED;
 }
 Reason turned_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    const bool sums = r.operation == AVERAGE || r.operation == AVERAGE_GRADIENT;
-    const bool is_gradient = r.operation == AVERAGE_GRADIENT || r.operation == WINNERS_GRADIENT;
+    const Problem &p = r.p;
+    const bool sums = r.operation & (AVERAGE | AVERAGE_GRADIENT);
+    const bool is_gradient = r.operation & (AVERAGE_GRADIENT | WINNERS_GRADIENT);
     if (r.windows.are_planes())
         return "windows are whole planes";
     if (r.operation == AVERAGE && joins_tiles(p))
@@ -186,14 +184,14 @@ Reason turned_is_slower(const Request &r) {
 // The lanes of vectors of channels, by the channels in them.
 double lanes_of_channels(const Request &r, int64_t size) {
     const int64_t n = BYTES / size;
-    return double(parts_of(r.windows.p.channels, n) * n) / double(r.windows.p.channels);
+    return double(parts_of(r.p.channels, n) * n) / double(r.p.channels);
 }
 Reason compared_cannot(const Request &r) {
-    return r.windows.p.channels < BYTES / r.element_size ? "channels do not fill a vector"
-                                                         : numbers_cannot(r);
+    return r.p.channels < BYTES / r.element_size ? "channels do not fill a vector"
+                                                 : numbers_cannot(r);
 }
 Reason compared_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
+    const Problem &p = r.p;
     const double rows = taps_of(p.d()) * taps_of(p.h());
     const double w = taps_of(p.w());
     const double factor = r.element_size == 8 ? COMPARED_COST_OF_8_BYTES : COMPARED_COST;
@@ -204,44 +202,39 @@ Reason compared_is_slower(const Request &r) {
 }
 
 Reason gathered_cannot(const Request &r) {
-    return r.windows.p.channels < BYTES / r.value_size ? "channels do not fill a vector"
-                                                       : taps_cannot(r);
+    return r.p.channels < BYTES / r.value_size ? "channels do not fill a vector" : taps_cannot(r);
 }
 // Gathering reads, for each vector of channels, all windows that may have won it. Scattering adds
 // each window to its winner, element by element.
 Reason gathered_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    const double taps = taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w());
+    const double taps = taps_of(r.p.d()) * taps_of(r.p.h()) * taps_of(r.p.w());
     return lanes_of_channels(r, r.value_size) * taps * double(r.value_size) > GATHERED_BYTES
                ? "many windows may have won an element"
                : nullptr;
 }
 
 Reason boxes_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
     return r.windows.spacing > 1 ? "zeros lie between elements"
-           : is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w())
+           : is_huge(r.p.d()) || is_huge(r.p.h()) || is_huge(r.p.w())
                ? "there are bins, or windows reach far past the input"
                : nullptr;
 }
 Reason boxes_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
     return (r.windows.kept != nullptr && costs_less_by_rows(r)) ||
-                   is_wide(r.is_idempotent, p.channels, p.h()) || is_separate(r) ||
-                   (p.channels > 1 && is_wide(r.is_idempotent, p.channels, p.w()))
+                   is_wide(r.is_idempotent, r.p.channels, r.p.h()) || is_separate(r) ||
+                   (r.p.channels > 1 && is_wide(r.is_idempotent, r.p.channels, r.p.w()))
                ? nullptr
                : "windows are small or share little";
 }
 
 Reason rows_cannot(const Request &r) {
     return r.windows.kept != nullptr ? "a mask leaves out elements"
-           : r.windows.spacing == 1 && is_huge(r.windows.p.w())
+           : r.windows.spacing == 1 && is_huge(r.p.w())
                ? "there are bins along W, or windows reach far past it"
                : nullptr;
 }
 Reason rows_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    const bool is_wide_w = is_wide(r.is_idempotent, p.channels, p.w()) && !boxes_cannot(r);
+    const bool is_wide_w = is_wide(r.is_idempotent, r.p.channels, r.p.w()) && !boxes_cannot(r);
     return r.windows.spacing > 1 || is_wide_w || costs_less_by_rows(r)
                ? nullptr
                : "windows are long or share few rows";
@@ -295,7 +288,7 @@ Reason reason_of(const Implementation &one, const Request &request, Strategy wan
 void tell(const Request &request, const char *name, const std::string &reasons) {
     static constexpr const char *OPERATIONS[] = {"pool",   "averages", "gradient of averages",
                                                  "maxima", "winners",  "gradient of maxima"};
-    const Problem &p = request.windows.p;
+    const Problem &p = request.p;
     std::string axes;
     for (const Axis &axis : p.axes)
         axes += ", " + std::to_string(axis.size) + " by " + std::to_string(axis.window) + "/" +

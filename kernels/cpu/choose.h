@@ -42,6 +42,7 @@ struct Request {
     bool has_numbers = false;        // values hold the number of the tap that they come from
     bool is_uniform = true;          // results depend on values alone, not on where they are
     const int64_t *units = nullptr;  // a tap's number is the sum of its coordinates times these
+    const Problem &p = windows.p;
 };
 
 // The same problem with fewer axes or planes, where windows allow it: rows that windows read whole,

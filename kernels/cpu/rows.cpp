@@ -38,11 +38,12 @@ struct RowPooling : BlockPooling {
     const bool reads_ahead =
         row_bytes >= READ_ROW && most_rows <= READ_ROWS && reads_first(windows, element);
     // The rows of outputs of a block that are combined together at most.
-    const int64_t most_repeated =
-        reads_ahead ? std::max<int64_t>(1, READ_BYTES / (h.stride * row_bytes)) : outputs_h;
+    const int64_t most_repeated = windows.spacing > 1 ? 1
+                                  : reads_ahead       ? READ_BYTES / (h.stride * row_bytes) + 1
+                                                      : outputs_h;
     // The outputs along H whose windows lie inside the input. What they read is found once, as each
     // reads as many rows as the one before, a stride below.
-    const Range repeating = windows.spacing > 1 ? Range{0, 0} : h.whole();
+    const Range repeating = h.whole();
 
     void pool() const {
         const double reads = double(most_rows) * double(w.span(outputs_w));
