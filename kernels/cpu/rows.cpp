@@ -71,7 +71,8 @@ struct RowPooling : BlockPooling {
         for (int64_t r = 0, repeated; r < b.outputs_h; r += repeated) {
             char *const into = m.staged + r * pitch * value;
             const int64_t row = b.oh + r;
-            repeated = repeating.contains(row)
+            repeated = depth.count == 0 ? b.outputs_h - r
+                       : repeating.contains(row)
                            ? std::min({most_repeated, b.outputs_h - r, repeating.end - row})
                            : 1;
             if (reads_ahead)
