@@ -310,7 +310,7 @@ def test_gradients_of_maxima_of_many_channels(pool, dtype):
         ((14, 1024), ((11, 12), 3, 1, (1, 5), 1)),
         ((2, 128), ((9, 28, 28), 3, (1, 2, 2), 1, 1)),
         ((2, 256), ((47, 47), 47, 1, 0, 1)),
-        # Rows of one channel, which are prefetched, and rows in tiles.
+        # Rows of one channel, which are read a few at a time, and rows in tiles.
         ((150, 1), ((163, 150), 3, 2, 1, 1)),
         ((2, 1), ((1100, 1003), 2, 2, 0, 1)),
         ((400, 1), ((1, 4200), (1, 5), (1, 4), 0, 1)),
