@@ -5,7 +5,7 @@ import sys
 
 QUESTIONS = {
     "rows": "how fast is each pooling call beside ATen, ONNX Runtime and Inductor?",
-    "calls": "how fast are the calls of real models, what does each mechanism bring?",
+    "calls": "how fast are the calls of real models, what does each implementation bring?",
     "models": "how fast are whole networks, on a CPU or a GPU?",
     "gpu": "is everything right and fast on this GPU?",
     "overhead": "what does a call to the Triton backend cost on the host?",

@@ -8,8 +8,8 @@ windows beside averages). Pools of sets (sets.py) take turns with what people wr
 comes out behind is measured a second time, for longer, and the second time counts.
 
 With ``--wheel FOLDER`` an unpacked wheel measures each call after the checkout, in a process of its
-own. With ``--ablate`` each mechanism of the compiled kernels is switched off in turn, then all:
-what a mechanism brings on this processor.
+own. With ``--ablate`` each implementation of the compiled kernels is switched off in turn, then
+all: what it brings on this processor.
 """
 
 import ctypes
@@ -58,6 +58,8 @@ LARGE = {"forward": 20e-6, "training": 60e-6}
 copy."""
 MUCH = 1.2
 """Ratios of what is beside ours above this are counted."""
+IMPLEMENTATIONS = {1: "planes", 2: "rows", 3: "boxes", 5: "turned", 6: "compared", 7: "gathered"}
+"""By their number in kernels/cpu/choose.h. The others serve what none of these does."""
 LEAST = 10
 """How many rows the table of those that are farthest from a copy has."""
 
@@ -104,8 +106,8 @@ def of_models(workload: Workload, device: str) -> Calls:
 
 
 def without(row: Row) -> Calls:
-    """Our call as it is, without a mechanism, and without all."""
-    off, bits = mechanisms()
+    """Our call as it is, without an implementation, and without all."""
+    off, bits = implementations()
     one = row.calls()[OURS]
     masks = {OURS: 0, "without nothing": 0}
     masks |= {f"without {name}": bit for name, bit in bits.items()}
@@ -212,24 +214,20 @@ def beside(results: Named) -> str:
     return common.table(head, sorted(lines))
 
 
-def mechanisms() -> tuple[Callable[[int], None], dict[str, int]]:
-    """The compiled library's function that switches mechanisms off, a bit for each, and the bits by
-    name."""
+def implementations() -> tuple[Callable[[int], None], dict[str, int]]:
+    """The compiled library's function that switches implementations off, and a bit for each."""
     if library.library is None:
         raise SystemExit("--ablate needs the compiled kernels")
-    name = library.library.dmlpool_mechanism
-    name.restype = ctypes.c_char_p
-    names = iter(map(name, itertools.count()).__next__, None)
-    switch = library.library.dmlpool_without
-    switch.argtypes, switch.restype = (ctypes.c_uint64,), None
-    return switch, {each.decode(): 1 << bit for bit, each in enumerate(names)}
+    force = library.library.dmlpool_force
+    force.argtypes, force.restype = [ctypes.c_int64] * 2, None
+    return partial(force, 0), {name: 1 << number for number, name in IMPLEMENTATIONS.items()}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = common.parser("calls", __doc__, 0.05, 'such as "training batch=8"')
     parser.add_argument("--sample", type=int, default=1, help="every N-th call: 6 is three minutes")
     parser.add_argument("--threads", type=int, action="append", help="default: 1, then 2")
-    parser.add_argument("--ablate", action="store_true", help="switch mechanisms off")
+    parser.add_argument("--ablate", action="store_true", help="switch implementations off")
     parser.add_argument("--wheel", type=Path, help="the folder of an unpacked wheel")
     options = parser.parse_args(arguments)
     threads = options.threads or ([1] if options.ablate else [1, 2])

@@ -227,13 +227,13 @@ def test_a_wheel_takes_turns_with_the_checkout(capsys):
 
 
 @pytest.mark.skipif(calls.library.library is None, reason="no compiled kernels")
-def test_mechanisms_are_switched_off_one_by_one_and_all(monkeypatch, capsys):
+def test_implementations_are_switched_off_one_by_one_and_all(monkeypatch, capsys):
     """Each is a line of the table, beside what noise makes of a ratio, and all are on again after
     each call."""
-    switch, bits = calls.mechanisms()
+    switch, bits = calls.implementations()
     masks: list[int] = []
     monkeypatch.setattr(
-        calls, "mechanisms", lambda: (lambda mask: (masks.append(mask), switch(mask)), bits)
+        calls, "implementations", lambda: (lambda mask: (masks.append(mask), switch(mask)), bits)
     )
     asked = ["max forward contiguous batch=1", "--sample", "100", "--ablate"]
     assert calls.main([*asked, "--row-seconds", "0"]) == 0

@@ -27,8 +27,7 @@ struct Divide final : Finish {
           g(g),
           sum(sum),
           divide(divide) {
-        if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0 &&
-            !without(DIVIDED_SUMS))
+        if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0)
             divisor = g.divisor_of_all;
     }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,

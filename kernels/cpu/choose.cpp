@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include "vectors.h"
@@ -35,15 +34,9 @@ constexpr int64_t LONG_PLAIN = 64;
 constexpr double COMPARED_COST = BYTES == 64 ? 2 : 3;
 constexpr double COMPARED_COST_OF_8_BYTES = 8;
 
-// Costs of the gradient of maxima in nanoseconds. Gathering reads, for each position, all windows
-// that may have won it: GATHER_START, GATHER_WRITE for each vector, and GATHER_VECTOR for each
-// vector of each window. Scattering adds each window to its winner: SCATTER_WINDOW for a window,
-// SCATTER_ELEMENT for an element.
-constexpr double GATHER_START = 1.5;
-constexpr double GATHER_WRITE = BYTES == 64 ? 1.4 : 0.7;
-constexpr double GATHER_VECTOR = BYTES == 64 ? 0.7 : 0.45;
-constexpr double SCATTER_WINDOW = 1.05;
-constexpr double SCATTER_ELEMENT = 0.09;
+// Gradients of maxima of channels are gathered if a value for each tap has at most this many bytes,
+// in lanes that channels fill.
+constexpr double GATHERED_BYTES = 56;
 // Limits for inserting stride - 1 zeros between gradient elements: the time grows with the extent
 // of the window, zeros included.
 constexpr int64_t ZEROS_STRIDE = 8;
@@ -76,9 +69,9 @@ bool is_huge(const Axis &axis) {
 // once, which reads each row several times. Reading elements of one channel costs half as much
 // again where they are converted: 3/2 of volumes with winners .76, averages of bfloat16 13/1 .85.
 bool is_separate(const Request &r) {
-    const Axis &d = r.windows.p.d();
-    const Axis &h = r.windows.p.h();
-    const bool are_converted = r.windows.p.channels == 1 && r.element_size != r.value_size;
+    const Axis &d = r.p.d();
+    const Axis &h = r.p.h();
+    const bool are_converted = r.p.channels == 1 && r.element_size != r.value_size;
     return double(d.window + 1) * double(h.stride) + double(h.window) <
            double(d.window * h.window) * (are_converted ? 1.5 : 1);
 }
@@ -86,7 +79,7 @@ bool is_separate(const Request &r) {
 // Whether ROWS costs less than WINDOWS. For several channels the costs are estimates of the bytes
 // that each strategy loads and stores.
 bool costs_less_by_rows(const Request &request) {
-    const Problem &p = request.windows.p;
+    const Problem &p = request.p;
     const Axis &w = p.w();
     const double window = double(w.window);
     if (p.channels == 1)
@@ -105,7 +98,7 @@ bool costs_less_by_rows(const Request &request) {
 using Reason = const char *;
 
 Reason planes_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
+    const Problem &p = r.p;
     // PLANES numbers elements of the plane. That is the tap's number only if the window is exactly
     // the plane.
     const bool are_elements = p.d().window == p.d().size && p.h().window == p.h().size &&
@@ -122,12 +115,11 @@ double taps_of(const Axis &axis) {
 }
 // Whether integers as wide as elements hold the numbers of taps.
 Reason numbers_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
     double taps = 1;
     double last = 0;
     for (int a = 0; a < 3; ++a) {
-        taps *= taps_of(p.axes[a]);
-        last += (taps_of(p.axes[a]) - 1) * double(r.units[a]);
+        taps *= taps_of(r.p.axes[a]);
+        last += (taps_of(r.p.axes[a]) - 1) * double(r.units[a]);
     }
     return taps > 1 << 14 || last >= std::ldexp(1., int(8 * r.element_size - 1))
                ? "integers as wide as an element do not hold the numbers of taps"
@@ -135,31 +127,30 @@ Reason numbers_cannot(const Request &r) {
 }
 // Whether the numbers of taps have a byte each, as in vectors that gather gradients of maxima.
 Reason taps_cannot(const Request &r) {
-    for (const Axis &axis : r.windows.p.axes)
+    for (const Axis &axis : r.p.axes)
         if (axis.window == 0)
             return "bins have no taps";
-    return r.operation == WINNERS_GRADIENT && r.windows.p.bytes > 1 ? "taps have more than a byte"
-                                                                    : nullptr;
+    return r.operation == WINNERS_GRADIENT && r.p.bytes > 1 ? "taps have more than a byte"
+                                                            : nullptr;
 }
 
 bool sums_short_bins(const Request &r) {
-    const Axis &w = r.windows.p.w();
-    return (r.operation == AVERAGE || r.operation == AVERAGE_GRADIENT) && w.window == 0 &&
+    const Axis &w = r.p.w();
+    return r.operation & (AVERAGE | AVERAGE_GRADIENT) && w.window == 0 &&
            w.size < TURNED_BIN * w.outputs;
 }
 Reason turned_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
     const int64_t most = sums_short_bins(r) ? TURNED_MOST_OF_BINS : TURNED_MOST;
-    return p.channels > 1                                 ? "several channels are vectors already"
-           : std::max(p.plane(), p.output_plane()) > most ? "planes are large"
-           : r.operation == WINNERS                       ? numbers_cannot(r)
-           : r.operation == WINNERS_GRADIENT              ? taps_cannot(r)
-                                                          : nullptr;
+    return r.p.channels > 1 ? "several channels are vectors already"
+           : std::max(r.p.plane(), r.p.output_plane()) > most ? "planes are large"
+           : r.operation == WINNERS                           ? numbers_cannot(r)
+           : r.operation == WINNERS_GRADIENT                  ? taps_cannot(r)
+                                                              : nullptr;
 }
 // The longest rows of planes that are transposed. Strides leave vectors of rows half empty, and
 // make it cheaper to add to winners one by one. Averages of planes of one row may be joined.
 int64_t turned_width(const Request &r) {
-    const Problem &p = r.windows.p;
+    const Problem &p = r.p;
     const bool is_strided = p.w().stride > 1;
     if (sums_short_bins(r))
         return TURNED_MOST_OF_BINS;
@@ -170,9 +161,9 @@ int64_t turned_width(const Request &r) {
     return r.operation == WINNERS || r.operation == AVERAGE_GRADIENT ? TURNED_LONG : TURNED_STRIDED;
 }
 Reason turned_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    const bool sums = r.operation == AVERAGE || r.operation == AVERAGE_GRADIENT;
-    const bool is_gradient = r.operation == AVERAGE_GRADIENT || r.operation == WINNERS_GRADIENT;
+    const Problem &p = r.p;
+    const bool sums = r.operation & (AVERAGE | AVERAGE_GRADIENT);
+    const bool is_gradient = r.operation & (AVERAGE_GRADIENT | WINNERS_GRADIENT);
     if (r.windows.are_planes())
         return "windows are whole planes";
     if (r.operation == AVERAGE && joins_tiles(p))
@@ -190,67 +181,63 @@ Reason turned_is_slower(const Request &r) {
                : nullptr;
 }
 
+// The lanes of vectors of channels, by the channels in them.
+double lanes_of_channels(const Request &r, int64_t size) {
+    const int64_t n = BYTES / size;
+    return double(parts_of(r.p.channels, n) * n) / double(r.p.channels);
+}
 Reason compared_cannot(const Request &r) {
-    return r.windows.p.channels < BYTES / r.element_size ? "channels do not fill a vector"
-                                                         : numbers_cannot(r);
+    return r.p.channels < BYTES / r.element_size ? "channels do not fill a vector"
+                                                 : numbers_cannot(r);
 }
 Reason compared_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    const int64_t n = BYTES / r.element_size;
-    const double taps = taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w());
-    const double vectors = double(parts_of(p.channels, n) * n) / double(p.channels);
+    const Problem &p = r.p;
+    const double rows = taps_of(p.d()) * taps_of(p.h());
     const double w = taps_of(p.w());
     const double factor = r.element_size == 8 ? COMPARED_COST_OF_8_BYTES : COMPARED_COST;
-    return vectors * taps < factor * (taps / w * double(p.w().stride) + w) ? nullptr
-                                                                           : "windows share rows";
+    return lanes_of_channels(r, r.element_size) * rows * w <
+                   factor * (rows * double(p.w().stride) + w)
+               ? nullptr
+               : "windows share rows";
 }
 
 Reason gathered_cannot(const Request &r) {
-    return r.windows.p.channels < BYTES / r.value_size ? "channels do not fill a vector"
-                                                       : taps_cannot(r);
+    return r.p.channels < BYTES / r.value_size ? "channels do not fill a vector" : taps_cannot(r);
 }
+// Gathering reads, for each vector of channels, all windows that may have won it. Scattering adds
+// each window to its winner, element by element.
 Reason gathered_is_slower(const Request &r) {
-    double taps = 1;
-    double strides = 1;
-    for (const Axis &axis : r.windows.p.axes) {
-        taps *= double(axis.window);
-        strides *= double(axis.stride);
-    }
-    const double vectors = double(parts_of(r.windows.p.channels, BYTES / r.value_size));
-    return GATHER_START + vectors * (GATHER_WRITE + GATHER_VECTOR * taps / strides) <
-                   double(r.windows.p.channels) * (SCATTER_WINDOW / strides + SCATTER_ELEMENT)
-               ? nullptr
-               : "many windows may have won an element";
+    const double taps = taps_of(r.p.d()) * taps_of(r.p.h()) * taps_of(r.p.w());
+    return lanes_of_channels(r, r.value_size) * taps * double(r.value_size) > GATHERED_BYTES
+               ? "many windows may have won an element"
+               : nullptr;
 }
 
 Reason boxes_cannot(const Request &r) {
-    const Problem &p = r.windows.p;
     return r.windows.spacing > 1 ? "zeros lie between elements"
-           : is_huge(p.d()) || is_huge(p.h()) || is_huge(p.w())
+           : is_huge(r.p.d()) || is_huge(r.p.h()) || is_huge(r.p.w())
                ? "there are bins, or windows reach far past the input"
                : nullptr;
 }
 Reason boxes_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
     return (r.windows.kept != nullptr && costs_less_by_rows(r)) ||
-                   is_wide(r.is_idempotent, p.channels, p.h()) || is_separate(r) ||
-                   (p.channels > 1 && is_wide(r.is_idempotent, p.channels, p.w()))
+                   is_wide(r.is_idempotent, r.p.channels, r.p.h()) || is_separate(r) ||
+                   (r.p.channels > 1 && is_wide(r.is_idempotent, r.p.channels, r.p.w()))
                ? nullptr
                : "windows are small or share little";
 }
 
 Reason rows_cannot(const Request &r) {
     return r.windows.kept != nullptr ? "a mask leaves out elements"
-           : r.windows.spacing == 1 && is_huge(r.windows.p.w())
+           : r.windows.spacing == 1 && is_huge(r.p.w())
                ? "there are bins along W, or windows reach far past it"
                : nullptr;
 }
 Reason rows_is_slower(const Request &r) {
-    const Problem &p = r.windows.p;
-    const bool is_wide_w = is_wide(r.is_idempotent, p.channels, p.w()) && !boxes_cannot(r);
-    return r.windows.spacing > 1 || is_wide_w || costs_less_by_rows(r) ? nullptr
-           : p.channels > 1                                            ? "windows share few rows"
-                                                                       : "windows are long";
+    const bool is_wide_w = is_wide(r.is_idempotent, r.p.channels, r.p.w()) && !boxes_cannot(r);
+    return r.windows.spacing > 1 || is_wide_w || costs_less_by_rows(r)
+               ? nullptr
+               : "windows are long or share few rows";
 }
 
 Reason windows_cannot(const Request &r) {
@@ -266,90 +253,60 @@ struct Implementation {
     Reason (*cannot)(const Request &);
     Reason (*is_slower)(const Request &);
 };
-constexpr Reason (*ALWAYS)(const Request &) = nullptr;
+Reason never(const Request &) {
+    return nullptr;
+}
 constexpr Implementation IMPLEMENTATIONS[] = {
-    {PLANES, "planes", POOL, planes_cannot, ALWAYS},
+    {PLANES, "planes", POOL, planes_cannot, never},
     {TURNED, "turned", AVERAGE | AVERAGE_GRADIENT | MAXIMA | WINNERS | WINNERS_GRADIENT,
      turned_cannot, turned_is_slower},
     {COMPARED, "compared", WINNERS, compared_cannot, compared_is_slower},
     {GATHERED, "gathered", WINNERS_GRADIENT, gathered_cannot, gathered_is_slower},
     {BOXES, "boxes", POOL, boxes_cannot, boxes_is_slower},
     {ROWS, "rows", POOL, rows_cannot, rows_is_slower},
-    {SCATTERED, "scattered", WINNERS_GRADIENT, ALWAYS, ALWAYS},
-    {WINDOWS, "windows", POOL, windows_cannot, ALWAYS},
+    {SCATTERED, "scattered", WINNERS_GRADIENT, never, never},
+    {WINDOWS, "windows", POOL, windows_cannot, never},
 };
 
-std::atomic<int64_t> forced = AUTOMATIC;
+std::atomic<Strategy> forced = AUTOMATIC;
+std::atomic<int64_t> off = 0;  // a bit for each implementation that is switched off
 std::atomic<int64_t> forced_calls = 0;
 
 // Why an implementation is not taken while `wanted` is forced.
 Reason reason_of(const Implementation &one, const Request &request, Strategy wanted) {
-    Reason reason = one.cannot != ALWAYS ? one.cannot(request) : nullptr;
+    const Reason reason = one.cannot(request);
     if (reason != nullptr || wanted == one.number)
         return reason;
     if (wanted != AUTOMATIC)
         return "another is forced";
-    if (switched_off >> (MECHANISM_COUNT + (&one - IMPLEMENTATIONS)) & 1 &&
-        request.windows.spacing == 1)
+    if (off >> one.number & 1 && request.windows.spacing == 1)
         return "it is switched off";
-    return one.is_slower != ALWAYS ? one.is_slower(request) : nullptr;
+    return one.is_slower(request);
 }
 
-// With DMLPOOL_VERBOSE=1: collects the reasons why implementations do not serve a call, and writes
-// them in a line once the implementation `name` does.
-void tell(const Request &request, const std::string &reasons, const char *name) {
-    static constexpr const char *TYPE_NAMES[] = {
-        "float32", "float64", "float16", "bfloat16", "int8",   "int16", "int32",
-        "int64",   "uint8",   "uint16",  "uint32",   "uint64", "bool"};
-    static thread_local std::string call;
-    static thread_local std::string before;
-    const Problem &p = request.windows.p;
-    if (call.empty()) {
-        call = request.operation == WINNERS            ? "maxima with winners"
-               : request.operation == WINNERS_GRADIENT ? "gradient of maxima"
-               : request.operation == AVERAGE_GRADIENT ? "gradient of averages"
-               : request.is_idempotent                 ? "maxima"
-                                                       : "averages";
-        call += std::string(" of ") + TYPE_NAMES[p.type] + ", " + std::to_string(p.planes) +
-                " planes of " + std::to_string(p.channels) + " channels";
-        for (const Axis &axis : p.axes)
-            call += ", " + std::to_string(axis.size) + " by " + std::to_string(axis.window) + "/" +
-                    std::to_string(axis.stride);
-    }
-    before += reasons;
-    if (name == nullptr)
-        return;
-    std::fprintf(stderr, "dmlpool: %s: %s%s\n", call.c_str(), name, before.c_str());
-    call.clear();
-    before.clear();
+// With DMLPOOL_VERBOSE=1: writes a line about a choice.
+void tell(const Request &request, const char *name, const std::string &reasons) {
+    static constexpr const char *OPERATIONS[] = {"pool",   "averages", "gradient of averages",
+                                                 "maxima", "winners",  "gradient of maxima"};
+    const Problem &p = request.p;
+    std::string axes;
+    for (const Axis &axis : p.axes)
+        axes += ", " + std::to_string(axis.size) + " by " + std::to_string(axis.window) + "/" +
+                std::to_string(axis.stride);
+    std::fprintf(stderr, "dmlpool: %s of %d bytes, %.0f planes of %.0f channels%s: %s%s\n",
+                 OPERATIONS[__builtin_ctz(request.operation)], type_of(p).bytes, double(p.planes),
+                 double(p.channels), axes.c_str(), name, reasons.c_str());
 }
 
 }  // namespace
-
-uint64_t switched_off = 0;
-
-const char *name_of_mechanism(int64_t number) {
-    static constexpr const char *NAMES[] = {
-#define NAMED(mechanism, name) name,
-        MECHANISMS(NAMED)
-#undef NAMED
-    };
-    // The last two implementations serve what no other does, and cannot be switched off.
-    if (number < 0 || number >= MECHANISM_COUNT + int64_t(std::size(IMPLEMENTATIONS)) - 2)
-        return nullptr;
-    return number < MECHANISM_COUNT ? NAMES[number]
-                                    : IMPLEMENTATIONS[number - MECHANISM_COUNT].name;
-}
 
 // A window of k taps is estimated to cost log2 k combinations, and one more, at every position of
 // the axis: BlockPooling::widen_windows computes windows there, not only where outputs are.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     if (axis.window <= (is_idempotent ? WIDE_MAXIMA + (channels > 1) : WIDE_SUMS))
         return false;
-    int64_t steps = 1;
-    while ((int64_t(1) << steps) < axis.window)
-        ++steps;
-    return (steps + 1) * axis.span(axis.outputs) < axis.window * axis.outputs;
+    const int64_t steps = 65 - __builtin_clzll(axis.window - 1);
+    return steps * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
 bool puts_zeros_between(const Axis &axis) {
@@ -359,13 +316,11 @@ bool puts_zeros_between(const Axis &axis) {
 }
 
 Strategy choose(const Request &request) {
-    static const bool is_verbose = [] {
-        const char *value = std::getenv("DMLPOOL_VERBOSE");
-        return value != nullptr && std::strcmp(value, "1") == 0;
-    }();
-    const Strategy wanted = Strategy(forced.load(std::memory_order_relaxed));
-    for (const Strategy asked : {wanted, AUTOMATIC}) {
-        std::string reasons;
+    static const char *const verbose = std::getenv("DMLPOOL_VERBOSE");
+    const bool is_verbose = verbose != nullptr && *verbose == '1';
+    std::string reasons;
+    for (const Strategy asked : {forced.load(std::memory_order_relaxed), AUTOMATIC}) {
+        reasons.clear();
         for (const Implementation &one : IMPLEMENTATIONS) {
             if (!(one.operations & request.operation))
                 continue;
@@ -373,22 +328,23 @@ Strategy choose(const Request &request) {
             if (reason == nullptr) {
                 forced_calls += asked == one.number;
                 if (is_verbose)
-                    tell(request, reasons, one.name);
+                    tell(request, one.name, reasons);
                 return one.number;
             }
             if (is_verbose)
                 reasons += std::string("; not ") + one.name + ": " + reason;
         }
-        if (is_verbose && asked == AUTOMATIC)
-            tell(request, reasons, nullptr);
         if (request.operation != POOL && request.operation != WINNERS_GRADIENT)
             break;
     }
+    if (is_verbose)
+        tell(request, "pool", reasons);
     return AUTOMATIC;
 }
 
-void force(Strategy strategy) {
+void force(Strategy strategy, int64_t without) {
     forced = strategy;
+    off = without;
     forced_calls = 0;
 }
 

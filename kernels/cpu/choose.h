@@ -42,6 +42,7 @@ struct Request {
     bool has_numbers = false;        // values hold the number of the tap that they come from
     bool is_uniform = true;          // results depend on values alone, not on where they are
     const int64_t *units = nullptr;  // a tap's number is the sum of its coordinates times these
+    const Problem &p = windows.p;
 };
 
 // The same problem with fewer axes or planes, where windows allow it: rows that windows read whole,
@@ -57,9 +58,10 @@ bool joins_tiles(const Problem &p);
 // then `pool` asks again for one of these.
 Strategy choose(const Request &request);
 
-// For tests alone: every call that the strategy can compute is computed by it, until AUTOMATIC is
-// forced.
-void force(Strategy strategy);
+// For tests and benchmarks: every call that the strategy can compute is computed by it, until
+// AUTOMATIC is forced, and none by the implementations whose bits 1 << number are set in `without`,
+// unless nothing else can.
+void force(Strategy strategy, int64_t without);
 // The number of calls that the forced strategy has computed since the last `force`.
 int64_t calls_forced();
 

@@ -31,7 +31,7 @@ struct GatheredMaxima final : WindowOperations {
           arriving(arriving),
           winners(winners) {
         for (int a = 0; a < 3; ++a)
-            steps[a] *= -p.axes[a].stride / seen.seen[a].front().divisor;
+            steps[a] *= -p.axes[a].stride / seen.seen[a]->divisor;
     }
     void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *,
                         const Times &times) const override {

@@ -28,8 +28,7 @@ Windows adjoint_of(const Windows &windows) {
         const Axis &axis = windows.p.axes[a];
         int64_t step = 1;
         if (axis.window > 0) {
-            result.seen[a] = {SeenAxis(axis)};
-            step = result.seen[a].front().step;
+            step = result.seen[a].emplace(axis).step;
         }
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
     }
@@ -38,9 +37,9 @@ Windows adjoint_of(const Windows &windows) {
 
 Range Windows::reach(int a, int64_t output, int64_t outputs) const {
     const int64_t last = output + outputs - 1;
-    const Axis &axis = seen[a].empty() ? p.axes[a] : seen[a].front().axis;
-    if (!seen[a].empty())
-        return {axis.outputs_around(output).begin, axis.outputs_around(last).end};
+    if (seen[a])
+        return {seen[a]->axis.outputs_around(output).begin, seen[a]->axis.outputs_around(last).end};
+    const Axis &axis = p.axes[a];
     if (axis.window > 0)
         return {std::clamp<int64_t>(axis.first(output), 0, axis.size),
                 std::clamp<int64_t>(axis.first(last) + axis.extent(), 0, axis.size)};
@@ -50,11 +49,11 @@ Range Windows::reach(int a, int64_t output, int64_t outputs) const {
 
 int64_t Windows::most_taps(int a) const {
     const Axis &axis = p.axes[a];
-    if (axis.window == 0 && seen[a].empty())  // the bin that begins latest inside a position
+    if (axis.window == 0 && !seen[a])  // the bin that begins latest inside a position
         return parts_of(axis.size + axis.outputs - std::gcd(axis.size, axis.outputs), axis.outputs);
     int64_t bound = std::min(axis.window, parts_of(axis.size, axis.dilation));
-    if (!seen[a].empty()) {
-        const SeenAxis &from = seen[a].front();
+    if (seen[a]) {
+        const SeenAxis &from = *seen[a];
         bound = std::min(parts_of(axis.size, from.step),
                          parts_of(from.axis.window, from.axis.stride / from.divisor));
     } else if (axis.whole().begin < axis.whole().end)
@@ -76,16 +75,16 @@ bool Windows::are_planes() const {
 }
 
 bool Windows::form_groups() const {
-    if (seen[2].empty())
+    if (!seen[2])
         return p.w().window == 0 && p.w().outputs >= 2 * p.w().size;
-    const Axis &axis = seen[2].front().axis;
+    const Axis &axis = seen[2]->axis;
     return axis.dilation == 1 && axis.stride > 1;
 }
 
 void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs) {
     const Axis &w = windows.p.w();
-    const bool are_bins = windows.seen[2].empty();
-    const Axis &read = are_bins ? w : windows.seen[2].front().axis;
+    const bool are_bins = !windows.seen[2];
+    const Axis &read = are_bins ? w : windows.seen[2]->axis;
     // Between these outputs all windows are there that could read them.
     const int64_t low_end = are_bins ? end : read.extent() - read.stride - read.padding;
     const int64_t high_end = std::min(end, w.size * read.stride - read.padding);

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 // How many parts of at most `part` elements `count` elements have: the quotient, rounded up.
@@ -226,16 +227,15 @@ struct Windows {
     // The distance between two elements of a row for the windows along W. A gradient inserts zeros
     // between arriving elements, so that its windows have stride 1.
     int64_t spacing = 1;
-    // An entry for each axis whose windows are seen from the input, else empty.
-    std::vector<SeenAxis> seen[3];
+    // Of each axis whose windows are seen from the input.
+    std::optional<SeenAxis> seen[3];
     // What a mask keeps of the tensor that is read, or null.
     const Kept *kept = nullptr;
 
     explicit Windows(const Problem &problem) : p(problem) {}
     // What an output reads along an axis: 0 for D, 1 for H, 2 for W.
     Span at(int axis, int64_t output) const {
-        return seen[axis].empty() ? p.axes[axis].span_of(output)
-                                  : seen[axis].front().span_of(output);
+        return seen[axis] ? seen[axis]->span_of(output) : p.axes[axis].span_of(output);
     }
     // Axis W whose size counts the inserted zeros.
     Axis spaced_w() const {

@@ -107,19 +107,10 @@ void dmlpool_use_threads(void *torch_parallel_for, void *torch_get_num_threads) 
                 reinterpret_cast<GetThreads>(torch_get_num_threads));
 }
 
-// For benchmarks and tests: switches off the mechanisms whose bits are set. `dmlpool_mechanism`
-// returns the name of a mechanism, or null where there is none of that number.
-void dmlpool_without(uint64_t mechanisms) {
-    switched_off = mechanisms;
-}
-
-const char *dmlpool_mechanism(int64_t number) {
-    return name_of_mechanism(number);
-}
-
-// For tests alone, as is `dmlpool_calls_forced`: see `force` and `calls_forced` in choose.h.
-void dmlpool_force(int64_t strategy) {
-    force(Strategy(strategy));
+// For tests and benchmarks, as is `dmlpool_calls_forced`: see `force` and `calls_forced` in
+// choose.h.
+void dmlpool_force(int64_t strategy, int64_t without) {
+    force(Strategy(strategy), without);
 }
 
 int64_t dmlpool_calls_forced() {

@@ -9,8 +9,6 @@
 #include <sys/mman.h>
 #endif
 
-#include "mechanisms.h"
-
 namespace dmlpool {
 
 // Asks Linux for large pages for a result of 32 MB or more. The first write to a page waits for the
@@ -20,7 +18,7 @@ inline void use_large_pages([[maybe_unused]] void *memory, [[maybe_unused]] int6
     constexpr uintptr_t PAGE = 1 << 21;
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
     const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(bytes)) / PAGE * PAGE;
-    if (bytes >= 32 << 20 && !without(LARGE_PAGES))
+    if (bytes >= 32 << 20)
         madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }
@@ -39,15 +37,6 @@ inline bool is_large(int64_t bytes) {
         return int64_t(kilobytes) << 10;
     }();
     return bytes > cache * 3 / 8;
-}
-
-// Prefetches `bytes` bytes that are read soon. It pauses after each line, because processors drop
-// prefetches that come faster than memory. It is inlined, as GCC drops calls that only prefetch.
-__attribute__((always_inline)) inline void prefetch_reads(const char *from, int64_t bytes) {
-    for (int64_t byte = 0; byte < bytes; byte += 64) {
-        __builtin_prefetch(from + byte);
-        __asm__ volatile(".rept 16\n\tnop\n\t.endr");
-    }
 }
 
 inline void touch(const char *memory) {

@@ -102,11 +102,7 @@ struct RowOperations : WindowOperations {
     }
 
   protected:
-    RowOperations(int64_t element_size, int64_t value_size, const int64_t (&units)[3],
-                  bool is_plain, bool is_idempotent)
-        : WindowOperations(element_size, value_size, units),
-          is_plain(is_plain),
-          is_idempotent(is_idempotent) {}
+    using WindowOperations::WindowOperations;
 };
 
 // Turns values into results: `count` of them, from element i of a row of outputs on.
@@ -174,7 +170,7 @@ inline bool reads_first(const Windows &windows, int64_t element) {
     const int64_t weight = windows.p.channels > 1          ? 1 + pays_early
                            : h.stride == 1 || h.stride > 4 ? 0
                                                            : 3;
-    return is_large(bytes * weight) && !without(READ_FIRST) && windows.kept == nullptr &&
+    return is_large(bytes * weight) && windows.kept == nullptr &&
            (h.window == 0 || h.extent() >= h.stride);
 }
 

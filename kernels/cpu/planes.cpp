@@ -41,9 +41,9 @@ struct PlanePooling {
     const int64_t part = std::max<int64_t>(1, PART_ELEMENTS / channels);
     const int64_t parts = parts_of(size, part);
     // How many positions are added side by side as one row: as many as fill vectors.
+    const int64_t row_elements = parts > 1 ? 4 * ROW_ELEMENTS : ROW_ELEMENTS;
     const int64_t row_positions = std::max<int64_t>(
-        1, std::min({int64_t(parts > 1 ? 256 : 64), ROW_ELEMENTS * (parts > 1 ? 4 : 1) / channels,
-                     std::min(part, size) / 4}));
+        1, std::min({row_elements / 8, row_elements / channels, std::min(part, size) / 4}));
     const int64_t planes_at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     // Small planes of one channel are read under a mask together.

@@ -42,7 +42,10 @@ struct Rows final : RowOperations {
     const Op op;
 
     explicit Rows(const Op &op, const int64_t (&units)[3] = {0, 0, 0})
-        : RowOperations(sizeof(T), sizeof(L), units, op.is_plain(), Op::is_idempotent), op(op) {}
+        : RowOperations(sizeof(T), sizeof(L), units), op(op) {
+        is_plain = op.is_plain();
+        is_idempotent = Op::is_idempotent;
+    }
 
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
         for (int64_t k = 0; k < places; ++k)

@@ -32,8 +32,8 @@ struct Finder {
     // Whether rows, if they are shorter than a page, are read in the order of memory before a loop
     // compares several of them.
     const int64_t row_bytes = s.row_step * int64_t(sizeof(T));
-    const bool reads_ahead = row_bytes < 4096 && !without(READ_FIRST) &&
-                             is_large(s.length * row_bytes * (s.set_step != 0 ? s.segments : 1));
+    const bool reads_ahead =
+        row_bytes < 4096 && is_large(s.length * row_bytes * (s.set_step != 0 ? s.segments : 1));
     List list = {};
     L best[WIDTH];
     I numbers[WIDTH];

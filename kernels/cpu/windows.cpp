@@ -73,8 +73,7 @@ struct WindowPooling {
     const bool is_finished = finish.is_direct || divisor != 0;
     // Winners of a gradient are numbered. Positions that lie this far apart are taps of the same
     // numbers, and form a run.
-    const int64_t apart =
-        are_numbered && !windows.seen[2].empty() ? windows.seen[2].front().axis.stride : 1;
+    const int64_t apart = are_numbered && windows.seen[2] ? windows.seen[2]->axis.stride : 1;
     // Whether each result is written where it goes, to the first output of its group.
     const bool writes_first = (are_grouped || apart > 1) && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
@@ -115,9 +114,7 @@ struct WindowPooling {
     };
 
     void pool() {
-        const double row_cost =
-            double(channels == 1 ? w.size / tiles : tile * most_taps * channels);
-        const double cost = ROW_COST + double(most_rows) * row_cost + double(tile * most_taps);
+        const double cost = ROW_COST + double(most_rows) * double(tile * most_taps * channels);
         parallel(p.planes * d.outputs * h.outputs * tiles, cost,
                  [this](int64_t begin, int64_t end) {
                      Memory m;
@@ -129,7 +126,7 @@ struct WindowPooling {
                      if (channels > 1)
                          m.taps.resize(most_rows * most_taps);
                      // Rows come before tiles, so that runs are listed once for many rows.
-                     Digits<4> digits(begin, {h.outputs, tiles, d.outputs, p.planes});
+                     Digits digits(begin, {h.outputs, tiles, d.outputs, p.planes});
                      for (int64_t number = begin; number < end;)
                          for (const int64_t next =
                                   number + pool_next(digits, number - begin, end - number, m);
@@ -276,9 +273,7 @@ struct WindowPooling {
     void combine_windows(const Tile &t, const TileRows &found, char *values, char *out,
                          Memory &m) const {
         const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
-        const int64_t most = without(SEVERAL_WINDOWS) || leaves_out ? 1
-                             : is_finished                          ? tile
-                                                                    : at_once;
+        const int64_t most = leaves_out ? 1 : is_finished ? tile : at_once;
         int64_t finished = 0;
         int64_t k = 0;
         const auto finish_all = [&] {
@@ -299,8 +294,13 @@ struct WindowPooling {
                     finish_all();
                 const Span span = {run.begin + g * run.step, run.count, run.tap};
                 const int64_t count = find_taps(found, span, m);
-                if (reads_windows_ahead && found.count > 0)
-                    read_windows_ahead(found.count, count / found.count, n * run.step, n == 1, m);
+                // Rows of windows are read in the order of memory before they are combined. The
+                // loop that combines a single window reads its last tap.
+                const int64_t positions = std::max((run.count - 1) * w.dilation + 1, n * run.step);
+                for (int64_t at = 0; at < count && reads_windows_ahead; at += run.count) {
+                    const bool is_last = n == 1 && at + run.count == count;
+                    read_in_order(m.taps[at].from, (positions - is_last) * position);
+                }
                 const int64_t place = writes_first ? run.first + g * apart : k;
                 op.combine_window(m.taps.data(), count, channels, values + place * pitch,
                                   out + place * result_pitch,
@@ -308,15 +308,6 @@ struct WindowPooling {
             }
         }
         finish_all();
-    }
-    // Reads `rows` rows of windows in the order of memory before they are combined. The first
-    // window has `taps` taps of each. The loop that combines a single window reads its last tap.
-    void read_windows_ahead(int64_t rows, int64_t taps, int64_t steps, bool is_single,
-                            const Memory &m) const {
-        const int64_t positions = std::max((taps - 1) * w.dilation + 1, steps);
-        for (int64_t r = 0; r < rows && taps > 0; ++r)
-            read_in_order(m.taps[r * taps].from,
-                          (positions - (is_single && r == rows - 1)) * position);
     }
     // Lists the taps of a window, row by row, and returns how many there are.
     int64_t find_taps(const TileRows &found, const Span &span, Memory &m) const {

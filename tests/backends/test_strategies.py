@@ -20,10 +20,7 @@ from torch_dmlpool.nn import functional as nn
 from torch_dmlpool.window import Window
 
 pytestmark = cases.OF_THE_LIBRARY
-NAMES = [
-    *("planes", "rows", "boxes", "windows"),
-    *("turned", "compared", "gathered", "scattered"),
-]
+NAMES = ["planes", "rows", "boxes", "windows", "turned", "compared", "gathered", "scattered"]
 """``Strategy`` in kernels/cpu/choose.h, after AUTOMATIC, which is 0."""
 AUTOMATIC, PLANES, ROWS, BOXES, WINDOWS = range(5)
 STRATEGIES = pytest.mark.parametrize("strategy", range(1, len(NAMES) + 1), ids=NAMES)
@@ -34,22 +31,23 @@ OF_SUMS = pytest.mark.parametrize("strategy", range(1, 6), ids=NAMES[:5])
 def forced(strategy):
     """The strategy computes what it can; yields how many calls it has computed."""
     force = library.library.dmlpool_force
-    force.argtypes, force.restype = (ctypes.c_int64,), None
+    force.argtypes, force.restype = [ctypes.c_int64] * 2, None
     library.library.dmlpool_calls_forced.restype = ctypes.c_int64
-    force(strategy)
+    force(strategy, 0)
     try:
         yield library.library.dmlpool_calls_forced
     finally:
-        force(AUTOMATIC)
+        force(AUTOMATIC, 0)
 
 
 def test_verbose_says_what_ran_and_why_not_others(python):
-    """A line for each call, in the list's order."""
+    """A line for each choice, with reasons in the list's order."""
     call = "import torch, torch_dmlpool as d; d.nn.functional.max_pool2d(torch.ones(1, 3, 9, 9), 2)"
     run = python("-c", call, environment={**os.environ, "DMLPOOL_VERBOSE": "1"})
+    sizes = " of 4 bytes, 3 planes of 1 channels, 1 by 1/1, 9 by 2/2, 9 by 2/2: "
     assert run.stderr == (
-        "dmlpool: maxima of float32, 3 planes of 1 channels, 1 by 1/1, 9 by 2/2, 9 by 2/2: rows; "
-        "not turned: there are few planes; not planes: windows are not whole planes; "
+        f"dmlpool: maxima{sizes}pool; not turned: there are few planes\n"
+        f"dmlpool: pool{sizes}rows; not planes: windows are not whole planes; "
         "not boxes: windows are small or share little\n"
     )
 
@@ -312,7 +310,7 @@ def test_gradients_of_maxima_of_many_channels(pool, dtype):
         ((14, 1024), ((11, 12), 3, 1, (1, 5), 1)),
         ((2, 128), ((9, 28, 28), 3, (1, 2, 2), 1, 1)),
         ((2, 256), ((47, 47), 47, 1, 0, 1)),
-        # Rows of one channel, which are prefetched, and rows in tiles.
+        # Rows of one channel, which are read a few at a time, and rows in tiles.
         ((150, 1), ((163, 150), 3, 2, 1, 1)),
         ((2, 1), ((1100, 1003), 2, 2, 0, 1)),
         ((400, 1), ((1, 4200), (1, 5), (1, 4), 0, 1)),
