@@ -30,7 +30,7 @@ constexpr int64_t TILE_BYTES = 4096;
 constexpr int64_t TILE_BYTES_OF_CHANNELS = 32768;
 // A box has at least BOX_OUTPUTS_W / channels outputs along W, and BOX_OUTPUTS_H along H.
 constexpr int64_t BOX_OUTPUTS_W = 2048;
-constexpr int64_t BOX_OUTPUTS_H = 64;
+constexpr int64_t BOX_OUTPUTS_H = 128;
 // Windows of channels of less than this many bytes are combined at each position of a row, as
 // vectors hold several positions, and then those at strides are taken.
 constexpr int64_t FEW_BYTES = 16;
@@ -142,7 +142,7 @@ struct BlockPooling {
                 std::clamp<int64_t>(w.size, low, last) - low};
     }
     Workspace workspace() const {
-        constexpr uintptr_t ALIGNMENT = 64;  // of a vector
+        constexpr int64_t ALIGNMENT = 64;  // of a vector, as loads across cache lines take longer
         const int64_t staged = group * pitch + vector;
         // Each of the parts that make a wide window has a value for each stride, and all taps have
         // as many as there are values.
@@ -153,10 +153,12 @@ struct BlockPooling {
         m.rows.resize(most_rows);
         m.parts.resize(w.window);
         m.parts_of_h.resize(by_boxes ? h.window : 0);
-        m.memory.reset(new char[values * value + ALIGNMENT]);
+        m.memory.reset(new char[values * value + 7 * ALIGNMENT]);
         char *next = m.memory.get();
         next += -reinterpret_cast<uintptr_t>(next) & (ALIGNMENT - 1);
-        const auto take = [&](int64_t count) { return std::exchange(next, next + count * value); };
+        const auto take = [&](int64_t count) {
+            return std::exchange(next, next + parts_of(count * value, ALIGNMENT) * ALIGNMENT);
+        };
         m.staged = take(staged);
         m.produced = take(staged);
         m.box = take(box);

@@ -219,6 +219,7 @@ Reason boxes_cannot(const Request &r) {
                ? "there are bins, or windows reach far past the input"
                : nullptr;
 }
+// Under a mask, which ROWS do not read, BOXES are what rows are without one.
 Reason boxes_is_slower(const Request &r) {
     return (r.windows.kept != nullptr && costs_less_by_rows(r)) ||
                    is_wide(r.is_idempotent, r.p.channels, r.p.h()) || is_separate(r) ||

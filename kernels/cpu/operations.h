@@ -51,10 +51,11 @@ struct Times {
     int64_t pitch = 0;
     double divisor = 0;  // if it is not 0, sums of float32 elements are divided by it
 
-    double inverse() const { return divisor != 0 ? 1 / divisor : 0; }  // no integer is 1 / 0
+    double inverse() const { return divisor != 0 ? 1 / divisor : 0; }  // infinity is no integer
 };
 
-// What a strategy calls for each window.
+// What a strategy calls for each window: RowOperations, or ChannelWinners in maxima.cpp and
+// GatheredMaxima in gathered.h.
 struct WindowOperations {
     int64_t element_size;  // bytes
     int64_t value_size;
@@ -80,7 +81,8 @@ struct WindowOperations {
     ~WindowOperations() = default;
 };
 
-// What a strategy calls for each row.
+// What a strategy calls for each row. `Rows` in reductions.h implements it, with `Sum`, `Max` or
+// `Winner` that say how two values are combined.
 struct RowOperations : WindowOperations {
     bool is_plain;       // elements are values
     bool is_idempotent;  // combining a value twice changes nothing
@@ -176,8 +178,8 @@ inline bool reads_first(const Windows &windows, int64_t element) {
 
 enum Strategy : int64_t;
 
-// Computes all results of a problem by a strategy. If it is AUTOMATIC, the strategy is the one
-// that a test forces, or else the one that `choose` returns.
+// Computes all results of a problem by a strategy. If it is AUTOMATIC, that is the one that
+// `choose` returns (choose.cpp, which defines this function).
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows, Strategy strategy = Strategy());
 

@@ -1,5 +1,5 @@
-// What the entry points in library.cpp call: a function for each operator of backends/cpu.py, and
-// the structs of numbers that Python fills. All of them may throw.
+// What the entry points in library.cpp call: a function for each operator of backends/cpu.py and
+// backends/segments.py, and the structs of numbers that Python fills. All of them may throw.
 #pragma once
 
 #include "geometry.h"

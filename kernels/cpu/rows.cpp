@@ -117,8 +117,8 @@ struct RowPooling : BlockPooling {
                        {rows, step, pitch});
             fill_margins(b, rows, m);
             pool_along_w(b, r, rows, m.staged, m);
-            for (Row &part : m.parts_of_h)
-                part.from += rows * step;
+            for (int64_t k = 0; k < parts; ++k)
+                m.parts_of_h[k].from += rows * step;
         }
     }
     // Combines what a box reads along D into `height` rows of `length` values. Rows outside the
