@@ -52,11 +52,11 @@ struct Guarded<operate> {
 
 // The operators. operators.h says what each of them reads and writes. Any byte of a bool but 0 is
 // True.
-#define OPERATORS                                                                                 \
-    max_pooling, max_pooling_indices, max_pooling_grad, min_pooling, max_unpooling,               \
-        unique_positions, gather_positions, scatter_positions, average_pooling,                   \
-        average_pooling_grad, quantized_averages, segment_sums, segment_maxima, segment_shares,   \
-        statistics, statistics_grad, masked, masked_average_pooling, masked_average_pooling_grad, \
+#define OPERATORS                                                                               \
+    max_pooling, max_pooling_indices, max_pooling_grad, min_pooling, max_unpooling,             \
+        unique_positions, gather_positions, scatter_positions, average_pooling,                 \
+        average_pooling_grad, quantized_averages, segment_sums, segment_maxima, segment_shares, \
+        statistics, masked, masked_average_pooling, masked_average_pooling_grad,                \
         masked_max_pooling, masked_max_pooling_grad, masked_min_pooling
 
 struct Function {

@@ -89,9 +89,6 @@ void segment_shares(const Segments &s, const void *arriving, const int64_t *offs
 // Means and standard deviations of each channel.
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations);
-// Their gradient. `moments` has means, deviations, and what arrives at means and at deviations.
-void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
-                     const void *moments, void *gradient);
 
 // Pools of the elements that a mask keeps. Masks are bools in the layout of the tensor. A bool is
 // true if its byte is any but 0, also where bools are pooled: their maxima are written as 0 and 1.
