@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST = {
-    "torch_dmlpool/**/*.py": 77_900,
+    "torch_dmlpool/**/*.py": 78_120,
     "kernels/cpu/*.[ch]*": 57_850,
     "kernels/*.py": 24_000,
     "tests/**/*.py": 180_000,

@@ -31,12 +31,14 @@ struct CountedWindows : Windows {
             is_uniform = is_uniform && all_agree(a);
         if (is_uniform)
             divisor_of_all = divisor(0, 0, 0);
-        for (int a = 0; a < 3; ++a)
-            for (int64_t o = 0; o < p.axes[a].outputs && keeps(a); ++o) {
+        for (int a = 0; a < 3; ++a) {
+            const bool keeps = !is_uniform && p.axes[a].outputs <= 4 * TILE_OUTPUTS;
+            for (int64_t o = 0; keeps && o < p.axes[a].outputs; ++o) {
                 const TapCount count = count_of(a, o);
                 counted[a].push_back(double(count.counted));
                 read[a].push_back(int32_t(count.read));
             }
+        }
     }
     // The windows of a gradient, whose sums are all divided by `divisor`: see `adjoint_sums`.
     CountedWindows(Windows &&adjoint, double divisor)
@@ -46,16 +48,14 @@ struct CountedWindows : Windows {
     TapCount count_of(int a, int64_t o) const {
         const Axis &axis = p.axes[a];
         const Counting &counting = p.counting;
-        const bool with_padding = counting.include_padding && axis.window > 0;
         const int64_t read = at(a, o).count;
         if (counting.divisor != 0)
             return {a == 0 ? counting.divisor : 1, read};
         Axis padded = axis;
         padded.size += counting.end_padding[a];
-        const int64_t counted = with_padding ? padded.high(o) : read;
+        const int64_t counted = counting.include_padding && axis.window > 0 ? padded.high(o) : read;
         return {std::max<int64_t>(counted, 1), read};
     }
-    bool keeps(int a) const { return !is_uniform && p.axes[a].outputs <= 4 * TILE_OUTPUTS; }
     TapCount known_count(int a, int64_t o) const {
         return counted[a].empty() ? count_of(a, o) : TapCount{int64_t(counted[a][o]), read[a][o]};
     }
@@ -94,9 +94,10 @@ struct CountedWindows : Windows {
         for (int64_t at = 0, n; at < count; at += n) {
             const int64_t output = (i + at) / p.channels;
             const TapCount same = known_count(2, output);
-            int64_t next = whole.contains(output) ? whole.end : output + 1;
-            while (next * p.channels < i + count && agree(known_count(2, next), same))
+            int64_t next = output;
+            do
                 next = whole.contains(next) ? whole.end : next + 1;
+            while (next * p.channels < i + count && agree(known_count(2, next), same));
             n = std::min(count, next * p.channels - i) - at;
             act(at, n, output);
         }

@@ -38,24 +38,22 @@ struct GatheredMaxima final : WindowOperations {
         // The number of taps is compiled where it is common, so that loops unroll.
         const auto run = [=](auto known) {
             const int64_t number = known;
-            T *out = reinterpret_cast<T *>(produced);
-            const T *from = arriving;
-            const uint8_t *which = winners;
-            const int64_t step = times.step / int64_t(sizeof(T));
-            for (int64_t t = 0; t < times.count;
-                 ++t, from += step, which += step, out += times.pitch)
+            for (int64_t t = 0; t < times.count; ++t) {
+                T *const out = reinterpret_cast<T *>(produced) + t * times.pitch;
+                const int64_t first = t * times.step / int64_t(sizeof(T));
                 for (int64_t begin = 0; begin < channels; begin += n) {
                     const int64_t at = std::min(begin, channels - n);
                     Vector<L, n> sum = {};
 #pragma GCC unroll 4
                     for (int64_t k = 0; k < number; ++k) {
-                        const int64_t place = elements<T>(taps[k]) - arriving + at;
-                        const auto winner = load<Integer, n>(which + place);
-                        const auto value = load<L, n>(from + place);
+                        const int64_t place = elements<T>(taps[k]) - arriving + first + at;
+                        const auto winner = load<Integer, n>(winners + place);
+                        const auto value = load<L, n>(arriving + place);
                         sum += winner == Integer(taps[k].number) ? value : Vector<L, n>{};
                     }
                     store<T, n>(sum, out + at);
                 }
+            }
         };
         count == 1   ? run(Count<1>())
         : count == 2 ? run(Count<2>())

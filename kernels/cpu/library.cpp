@@ -53,8 +53,7 @@ struct Guarded<operate> {
 #define OPERATORS                                                                                  \
     max_pooling, max_pooling_indices, max_pooling_grad_from_taps, max_unpooling, unique_positions, \
         gather_positions, scatter_positions, average_pooling, average_pooling_grad,                \
-        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics,              \
-        statistics_grad, masked
+        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics, masked
 
 struct Function {
     const void *address;

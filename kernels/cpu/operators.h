@@ -84,9 +84,6 @@ void segment_shares(const Segments &s, const void *arriving, const int64_t *offs
 // Means and standard deviations of each channel.
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations);
-// Their gradient. `moments` has means, deviations, and what arrives at means and at deviations.
-void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
-                     const void *moments, void *gradient);
 
 // Copies the input and writes `Masking::fill` where the mask is false.
 void masked(const Problem &p, const void *input, void *output);

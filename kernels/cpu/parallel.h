@@ -5,17 +5,17 @@
 // It takes its share part by part, and then parts of others' shares:
 //
 //     shares    |        0        |        1        |
-//     parts     |   0    | 1 |2|3 |   0    | 1 |2|3 |
-//     thread 0  |   0    | 1 |2|3 |              |3 |
-//     thread 1                    |   0    | 1 |2|
+//     parts     | 0 | 1 | 2 | ... | 0 | 1 | 2 | ... |
+//     thread 0  | 0 | 1 | 2 | ... |         | last  |
+//     thread 1                    | 0 | 1 | ...
 //
-// An exception in a part ends the region: the other threads take no further part, and `parallel`
-// throws it again in the thread that called, as exceptions may not pass through PyTorch's C
-// functions.
+// An exception in a part ends the region: no thread takes a further part, and `parallel` throws it
+// again in the thread that called, as exceptions may not pass through PyTorch's C functions.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace dmlpool {
@@ -29,23 +29,20 @@ void use_threads(ParallelFor parallel_for, GetThreads get_threads);
 // How many threads PyTorch uses.
 int64_t available_threads();
 
-// Calls run(work, begin, end) for parts of [0, count), each of at least `least` iterations, on
+// Calls work(begin, end) for parts of [0, count), each of about `least` iterations or more, on
 // PyTorch's threads. `parallel` calls it; it is no template, so that it is compiled once.
-void run_parts(int64_t count, int64_t least, const void *work,
-               void (*run)(const void *work, int64_t begin, int64_t end));
+void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, int64_t)> &work);
 
 // Calls work(begin, end) for parts of [0, count). `cost` estimates the operations of one iteration.
-// A part has half of the iterations that are left in a share, and at least about 2^15 operations. A
-// thread whose core is busy elsewhere takes fewer parts.
+// A part has a quarter of a share, or at least about 2^15 operations. A thread whose core is busy
+// elsewhere takes fewer parts.
 template <class Work>
 void parallel(int64_t count, double cost, const Work &work) {
     const int64_t least = std::clamp<int64_t>(int64_t((1 << 15) / std::max(cost, 1.)), 1,
                                               std::max<int64_t>(count, 1));
     if (count <= least)
         return work(0, count);
-    run_parts(count, least, &work, [](const void *context, int64_t begin, int64_t end) {
-        (*static_cast<const Work *>(context))(begin, end);
-    });
+    run_parts(count, least, std::ref(work));
 }
 
 // The indices of nested loops, the innermost first, from iteration `number` on. The constructor

@@ -31,25 +31,17 @@ struct ByteSum : Sum<L, int8_t> {
     }
 };
 
-// The taps that each window of a row counts and reads along W. All are null if windows do not
-// differ, or if there are several channels.
-struct RowCounts {
-    const double *counted = nullptr;
-    const float *inverses = nullptr;  // 1 / counted
-    const int32_t *read = nullptr;
-
-    RowCounts from(int64_t i) const {
-        return read ? RowCounts{counted + i, inverses + i, read + i} : RowCounts();
-    }
-};
-
 // Scales and zero points, and how sums become quantized averages by them.
 struct Requantization {
     static constexpr int64_t BLOCK = LANES<float>;
-    int64_t channels;           // entries of the following: one for each channel, or one for all
-    std::vector<double> above;  // the input's scales
-    std::vector<double> below;  // the output's
-    std::vector<float> scales;  // their quotients
+    const CountedWindows &g;
+    // Whether the sums of a call are of one channel, and windows differ along W in what they count.
+    const bool has_columns = g.p.channels == 1 && !g.counted[2].empty();
+    std::vector<float> inverses;  // 1 / what each window counts along W
+    int64_t channels;             // entries of the following: one for each channel, or one for all
+    std::vector<double> above;    // the input's scales
+    std::vector<double> below;    // the output's
+    std::vector<float> scales;    // their quotients
     std::vector<int32_t> input_zeros;
     std::vector<int32_t> output_zeros;
     int32_t low;
@@ -57,8 +49,10 @@ struct Requantization {
     bool rounds_right = true;  // float32 rounds right, as averages are halves or far from them
 
     // Windows count or read at most `taps` taps. Sums are of elements less `subtracted`.
-    Requantization(const Quantization &q, double taps, int32_t subtracted)
-        : low(int32_t(q.low)), high(int32_t(q.high)) {
+    Requantization(const CountedWindows &g, const Quantization &q, double taps, int32_t subtracted)
+        : g(g), low(int32_t(q.low)), high(int32_t(q.high)) {
+        for (double counted : g.counted[2])
+            inverses.push_back(1 / float(counted));
         channels = q.is_uniform() ? 1 : q.channels;
         const auto entry = [](const auto *vector, int64_t count, int64_t c) {
             return vector[count == 1 ? 0 : c];
@@ -86,31 +80,34 @@ struct Requantization {
     }
 
     // Requantizes sums: all of channel `channel`, or with `of_channels` one of each channel from
-    // `channel` on. Windows read `taps` elements and divide by `divisor`, each times its entry of
-    // `columns`. A quotient in float64 is a half only where the exact one is, for windows of up to
-    // 2^20 taps: Python sends no larger ones.
+    // `channel` on. Windows read `taps` elements and divide by `divisor`, with `has_columns` each
+    // times what it reads and counts along W: they are windows of a row from `column` on. A
+    // quotient in float64 is a half only where the exact one is, for windows of up to 2^20 taps:
+    // Python sends no larger ones.
     template <class L>
     void store_exactly(const L *sums, int64_t count, bool of_channels, int64_t channel,
-                       int64_t taps, int64_t divisor, RowCounts columns, uint8_t *to) const {
-        const auto run = [=](auto step, auto has_columns) {
+                       int64_t taps, int64_t divisor, int64_t column, uint8_t *to) const {
+        const auto run = [=](auto step, auto by_columns) {
             const double *const above = this->above.data() + channel;
             const double *const below = this->below.data() + channel;
             const int32_t *const zeros = output_zeros.data() + channel;
             const int32_t *const input_zero = input_zeros.data() + channel;
+            const int32_t *const read = g.read[2].data() + by_columns * column;
+            const double *const counted = g.counted[2].data() + by_columns * column;
             VECTORIZE
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t c = step * i;
-                const int64_t reads = has_columns ? columns.read[i] : 1;
-                const double counts = double(divisor) * (has_columns ? columns.counted[i] : 1);
+                const int64_t reads = by_columns ? read[i] : 1;
+                const double counts = double(divisor) * (by_columns ? counted[i] : 1);
                 const double sum = int32_t(sums[i] - taps * reads * input_zero[c]);
                 double whole = std::rint(sum * above[c] / (below[c] * counts));
                 whole = std::clamp(whole, double(low - zeros[c]), double(high - zeros[c]));
                 to[i] = uint8_t(int32_t(whole) + zeros[c]);
             }
         };
-        of_channels    ? run(Count<1>(), Count<0>())
-        : columns.read ? run(Count<0>(), Count<1>())
-                       : run(Count<0>(), Count<0>());
+        of_channels   ? run(Count<1>(), Count<0>())
+        : has_columns ? run(Count<0>(), Count<1>())
+                      : run(Count<0>(), Count<0>());
     }
     // The same in float32, for at least BLOCK sums. It computes whole blocks, the last of which may
     // overlap the one before. The error below 400 is less than 2^-12. It rounds to a multiple of
@@ -118,7 +115,7 @@ struct Requantization {
     // become a half, too, and blocks with halves are computed exactly.
     template <bool checks_halves, class L>
     void store_blocks(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t taps,
-                      int64_t divisor, RowCounts columns, uint8_t *to) const {
+                      int64_t divisor, int64_t column, uint8_t *to) const {
         using Reals = Vector<float, BLOCK>;
         using Integers = Vector<int32_t, BLOCK>;
         constexpr float GRID = 1.5f * 0x1p12f;   // a sum with it is a multiple of 2^-11
@@ -148,9 +145,10 @@ struct Requantization {
                     floor = least - __builtin_convertvector(zero, Reals);
                     ceiling = floor + (most - least);
                 }
-                if (columns.read) {
-                    factor = read<Reals>(columns.inverses + i) * (factors[0] * inverse);
-                    subtracted = read<Integers>(columns.read + i) * (int32_t(taps) * input_zero[0]);
+                if (has_columns) {
+                    factor = read<Reals>(&inverses[column + i]) * (factors[0] * inverse);
+                    subtracted =
+                        read<Integers>(&g.read[2][column + i]) * (int32_t(taps) * input_zero[0]);
                 }
                 const Integers from =
                     converted<int32_t, BLOCK, L>(read<Vector<L, BLOCK>>(sums + i));
@@ -169,50 +167,41 @@ struct Requantization {
             if (checks_halves && std::memcmp(&any, &none, sizeof(any)) != 0) {
                 const int64_t first = std::min(begin, count - BLOCK);
                 store_exactly(sums + first, std::min(AT_A_TIME * BLOCK, count - first), of_channels,
-                              channel + (of_channels ? first : 0), taps, divisor,
-                              columns.from(first), to + first);
+                              channel + (of_channels ? first : 0), taps, divisor, column + first,
+                              to + first);
             }
         }
     }
     // The same for any number of sums.
     template <class L>
     void store(const L *sums, int64_t count, bool of_channels, int64_t channel, int64_t taps,
-               int64_t divisor, RowCounts columns, uint8_t *to) const {
+               int64_t divisor, int64_t column, uint8_t *to) const {
         const auto run = count < BLOCK  ? &Requantization::store_exactly<L>
                          : rounds_right ? &Requantization::store_blocks<false, L>
                                         : &Requantization::store_blocks<true, L>;
-        (this->*run)(sums, count, of_channels, channel, taps, divisor, columns, to);
+        (this->*run)(sums, count, of_channels, channel, taps, divisor, column, to);
     }
 };
 
 // Writes sums of type L as quantized averages.
 template <class L>
 struct Requantize final : Finish {
-    const CountedWindows &g;
     const Requantization by;
+    const CountedWindows &g = by.g;
     // Whether values that follow each other belong to different channels with zero points or
     // scales of their own, and not to windows of one channel.
     const bool are_of_channels = by.channels > 1 && (g.p.channels > 1 || g.are_planes());
-    std::vector<float> inverses;
-    RowCounts columns;
 
-    Requantize(const CountedWindows &g, const Requantization &by)
-        : Finish(1, g.is_uniform, false), g(g), by(by) {
-        if (g.p.channels > 1 || g.counted[2].empty())
-            return;
-        for (double counted : g.counted[2])
-            inverses.push_back(1 / float(counted));
-        columns = {g.counted[2].data(), inverses.data(), g.read[2].data()};
-    }
+    explicit Requantize(const Requantization &by) : Finish(1, by.g.is_uniform, false), by(by) {}
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
         const L *const from = static_cast<const L *>(sums);
         uint8_t *const out = static_cast<uint8_t *>(to);
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = int64_t(g.rows_divisor(d, h));
-        if (columns.read)
-            return by.store(from, count, false, plane % by.channels, rows_read, rows_counted,
-                            columns.from(i), out);
+        if (by.has_columns)
+            return by.store(from, count, false, plane % by.channels, rows_read, rows_counted, i,
+                            out);
         g.for_runs(i, count, [&](int64_t first, int64_t length, int64_t output) {
             const TapCount same = g.known_count(2, output);
             for (int64_t at = first, n; at < first + length; at += n) {
@@ -220,7 +209,7 @@ struct Requantize final : Finish {
                     (g.p.channels > 1 ? i + at : plane + (are_of_channels ? at : 0)) % by.channels;
                 n = are_of_channels ? std::min(first + length - at, by.channels - channel) : length;
                 by.store(from + at, n, are_of_channels, channel, rows_read * same.read,
-                         rows_counted * same.counted, {}, out + at);
+                         rows_counted * same.counted, 0, out + at);
             }
         });
     }
@@ -243,8 +232,8 @@ void quantized_averages(const Problem &plain, const void *input, void *output,
     const auto run = [&](auto sum) {
         using L = decltype(sum);
         const bool are_signed = p.type == 4;
-        const Requantization by(q, taps, are_signed ? 0 : 128);
-        pool_sums(Rows(ByteSum<L>(are_signed)), Requantize<L>(g, by), p, g, input, output);
+        const Requantization by(g, q, taps, are_signed ? 0 : 128);
+        pool_sums(Rows(ByteSum<L>(are_signed)), Requantize<L>(by), p, g, input, output);
     };
     use_large_pages(output, p.planes * p.output_plane());
     if (128 * taps < 0x1p15)

@@ -14,9 +14,6 @@
 namespace dmlpool {
 namespace {
 
-template <class L>
-constexpr int64_t SHORT = 16 / sizeof(L);  // lanes of a short vector
-
 // Finds the greatest elements of rows, or the least ones. The first of equal elements wins, and so
 // does the first NaN.
 template <class T>
@@ -56,6 +53,10 @@ struct Finder {
     }
     void operator()(const Piece &piece) {
         const int64_t channels = piece.channels, to = piece.set * s.channels + piece.at;
+        constexpr int64_t SHORT = 16 / sizeof(L);  // lanes of a short vector
+        const auto run = channels >= LANES<L> ? &Finder::compare<LANES<L>>
+                         : channels >= SHORT  ? &Finder::compare<SHORT>
+                                              : &Finder::compare<1>;
         std::fill_n(best, channels, -std::numeric_limits<L>::infinity());
         list.next = piece.begin;
         bool is_any = list.fill(s, piece, values, sizeof(T));
@@ -66,12 +67,7 @@ struct Finder {
                 const Row *const rows = list.rows.data() + k;
                 for (int64_t row = 0; row < count && reads_ahead; ++row)
                     read_in_order(rows[row].from, channels * int64_t(sizeof(T)));
-                if (channels >= LANES<L>)
-                    compare<LANES<L>>(rows, count, channels);
-                else if (channels >= SHORT<L>)
-                    compare<SHORT<L>>(rows, count, channels);
-                else
-                    compare<1>(rows, count, channels);
+                (this->*run)(rows, count, channels);
             }
         VECTORIZE
         for (int64_t i = 0; i < channels; ++i)
@@ -94,26 +90,21 @@ struct Spreader {
     const int64_t *const winners;  // may be null
     T share[WIDTH];
 
-    void scatter(const Piece &piece, const T *from, T *to) const {
-        const int64_t *const winner = winners + (from - arriving);
-        for (int64_t row = piece.begin; row < piece.end; ++row)
-            std::fill_n(to + row * s.row_step, piece.channels, T{});
-        for (int64_t i = 0; i < piece.channels; ++i)
-            if (winner[i] >= piece.begin && winner[i] < piece.end)
-                to[winner[i] * s.row_step + i] = from[i];
-    }
     void operator()(const Piece &piece) {
-        const T *const from = arriving + piece.set * s.channels + piece.at;
+        const int64_t at = piece.set * s.channels + piece.at, channels = piece.channels;
         T *const to = gradient + piece.set * s.set_step + piece.at;
-        if (winners != nullptr)
-            return scatter(piece, from, to);
         const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept_rows());
-        divide<T, T>(from, piece.channels, double(kept), nullptr, share);
+        divide<T, T>(arriving + at, channels, double(kept), nullptr, share);
         for (int64_t k = piece.begin; k < piece.end; ++k)
-            if (piece.keeps(k))
-                std::copy_n(share, piece.channels, to + k * s.row_step);
+            if (winners == nullptr && piece.keeps(k))
+                std::copy_n(share, channels, to + k * s.row_step);
             else
-                std::fill_n(to + k * s.row_step, piece.channels, T{});
+                std::fill_n(to + k * s.row_step, channels, T{});
+        for (int64_t i = 0; i < channels && winners != nullptr; ++i) {
+            const int64_t winner = winners[at + i];
+            if (winner >= piece.begin && winner < piece.end)
+                to[winner * s.row_step + i] = arriving[at + i];
+        }
     }
 };
 

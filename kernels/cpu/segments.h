@@ -52,8 +52,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
                 piece.end = offsets[set + 1];
             } else if (mask != nullptr)
                 piece.mask += set * s.mask_step;
-            if (piece.channels > 0)
-                act(piece);
+            act(piece);
         };
     });
 }
@@ -90,38 +89,28 @@ struct Adder {
     const RowOperations &sums = row_sums(s.type);
     List list = {};
 
-    // Sums of the listed rows.
-    void combine(int64_t length, L *to) const {
-        sums.combine(false, list.rows.data(), list.count, length, to, {});
-    }
     void operator()(const Piece &piece) {
+        const int64_t channels = piece.channels;
+        int64_t kept = 0;
         L wide[WIDTH];
-        T *const out = output + piece.set * s.channels + piece.at;
+        std::vector<L> partial;  // the sums of several lists, which are added as a tree
         list.next = piece.begin;
-        list.fill(s, piece, values, sizeof(T));
-        int64_t kept = list.count;
-        combine(piece.channels, wide);
-        if (list.next < piece.end)
-            kept = add_more(piece, wide);
-        const int64_t by = s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1);
-        divide<T>(wide, piece.channels, double(by), nullptr, out);
-    }
-    // Adds the sums of further lists, as a tree, to that of the first one. Returns how many rows
-    // are kept.
-    int64_t add_more(const Piece &piece, L *to) {
-        int64_t kept = list.count;
-        std::vector<std::vector<L>> partial;
-        partial.emplace_back(to, to + piece.channels);
-        while (list.fill(s, piece, values, sizeof(T))) {
+        while (list.fill(s, piece, values, sizeof(T)) || kept == 0) {
+            sums.combine(false, list.rows.data(), list.count, channels, wide, {});
+            if (piece.end - piece.begin > LISTED)
+                partial.insert(partial.end(), wide, wide + channels);
             kept += list.count;
-            partial.emplace_back(piece.channels);
-            combine(piece.channels, partial.back().data());
+            if (list.next == piece.end)
+                break;
         }
-        std::vector<Row> rows;
-        for (const std::vector<L> &each : partial)
-            rows.push_back({reinterpret_cast<const char *>(each.data()), 0});
-        sums.combine(true, rows.data(), int64_t(rows.size()), piece.channels, to, {});
-        return kept;
+        if (!partial.empty()) {
+            std::vector<Row> rows;
+            for (size_t k = 0; k < partial.size(); k += channels)
+                rows.push_back({reinterpret_cast<const char *>(&partial[k]), 0});
+            sums.combine(true, rows.data(), int64_t(rows.size()), channels, wide, {});
+        }
+        const int64_t by = s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1);
+        divide<T>(wide, channels, double(by), nullptr, output + piece.set * s.channels + piece.at);
     }
 };
 

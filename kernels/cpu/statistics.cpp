@@ -1,4 +1,4 @@
-// Means and standard deviations of channels over the rows of a sample, and their gradient.
+// Means and standard deviations of channels over the rows of a sample.
 //
 // A mean is found first. Distances from it, and their squares, are added in float64 in a second
 // pass, while a cache holds what the first one has read. The sum of the distances corrects what was
@@ -41,7 +41,7 @@ double deviation(const Distances<1> &all, int64_t count, int64_t correction) {
     if (count <= correction || count == 0)
         return 0;
     const double squares = all.squares - all.sum * all.sum / double(count);
-    return __builtin_sqrt((squares < 0 ? 0 : squares) / double(count - correction));
+    return __builtin_sqrt(std::max(squares, 0.) / double(count - correction));
 }
 
 // Means and deviations over the rows of a set, whose means are those of `Adder`, or of contiguous
@@ -55,16 +55,18 @@ struct Statistics {
     double sums[WIDTH];
     double squares[WIDTH];
 
-    // Adds elements [begin, end) of a row, as many vectors as they fill.
+    // Adds elements [i, end) of a row: vectors, and then what they leave.
     template <int64_t width>
-    void add_row(const T *from, int64_t begin, int64_t end) {
+    void add_row(const T *from, int64_t i, int64_t end) {
         using V = Vector<double, width>;
-        for (int64_t i = begin; i + width <= end; i += width) {
+        for (; i + width <= end; i += width) {
             Distances<width> all = {read<V>(sums + i), read<V>(squares + i)};
             all.add(from + i, nullptr, read<V>(centre + i));
             write(all.sum, sums + i);
             write(all.squares, squares + i);
         }
+        if constexpr (width > 1)
+            add_row<1>(from, i, end);
     }
     Distances<1> of_plane(const T *from, const uint8_t *mask, double centre) const {
         const int64_t length = adder.s.length;
@@ -107,73 +109,16 @@ struct Statistics {
             return;
         }
         adder(piece);
-        const int64_t vectors = piece.channels / n * n;
         for (int64_t i = 0; i < piece.channels; ++i) {
             centre[i] = double(widen(mean[i]));
             sums[i] = squares[i] = 0;
         }
         from += piece.at;
         for (int64_t row = 0; row < s.length; ++row, from += s.row_step)
-            if (piece.keeps(row)) {
-                add_row<n>(from, 0, vectors);
-                add_row<1>(from, vectors, piece.channels);
-            }
+            if (piece.keeps(row))
+                add_row<n>(from, 0, piece.channels);
         for (int64_t i = 0; i < piece.channels; ++i)
             finish(i, {sums[i], squares[i]});
-    }
-};
-
-// The gradient of means and deviations: a + b * (element - mean) for each element that is kept.
-template <class T>
-struct StatisticsGradient {
-    using L = Wide<T>;
-    const Segments &s;
-    const T *const values;
-    const T *const moments;
-    T *const gradient;
-    L slope[WIDTH];
-    L constant[WIDTH];  // a - b * mean would cancel: this is a
-    L mean[WIDTH];
-
-    void operator()(const Piece &piece) {
-        const int64_t at = piece.set * s.channels + piece.at, kept = piece.kept_rows();
-        for (int64_t i = 0; i < piece.channels; ++i) {
-            const auto moment = [&](int64_t k) {
-                return L(widen(moments[k * s.segments * s.channels + at + i]));
-            };
-            const L deviation = moment(1);
-            mean[i] = moment(0);
-            constant[i] = moment(2) / L(std::max<int64_t>(kept, 1));
-            slope[i] = kept > s.correction && deviation != 0
-                           ? moment(3) / (deviation * L(kept - s.correction))
-                           : L(0);
-        }
-        // Elements of channel `channel`, or of as many channels with `step` 1.
-        const auto write_row = [&](int64_t from, int64_t count, int64_t channel, auto step) {
-            VECTORIZE
-            for (int64_t i = 0; i < count; ++i) {
-                const int64_t c = channel + step * i;
-                const L distance = widen(read<T>(values + from + i)) - mean[c];
-                gradient[from + i] = narrow<T>(constant[c] + slope[c] * distance);
-            }
-        };
-        const int64_t first = piece.set * s.set_step;
-        if (s.row_step != 1)
-            for (int64_t row = 0; row < s.length; ++row) {
-                const int64_t from = first + row * s.row_step + piece.at;
-                if (piece.keeps(row))
-                    write_row(from, piece.channels, 0, Count<1>());
-                else
-                    std::fill_n(gradient + from, piece.channels, T{});
-            }
-        else
-            for (int64_t channel = 0; channel < piece.channels; ++channel) {
-                const int64_t from = first + (piece.at + channel) * s.length;
-                write_row(from, s.length, channel, Count<0>());
-                for (int64_t i = 0; i < s.length && piece.mask != nullptr; ++i)
-                    if (!piece.mask[i])
-                        gradient[from + i] = T{};
-            }
     }
 };
 
@@ -186,18 +131,6 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
         each_piece(s, nullptr, mask, [&] {
             return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
                                  static_cast<T *>(deviations)};
-        });
-    });
-}
-
-void statistics_grad(const Segments &s, const void *values, const uint8_t *mask,
-                     const void *moments, void *gradient) {
-    with_floats(s.type, "statistics of type", [&](auto element) {
-        using T = decltype(element);
-        each_piece(s, nullptr, mask, [&] {
-            return StatisticsGradient<T>{s, static_cast<const T *>(values),
-                                         static_cast<const T *>(moments),
-                                         static_cast<T *>(gradient)};
         });
     });
 }

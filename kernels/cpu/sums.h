@@ -6,24 +6,6 @@
 namespace dmlpool {
 namespace {
 
-// sum / by, where `inverse` is 1 / by. For float32 it multiplies by the inverse, and corrects that
-// by the remainder, unless the sum is infinite or NaN. That is twice as fast as a division.
-inline double quotient(double sum, double by, double) {
-    return sum / by;
-}
-inline float quotient(float sum, float by, float inverse) {
-    const float near = sum * inverse;
-    const float remainder = __builtin_fmaf(-near, by, sum);
-    return remainder == remainder ? __builtin_fmaf(remainder, inverse, near) : near;
-}
-// The same for vectors of float32.
-template <class V>
-inline V quotient(V sums, float by, float inverse) {
-    const V near = sums * inverse;
-    const V remainder = fused(-near, V{} + by, sums);
-    return remainder == remainder ? fused(remainder, V{} + inverse, near) : near;
-}
-
 // Divides sums, or elements T, and writes them as elements U. Each sum is divided by `divisor`, or
 // by `divisor` times its entry of `columns` if that is not null. Sums may lie where the results go,
 // because each is read before its result is written.
@@ -35,7 +17,6 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     const L by = L(divisor);
     const L inverse = L(1 / divisor);
     int64_t i = 0;
-#ifdef WIDE
     if constexpr (std::is_same_v<U, Half> || std::is_same_v<T, Half>) {
         constexpr int64_t n = LANES<L>;
         using V = Vector<L, n>;
@@ -48,7 +29,6 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
             store<U, n>(result, out + i);
         }
     }
-#endif
     if (columns) {
         VECTORIZE
         for (; i < count; ++i)
@@ -82,16 +62,6 @@ struct Sum {
     template <class V>
     static V renumbered(V values, int64_t) {
         return values;
-    }
-    // Divides the vectors of a block, unless `by` is 0.
-    template <class B>
-    static void divide_block(B &block, L by, L inverse) {
-        if (by != 0)
-            for (auto &part : block.part)
-                part = quotient(part, by, inverse);
-    }
-    static void divide_all(L *sums, int64_t count, double divisor) {
-        divide<L>(sums, count, divisor, nullptr, sums);
     }
     template <int64_t n>
     Vectors<L, n> load(const T *from, int64_t) const {

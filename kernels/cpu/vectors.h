@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -72,9 +73,7 @@ struct Vectors {
 // The signed integer as wide as L.
 template <class L>
 using IntegerOf =
-    std::conditional_t<sizeof(L) == 1, int8_t,
-                       std::conditional_t<sizeof(L) == 2, int16_t,
-                                          std::conditional_t<sizeof(L) == 4, int32_t, int64_t>>>;
+    std::tuple_element_t<__builtin_ctz(sizeof(L)), std::tuple<int8_t, int16_t, int32_t, int64_t>>;
 // A number that is known when the library is compiled, as an argument.
 template <int64_t count>
 using Count = std::integral_constant<int64_t, count>;
@@ -333,7 +332,10 @@ inline void store(const Vector<Wide<T>, n> &values, T *to) {
     }
 }
 
-// first * second + third, rounded once, for vectors of float32.
+// first * second + third, rounded once, for float32 and vectors of it.
+inline float fused(float first, float second, float third) {
+    return __builtin_fmaf(first, second, third);
+}
 template <class V>
 inline V fused(V first, V second, V third) {
 #ifdef HAS_FUSED
@@ -341,7 +343,7 @@ inline V fused(V first, V second, V third) {
 #else
     V produced;
     for (size_t i = 0; i < sizeof(V) / sizeof(float); ++i)
-        produced[i] = __builtin_fmaf(first[i], second[i], third[i]);
+        produced[i] = fused(first[i], second[i], third[i]);
     return produced;
 #endif
 }

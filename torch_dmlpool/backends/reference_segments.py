@@ -10,7 +10,15 @@ from torch import Tensor
 
 from torch_dmlpool.backends.aten import is_plain_cpu
 from torch_dmlpool.backends.reductions import added
-from torch_dmlpool.tensors import SIGNED_FOR, Mask, Offsets, Pair, ascending, lowest, widened
+from torch_dmlpool.tensors import (
+    SIGNED_FOR,
+    Mask,
+    Offsets,
+    Pair,
+    ascending,
+    lowest,
+    widened,
+)
 from torch_dmlpool.window import ArgumentError, Ints
 
 
@@ -218,7 +226,7 @@ def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     return mean.to(input.dtype), torch.where(count > correction, variance, 0).sqrt().to(input.dtype)
 
 
-def statistics_grad(
+def line(
     of_mean: Tensor,
     of_deviation: Tensor,
     input: Tensor,
@@ -226,15 +234,23 @@ def statistics_grad(
     mean: Tensor,
     deviation: Tensor,
     correction: int,
-) -> Tensor:
-    """The gradient of means and deviations. It has every derivative with respect to all of its
-    tensors.
+) -> tuple[Tensor, ...]:
+    """The mean of each plane, and what distances from it are multiplied by and then added to, so
+    that they become the gradient: ``(N, C, 1)``.
     """
-    wide, count = _counted(input, mask)
-    share = widened(of_mean) / count.clamp(min=1)
+    count = _count(input, input.shape[-1], mask)
     slope = _sloped(widened(of_deviation), deviation, count, correction)
-    gradient = _distances(wide, mask, widened(mean)) * slope.unsqueeze(-1)
-    return _kept(gradient + share.unsqueeze(-1), mask, 1).to(input.dtype)
+    share = widened(of_mean) / count.clamp(min=1)
+    return tuple(each.unsqueeze(-1) for each in (widened(mean), slope, share))
+
+
+def statistics_grad(input: Tensor, mask: Mask, *of_planes: Tensor) -> Tensor:
+    """The gradient of means and deviations, from their ``line``. It has every derivative with
+    respect to all of its tensors.
+    """
+    center, slope, share = of_planes
+    distances = _kept(widened(input), mask, 1) - center
+    return _kept(distances * slope + share, mask, 1).to(input.dtype)
 
 
 def statistics_tangent(

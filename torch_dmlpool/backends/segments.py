@@ -15,6 +15,10 @@ from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
 from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Offsets, Pair, Tensors
 
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_PART = 1 << 17
+"""Elements whose gradient is computed at once."""
+
 
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's elements are; None without a tensor."""
@@ -97,38 +101,36 @@ def segment_shares(
     return gradient
 
 
-def _as_kernels_read(input: Tensor) -> Pair:
-    """``(N, C, W)`` as contiguous planes, or where it lies so in memory as rows of channels; and a
-    view of it whose last two dimensions are positions and channels.
-    """
-    n, c, w = input.shape
-    if input.transpose(1, 2).is_contiguous() and (c > 1 or w == 1):
-        return input, input.transpose(1, 2)
-    input = input.contiguous()
-    return input, input.as_strided((n, w, c), (c * w, 1, w))
-
-
 def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
-    input, rows = _as_kernels_read(input)
+    n, c, w = input.shape
+    rows = input.transpose(1, 2)
+    if not rows.is_contiguous() or (c == 1 and w > 1):  # no rows of channels, but planes
+        input = input.contiguous()
+        rows = input.as_strided((n, w, c), (c * w, 1, w))
     results = input.new_empty(input.shape[:2]), input.new_empty(input.shape[:2])
     given = input, mask
     _call(library.dmlpool_statistics, rows, given, results, correction=correction)
     return results
 
 
-def statistics_grad(
-    of_mean: Tensor,
-    of_deviation: Tensor,
-    input: Tensor,
-    mask: Mask,
-    mean: Tensor,
-    deviation: Tensor,
-    correction: int,
-) -> Tensor:
-    """The gradient of means and deviations."""
-    input, rows = _as_kernels_read(input)
+def statistics_grad(input: Tensor, mask: Mask, *of_planes: Tensor) -> Tensor:
+    """The gradient of means and deviations, by PyTorch's operators, in parts that a cache holds."""
     gradient = torch.empty_like(input)
-    given = input, mask, torch.stack((mean, deviation, of_mean, of_deviation))
-    _call(library.dmlpool_statistics_grad, rows, given, (gradient,), correction=correction)
+    operands = gradient, input, *of_planes, *(() if mask is None else (mask.unsqueeze(1),))
+    is_turned = input.stride(1) == 1
+    planes = [each.expand_as(input).transpose(1, 1 + is_turned) for each in operands]
+    parts: Any = [planes]
+    for dim in range(3 if input.numel() > _PART else 0):
+        size = max(1, _PART // max(1, planes[0].shape[dim + 1 :].numel()))
+        cuts = [zip(*(each.split(size, dim) for each in part), strict=True) for part in parts]
+        parts = [part for cut in cuts for part in cut]
+    for part, values, center, slope, share, *kept in parts:
+        found = (values - center).mul_(slope).add_(share)
+        for each in kept:
+            # All bits of what is kept, because NaN times 0 is no 0.
+            one = each[..., :1] if is_turned else each[:, :1]
+            bits = -one.to(_BITS[found.dtype])
+            found.view(bits.dtype).bitwise_and_(bits)
+        part.copy_(found)
     return gradient

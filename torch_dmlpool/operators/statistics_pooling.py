@@ -23,8 +23,8 @@ from torch_dmlpool.window import ArgumentError, integer
 
 
 class Statistics(torch.autograd.Function):
-    """Means and deviations. The gradient is a kernel's, and for derivatives of higher order one of
-    PyTorch's operators.
+    """Means and deviations. Their gradient is of PyTorch's operators. A backend computes it without
+    temporaries where nobody differentiates it.
     """
 
     @staticmethod
@@ -38,9 +38,9 @@ class Statistics(torch.autograd.Function):
         input, mask, mean, deviation = saved(ctx)
         is_unseen = is_unobserved(of_mean, of_deviation, input)
         rows = backends.serving(input.device.type) if is_unseen else reference_segments
-        (correction,) = ctx.call.arguments
-        operands = of_mean, of_deviation, input, mask, mean, deviation, correction
-        return rows.statistics_grad(*operands), None, None
+        operands = of_mean, of_deviation, input, mask, mean, deviation, *ctx.call.arguments
+        line = reference_segments.line(*operands)
+        return rows.statistics_grad(input, mask, *line), None, None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, *_: Any) -> Any:
