@@ -301,8 +301,7 @@ def tap_dtype(taps: int) -> torch.dtype:
     fit.
     """
     check_taps(taps)
-    # Rule M6 says 225, a window of 15x15, although a byte could number 256 taps. So 255 is no tap,
-    # and is -1 under a mask.
+    # Rule M6 says 225, a window of 15x15: a byte could number 256 taps, but 255 is -1 under a mask.
     if is_sure(taps <= 225):
         return torch.uint8
     return torch.int16 if is_sure(taps <= 2**15) else torch.int32

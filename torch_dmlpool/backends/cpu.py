@@ -169,8 +169,7 @@ class Maxima:
             problem = self.problem = self._problem(numbered)
         if numbering is not None:
             return self._with_winners(input, problem, mask)
-        values = _new(problem.output_sizes, problem.output_strides, problem.dtype)
-        return self._fill(values, problem, input, mask, None)
+        return self._fill(_results(problem, problem.dtype), problem, input, mask, None)
 
     def run_with_taps(self, input: Tensor, mask: Mask = None) -> Tensors:
         if self.with_taps is None:
@@ -231,9 +230,7 @@ class Maxima:
     def _with_winners(self, input: Tensor, problem: CpuProblem, mask: Mask) -> Pair:
         """The maxima of a problem and the numbers of their winners."""
         source = input if problem.wider is None else input.to(problem.wider)
-        sizes, strides = problem.output_sizes, problem.output_strides
-        values = _new(sizes, strides, source.dtype)
-        winners = _new(sizes, strides, problem.number_dtype)
+        values, winners = _results(problem, source.dtype), _results(problem, problem.number_dtype)
         self._fill(values, problem, source, mask, winners.data_ptr())
         if problem.wider is not None:
             # An empty window's maximum is the lowest value of the input's type, not of the wider

@@ -81,11 +81,11 @@ def layout() -> dict[str, tuple[list[str], int]]:
     """The fields of each struct and its bytes: what ``dmlpool_layout`` of a library that fits
     says.
     """
-    found: dict[str, tuple[list[str], int]] = {}
-    for struct in (AxisStruct, Counting, Masking, Problem, Quantization, Segments):
-        fields = [name for name, *_ in struct._fields_]
-        found[struct.__name__] = fields, ctypes.sizeof(struct)
-    return found
+    structs = AxisStruct, Counting, Masking, Problem, Quantization, Segments
+    return {
+        struct.__name__: ([name for name, *_ in struct._fields_], ctypes.sizeof(struct))
+        for struct in structs
+    }
 
 
 def _difference(library: Any) -> str | None:

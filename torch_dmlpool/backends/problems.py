@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import math
 import operator
+import sys
 from array import array
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,8 +52,11 @@ class CpuProblem:
         """The struct with a mask that lies as the input of ``dtype`` does. ``fill`` stands for the
         elements that are left out.
         """
-        how = _masking(self.sizes, mask.shape[:2], self.channels_last, dtype, fill)
-        return self.struct[: -len(_NO_MASK)] + array("q", (*how, mask.data_ptr()))
+        how = (
+            *_masking(self.sizes, mask.shape[:2], self.channels_last, dtype, fill),
+            mask.data_ptr(),
+        )
+        return self.struct[: -len(how)] + array("q", how)
 
 
 _NO_MASK = 0, 0, 0, 0, 1, 0, 0
@@ -87,7 +91,7 @@ def problem_of(
     planes, inner_channels = (samples, channels) if channels_last else (samples * channels, 1)
     number_dtype, numbering = numbered or (torch.uint8, TAPS)
     if number_dtype is None:
-        number_dtype = _tap_dtype(window)
+        number_dtype = tensors.tap_dtype(window.taps)  # type: ignore[union-attr]
     are_found = numbered is not None and spatial_sizes is None
     wider = _wider(axes, numbering, dtype) if are_found else None
     added = 3 - len(axes)
@@ -125,12 +129,6 @@ def problem_of(
         results,
         struct,
     )
-
-
-@lru_cache(1024)
-def _tap_dtype(window: Any) -> torch.dtype:
-    """The data type of the numbers of a window's taps."""
-    return tensors.tap_dtype(window.taps)
 
 
 remembered_problem = lru_cache(4096)(problem_of)
@@ -206,9 +204,9 @@ def _masking(shape: Ints, batch: Ints, is_last: bool, dtype: torch.dtype, fill: 
     else:
         groups, is_own, step = samples, int(is_of_channel), int(is_of_sample)
     planes = (samples if is_last else samples * channels) // groups
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = torch.full((1,), fill, dtype=dtype, device="cpu").view(integers[dtype.itemsize]).item()
-    return groups, planes, is_own, step, batch[1] if is_last else 1, int(bits)
+    filled = torch.full((1,), fill, dtype=dtype, device="cpu").view(torch.uint8).tolist()
+    bits = int.from_bytes(filled, sys.byteorder, signed=True)
+    return groups, planes, is_own, step, batch[1] if is_last else 1, bits
 
 
 @lru_cache(256)

@@ -15,6 +15,7 @@ from torch_dmlpool.tensors import (
     Mask,
     Offsets,
     Pair,
+    Tensors,
     ascending,
     lowest,
     widened,
@@ -234,7 +235,7 @@ def line(
     mean: Tensor,
     deviation: Tensor,
     correction: int,
-) -> tuple[Tensor, ...]:
+) -> Tensors:
     """The mean of each plane, and what distances from it are multiplied by and then added to, so
     that they become the gradient: ``(N, C, 1)``.
     """
@@ -244,13 +245,14 @@ def line(
     return tuple(each.unsqueeze(-1) for each in (widened(mean), slope, share))
 
 
-def statistics_grad(input: Tensor, mask: Mask, *of_planes: Tensor) -> Tensor:
+def statistics_grad(
+    input: Tensor, mask: Mask, mean: Tensor, slope: Tensor, share: Tensor
+) -> Tensor:
     """The gradient of means and deviations, from their ``line``. It has every derivative with
     respect to all of its tensors.
     """
-    center, slope, share = of_planes
-    distances = _kept(widened(input), mask, 1) - center
-    return _kept(distances * slope + share, mask, 1).to(input.dtype)
+    gradient = (_kept(widened(input), mask, 1) - mean) * slope + share
+    return _kept(gradient, mask, 1).to(input.dtype)
 
 
 def statistics_tangent(

@@ -15,7 +15,6 @@ from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
 from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Offsets, Pair, Tensors
 
-_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _PART = 1 << 17
 """Elements whose gradient is computed at once."""
 
@@ -114,23 +113,18 @@ def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     return results
 
 
-def statistics_grad(input: Tensor, mask: Mask, *of_planes: Tensor) -> Tensor:
+def statistics_grad(input: Tensor, mask: Mask, *line: Tensor) -> Tensor:
     """The gradient of means and deviations, by PyTorch's operators, in parts that a cache holds."""
     gradient = torch.empty_like(input)
-    operands = gradient, input, *of_planes, *(() if mask is None else (mask.unsqueeze(1),))
-    is_turned = input.stride(1) == 1
-    planes = [each.expand_as(input).transpose(1, 1 + is_turned) for each in operands]
-    parts: Any = [planes]
-    for dim in range(3 if input.numel() > _PART else 0):
-        size = max(1, _PART // max(1, planes[0].shape[dim + 1 :].numel()))
-        cuts = [zip(*(each.split(size, dim) for each in part), strict=True) for part in parts]
-        parts = [part for cut in cuts for part in cut]
-    for part, values, center, slope, share, *kept in parts:
-        found = (values - center).mul_(slope).add_(share)
-        for each in kept:
-            # All bits of what is kept, because NaN times 0 is no 0.
-            one = each[..., :1] if is_turned else each[:, :1]
-            bits = -one.to(_BITS[found.dtype])
-            found.view(bits.dtype).bitwise_and_(bits)
-        part.copy_(found)
+    samples, channels, size = input.shape
+    some_channels = max(1, _PART // (size or 1))
+    some_samples = max(1, some_channels // (channels or 1))
+    for n in range(0, samples, some_samples):
+        for c in range(0, channels, some_channels):
+            some = slice(n, n + some_samples), slice(c, c + some_channels)
+            mean, slope, share = (each[some] for each in line)
+            found = (input[some] - mean).mul_(slope).add_(share)
+            if mask is not None:
+                found.masked_fill_(~mask[some[0], None], 0)
+            gradient[some] = found
     return gradient

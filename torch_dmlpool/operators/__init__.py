@@ -1,4 +1,4 @@
-"""Registered operators, one file per family. Rules such as M6 are those of docs/contributing/specification.md."""
+"""Registered operators, one file per family. docs/contributing/specification.md has the rules."""
 
 from torch_dmlpool import backends
 

@@ -175,14 +175,15 @@ class PublicPool:
             request[0].output_sizes(like.shape[2:])  # rejected before any work
         # The backend's own plan takes a mask. A function around a Call, as of norms, does not.
         run = made.plan.run if backend.maxima and isinstance(made, Call) else None
-        train = self.train if run is not None and len(request) == 1 else None  # without indices
+        train = self.train if run and len(request) == 1 else None  # without indices
         leading = (None,) * (like.dim() - len(mask_sizes))
 
         def call(input: Tensor, mask: Tensor) -> Any:
             mask = mask[leading] if leading else mask
-            if input.requires_grad and is_grad_enabled():
-                return train(input, mask, made) if train else self.of(input, mask, request)
-            return run(input, mask) if run else self.of(input, mask, request)
+            records = input.requires_grad and is_grad_enabled()
+            if train and records:
+                return train(input, mask, made)
+            return run(input, mask) if run and not records else self.of(input, mask, request)
 
         return call
 

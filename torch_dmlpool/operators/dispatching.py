@@ -1,11 +1,11 @@
 """Whether a call may go straight to the backend, or has to go through PyTorch's dispatcher.
 
-    is_watched            a transform, mode or trace is active
-    lies_in_memory        a tensor is no subclass, and its elements are in memory as they are
-    may_skip_dispatcher   nothing is watched or compiled, and all tensors lie in memory
-    is_plain              the same, and no profiler runs
-    is_unobserved         the same, and autograd is switched off
-    is_readable           the same as may_skip_dispatcher, of a tensor on a CPU
+is_watched            a transform, mode or trace is active
+lies_in_memory        a tensor is no subclass, and its elements are in memory as they are
+may_skip_dispatcher   nothing is watched or compiled, and all tensors lie in memory
+is_plain              the same, and no profiler runs
+is_unobserved         the same, and autograd is switched off
+is_readable           the same as may_skip_dispatcher, of a tensor on a CPU
 """
 
 import sys

@@ -23,8 +23,8 @@ from torch_dmlpool.window import ArgumentError, integer
 
 
 class Statistics(torch.autograd.Function):
-    """Means and deviations. Their gradient is of PyTorch's operators. A backend computes it without
-    temporaries where nobody differentiates it.
+    """Means and deviations. Their gradient is that of a backend, or for derivatives of higher order
+    one of PyTorch's operators.
     """
 
     @staticmethod
