@@ -27,7 +27,7 @@ struct Divide final : Finish {
           g(g),
           sum(sum),
           divide(divide) {
-        if (is_uniform && !is_direct && g.p.type == 0 && g.divisor_of_all > 0)
+        if (is_uniform && !is_direct && g.p.type == FLOAT32 && g.divisor_of_all > 0)
             divisor = g.divisor_of_all;
     }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
@@ -91,7 +91,7 @@ struct AverageGradient {
         const Problem q = parts.problem(planes, part.positions, part.outputs);
         const int64_t width = q.output_row();
         const int64_t column = parts.outputs_along(part, 2).begin * p.channels;
-        std::vector<char> shares(planes * q.output_plane() * value);
+        vector<char> shares(planes * q.output_plane() * value);
         Digits<3> at(0, {q.h().outputs, q.d().outputs, planes});
         for (char *to = shares.data(); to < shares.data() + shares.size();
              to += width * value, ++at) {
@@ -102,7 +102,7 @@ struct AverageGradient {
         }
         // Shares are float64 if elements are, else float32.
         pool_shares(
-            kernels_of(p.type == 1).sums, Windows(q), shares.data(), 1,
+            kernels_of(sum_type(p.type)).sums, Windows(q), shares.data(), 1,
             gradient + (part.plane * p.plane() + part.positions.begin * parts.slab) * element);
     }
     void run() const {
@@ -112,7 +112,7 @@ struct AverageGradient {
         const bool is_whole = outputs <= SHARES || p.w().window == 0;
         const double size = double(p.plane()) / double(outputs);
         const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES)), 2};
-        const int64_t planes = std::max<int64_t>(1, SHARES / outputs);
+        const int64_t planes = max<int64_t>(1, SHARES / outputs);
         for_parts(p.planes * parts.count, parts.count > 1 ? 1 : planes,
                   4. * double(outputs + p.plane()) / double(parts.count), 0,
                   [&](int64_t first, int64_t n, char *) { add_part(parts, parts.of(first), n); });
@@ -132,7 +132,7 @@ void pool_averages(const Problem &plain, const void *input, void *output, const 
     g.kept = is_turned ? nullptr : kept;
     const int64_t sum = kernels.sums.value_size;
     const Divide finish(g, sum, kept ? sum : element,
-                        kept ? kernels_of(p.type == 1).divide : kernels.divide);
+                        kept ? kernels_of(sum_type(p.type)).divide : kernels.divide);
     pool_sums(kernels.sums, finish, p, g, input, output, kept);
 }
 

@@ -41,8 +41,8 @@ constexpr int64_t MOST_PARTS = 4;
 // The number of outputs of a block along an axis: at least `least`, and enough for neighbouring
 // blocks to share little of what they read.
 inline int64_t block_outputs(const Axis &axis, int64_t least) {
-    const int64_t wanted = std::max({int64_t(1), least, 2 * axis.extent() / axis.stride});
-    return parts_of(axis.outputs, std::max<int64_t>(1, axis.outputs / wanted));
+    const int64_t wanted = max({int64_t(1), least, 2 * axis.extent() / axis.stride});
+    return parts_of(axis.outputs, max<int64_t>(1, axis.outputs / wanted));
 }
 
 // Rows of outputs, or some of their columns.
@@ -60,10 +60,10 @@ struct Block {
 
 // A thread's memory. The pointers point into `memory`.
 struct Workspace {
-    std::vector<Row> rows;        // the rows of the input that a row of outputs reads along D and H
-    std::vector<Row> parts;       // what a window along W is combined from: taps, or wider windows
-    std::vector<Row> parts_of_h;  // the same along H
-    std::vector<char> kept;       // rows of the input that a mask was applied to
+    vector<Row> rows;        // the rows of the input that a row of outputs reads along D and H
+    vector<Row> parts;       // what a window along W is combined from: taps, or wider windows
+    vector<Row> parts_of_h;  // the same along H
+    vector<char> kept;       // rows of the input that a mask was applied to
     std::unique_ptr<char[]> memory;
     char *staged;    // rows that were combined along D and H
     char *produced;  // values of outputs, before they are finished
@@ -100,10 +100,10 @@ struct BlockPooling {
     const int64_t pitch = row_length * w.stride * channels;
     // The outputs of a block along H, and the rows that are pooled along W together.
     const int64_t most_group =
-        std::max<int64_t>(1, 4 * WORKSPACE_VALUES / (pitch * std::min<int64_t>(4, value)));
+        max<int64_t>(1, 4 * WORKSPACE_VALUES / (pitch * min<int64_t>(4, value)));
     const int64_t outputs_h =
-        by_boxes ? block_outputs(h, BOX_OUTPUTS_H) : std::min(most_group, h.outputs);
-    const int64_t group = std::min(most_group, outputs_h);
+        by_boxes ? block_outputs(h, BOX_OUTPUTS_H) : min(most_group, h.outputs);
+    const int64_t group = min(most_group, outputs_h);
     // Whether windows are combined from windows of 1, 4, 16, ... taps.
     const bool widens_w = is_wide(op.is_idempotent, channels, w);
     const bool widens_h = by_boxes && is_wide(op.is_idempotent, channels, h);
@@ -116,7 +116,7 @@ struct BlockPooling {
     // The most rows that a window reads along D and H. A box reads rows along D where windows have
     // none along H.
     const int64_t most_rows =
-        std::max<int64_t>(1, windows.most_taps(0)) * std::max<int64_t>(1, windows.most_taps(1));
+        max<int64_t>(1, windows.most_taps(0)) * max<int64_t>(1, windows.most_taps(1));
     // Sums of several channels are divided in the loop that adds their taps.
     const double divisor = channels > 1 ? finish.divisor : 0;
     // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which
@@ -127,26 +127,26 @@ struct BlockPooling {
     Block block_at(int64_t plane, int64_t od, int64_t tile_h, int64_t tile_w) const {
         const int64_t oh = tile_h * outputs_h;
         const int64_t ow = tile_w * outputs_w;
-        const int64_t count = std::min(outputs_w, w.outputs - ow);
+        const int64_t count = min(outputs_w, w.outputs - ow);
         const int64_t first = w.first(ow);
         const int64_t last = first + w.span(count);
-        const int64_t low = std::clamp<int64_t>(0, first, last);
+        const int64_t low = clamp<int64_t>(0, first, last);
         return {plane,
                 od,
                 oh,
                 ow,
-                std::min(outputs_h, h.outputs - oh),
+                min(outputs_h, h.outputs - oh),
                 count,
                 (low - first) * channels,
                 low,
-                std::clamp<int64_t>(w.size, low, last) - low};
+                clamp<int64_t>(w.size, low, last) - low};
     }
     Workspace workspace() const {
         constexpr int64_t ALIGNMENT = 64;  // of a vector, as loads across cache lines take longer
         const int64_t staged = group * pitch + vector;
         // Each of the parts that make a wide window has a value for each stride, and all taps have
         // as many as there are values.
-        const int64_t scratch = group * std::max(pitch, MOST_PARTS * row_length);
+        const int64_t scratch = group * max(pitch, MOST_PARTS * row_length);
         const int64_t box = by_boxes ? h.span(outputs_h) * pitch : 0;
         const int64_t values = 3 * staged + scratch + 2 * box;
         Workspace m;
@@ -177,7 +177,9 @@ struct BlockPooling {
                        const Axis &axis, int64_t unit, std::vector<Row> &parts) const {
         const int64_t k = axis.window;
         const int64_t step = axis.dilation * n;
-        const auto part = [=](int64_t tap) { return Row{data + tap * step * value, tap * unit}; };
+        const auto part = [=, this](int64_t tap) {
+            return Row{data + tap * step * value, tap * unit};
+        };
         const int64_t outputs = length - (k - 1) * step;
         int64_t taken = 0;  // taps that are in `sums`
         int64_t width = 1;
@@ -193,7 +195,7 @@ struct BlockPooling {
         }
         int64_t count = 0;
         for (int64_t tap = taken; tap < k; tap += width)
-            parts[count++] = part(std::min(tap, k - width));
+            parts[count++] = part(min(tap, k - width));
         if (taken > 0)
             parts[count++] = {sums, 0};
         return count;
@@ -238,7 +240,7 @@ struct BlockPooling {
         const int64_t most =
             finish.may_exceed && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
         for (int64_t k = 0; k < rows; ++k)
-            finish(b.plane, b.od, b.oh + r + k, b.ow * channels, std::min(most, (rows - k) * count),
+            finish(b.plane, b.od, b.oh + r + k, b.ow * channels, min(most, (rows - k) * count),
                    t.to + k * t.pitch * value, out + k * out_pitch);
     }
 
@@ -289,7 +291,7 @@ struct BlockPooling {
                 const int64_t whole = outputs - FEW_BYTES / bytes;
                 const char *taken = m.scratch;
                 for (int64_t o = 0; o < outputs; ++o, out += bytes, taken += step * value)
-                    o < whole ? std::memcpy(out, taken, FEW_BYTES) : std::memcpy(out, taken, bytes);
+                    o < whole ? memcpy(out, taken, FEW_BYTES) : memcpy(out, taken, bytes);
             }
             for (int64_t tap = 0; tap < parts; ++tap)
                 taps[tap].from += pitch * value;

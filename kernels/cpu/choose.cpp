@@ -62,7 +62,7 @@ constexpr int64_t FEW_TURNED = 8;
 // their extent.
 bool is_huge(const Axis &axis) {
     return axis.window == 0 ||
-           std::max(axis.extent(), axis.stride) > HUGE_BESIDE + HUGE_TIMES * axis.size;
+           max(axis.extent(), axis.stride) > HUGE_BESIDE + HUGE_TIMES * axis.size;
 }
 
 // Whether combining rows along D and then along H costs less than combining all rows of a window at
@@ -111,7 +111,7 @@ Reason planes_cannot(const Request &r) {
 
 // The taps of a window along the axis, or about those of a bin.
 double taps_of(const Axis &axis) {
-    return double(axis.window ? axis.window : std::min(axis.extent(), axis.size));
+    return double(axis.window ? axis.window : min(axis.extent(), axis.size));
 }
 // Whether integers as wide as elements hold the numbers of taps.
 Reason numbers_cannot(const Request &r) {
@@ -141,11 +141,11 @@ bool sums_short_bins(const Request &r) {
 }
 Reason turned_cannot(const Request &r) {
     const int64_t most = sums_short_bins(r) ? TURNED_MOST_OF_BINS : TURNED_MOST;
-    return r.p.channels > 1 ? "several channels are vectors already"
-           : std::max(r.p.plane(), r.p.output_plane()) > most ? "planes are large"
-           : r.operation == WINNERS                           ? numbers_cannot(r)
-           : r.operation == WINNERS_GRADIENT                  ? taps_cannot(r)
-                                                              : nullptr;
+    return r.p.channels > 1                              ? "several channels are vectors already"
+           : max(r.p.plane(), r.p.output_plane()) > most ? "planes are large"
+           : r.operation == WINNERS                      ? numbers_cannot(r)
+           : r.operation == WINNERS_GRADIENT             ? taps_cannot(r)
+                                                         : nullptr;
 }
 // The longest rows of planes that are transposed. Strides leave vectors of rows half empty, and
 // make it cheaper to add to winners one by one. Averages of planes of one row may be joined.
@@ -171,7 +171,7 @@ Reason turned_is_slower(const Request &r) {
     // The bits of sums must not depend on the number of planes.
     if (!sums && p.planes < FEW_TURNED)
         return "there are few planes";
-    const int64_t width = std::max(p.w().size, p.w().outputs);
+    const int64_t width = max(p.w().size, p.w().outputs);
     const int64_t most = width <= TURNED_NARROW && r.operation != WINNERS_GRADIENT ? TURNED_TAPS
                          : width <= turned_width(r)                                ? TURNED_TAPS / 4
                                                                                    : 0;

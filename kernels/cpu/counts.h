@@ -22,8 +22,8 @@ struct CountedWindows : Windows {
     bool is_uniform = true;     // whether all windows have the same counts
     double divisor_of_all = 0;  // if they have; a double, as three axes may count 2^93 taps
     // The counts of each output along each axis; empty where all are the same or there are many.
-    std::vector<double> counted[3];
-    std::vector<int32_t> read[3];
+    vector<double> counted[3];
+    vector<int32_t> read[3];
 
     CountedWindows(const Problem &problem, bool needs_read)
         : Windows(problem), needs_read(needs_read) {
@@ -54,7 +54,7 @@ struct CountedWindows : Windows {
         Axis padded = axis;
         padded.size += counting.end_padding[a];
         const int64_t counted = counting.include_padding && axis.window > 0 ? padded.high(o) : read;
-        return {std::max<int64_t>(counted, 1), read};
+        return {max<int64_t>(counted, 1), read};
     }
     TapCount known_count(int a, int64_t o) const {
         return counted[a].empty() ? count_of(a, o) : TapCount{int64_t(counted[a][o]), read[a][o]};
@@ -98,7 +98,7 @@ struct CountedWindows : Windows {
             do
                 next = whole.contains(next) ? whole.end : next + 1;
             while (next * p.channels < i + count && agree(known_count(2, next), same));
-            n = std::min(count, next * p.channels - i) - at;
+            n = min(count, next * p.channels - i) - at;
             act(at, n, output);
         }
     }

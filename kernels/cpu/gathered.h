@@ -36,13 +36,13 @@ struct GatheredMaxima final : WindowOperations {
     void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *,
                         const Times &times) const override {
         // The number of taps is compiled where it is common, so that loops unroll.
-        const auto run = [=](auto known) {
+        const auto run = [=, this](auto known) {
             const int64_t number = known;
             for (int64_t t = 0; t < times.count; ++t) {
                 T *const out = reinterpret_cast<T *>(produced) + t * times.pitch;
                 const int64_t first = t * times.step / int64_t(sizeof(T));
                 for (int64_t begin = 0; begin < channels; begin += n) {
-                    const int64_t at = std::min(begin, channels - n);
+                    const int64_t at = min(begin, channels - n);
                     Vector<L, n> sum = {};
 #pragma GCC unroll 4
                     for (int64_t k = 0; k < number; ++k) {

@@ -11,15 +11,15 @@ SeenAxis::SeenAxis(const Axis &axis)
 Span SeenAxis::span_of(int64_t x) const {
     const Range around = axis.outputs_around(x);
     if (axis.dilation == 1 || around.begin >= around.end)
-        return {around.begin, std::max<int64_t>(around.end - around.begin, 0),
+        return {around.begin, max<int64_t>(around.end - around.begin, 0),
                 x - axis.first(around.begin)};
     const int64_t place = x + axis.padding;
     // The first output reads x with the last of the taps that some output reads it with.
-    int64_t tap = place % divisor != 0 ? -1 : std::min(axis.window - 1, place / axis.dilation);
+    int64_t tap = place % divisor != 0 ? -1 : min(axis.window - 1, place / axis.dilation);
     while (tap >= 0 && (place - tap * axis.dilation) % axis.stride != 0)
         --tap;
     const int64_t first = tap < 0 ? around.end : (place - tap * axis.dilation) / axis.stride;
-    return {first, std::max<int64_t>(parts_of(around.end - first, step), 0), tap};
+    return {first, max<int64_t>(parts_of(around.end - first, step), 0), tap};
 }
 
 Windows adjoint_of(const Windows &windows) {
@@ -41,8 +41,8 @@ Range Windows::reach(int a, int64_t output, int64_t outputs) const {
         return {seen[a]->axis.outputs_around(output).begin, seen[a]->axis.outputs_around(last).end};
     const Axis &axis = p.axes[a];
     if (axis.window > 0)
-        return {std::clamp<int64_t>(axis.first(output), 0, axis.size),
-                std::clamp<int64_t>(axis.first(last) + axis.extent(), 0, axis.size)};
+        return {clamp<int64_t>(axis.first(output), 0, axis.size),
+                clamp<int64_t>(axis.first(last) + axis.extent(), 0, axis.size)};
     const Span span = axis.span_of(last);
     return {axis.span_of(output).begin, span.begin + span.count};
 }
@@ -51,16 +51,16 @@ int64_t Windows::most_taps(int a) const {
     const Axis &axis = p.axes[a];
     if (axis.window == 0 && !seen[a])  // the bin that begins latest inside a position
         return parts_of(axis.size + axis.outputs - std::gcd(axis.size, axis.outputs), axis.outputs);
-    int64_t bound = std::min(axis.window, parts_of(axis.size, axis.dilation));
+    int64_t bound = min(axis.window, parts_of(axis.size, axis.dilation));
     if (seen[a]) {
         const SeenAxis &from = *seen[a];
-        bound = std::min(parts_of(axis.size, from.step),
-                         parts_of(from.axis.window, from.axis.stride / from.divisor));
+        bound = min(parts_of(axis.size, from.step),
+                    parts_of(from.axis.window, from.axis.stride / from.divisor));
     } else if (axis.whole().begin < axis.whole().end)
         return axis.window;
     int64_t most = 0;
     for (int64_t o = 0; o < axis.outputs && most < bound; ++o)
-        most = std::max(most, at(a, o).count);
+        most = max(most, at(a, o).count);
     return most;
 }
 
@@ -81,13 +81,13 @@ bool Windows::form_groups() const {
     return axis.dilation == 1 && axis.stride > 1;
 }
 
-void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs) {
+void find_groups(const Windows &windows, int64_t output, int64_t end, vector<Run> &runs) {
     const Axis &w = windows.p.w();
     const bool are_bins = !windows.seen[2];
     const Axis &read = are_bins ? w : windows.seen[2]->axis;
     // Between these outputs all windows are there that could read them.
     const int64_t low_end = are_bins ? end : read.extent() - read.stride - read.padding;
-    const int64_t high_end = std::min(end, w.size * read.stride - read.padding);
+    const int64_t high_end = min(end, w.size * read.stride - read.padding);
     const Span span = windows.at(2, output);
     int64_t low = span.begin;
     int64_t high = low + span.count;
@@ -103,7 +103,7 @@ void find_groups(const Windows &windows, int64_t output, int64_t end, std::vecto
                                      : read.first(low) + read.extent();
         if (enters <= x)
             enters = are_bins ? high * w.outputs / w.size : high >= w.size ? end : read.first(high);
-        const int64_t next = std::min({stop, leaves, enters});
+        const int64_t next = min({stop, leaves, enters});
         runs.push_back({low, high - low, 0, groups, 1, x - output, next - x, read.stride});
         low += leaves <= next;
         high += enters <= next;
@@ -118,20 +118,20 @@ void find_groups(const Windows &windows, int64_t output, int64_t end, std::vecto
         for (const int64_t stop = x + read.stride; x < stop;)
             add(stop, periods);
         low += periods - 1;
-        high = std::min(high + periods - 1, w.size);
+        high = min(high + periods - 1, w.size);
         x += (periods - 1) * read.stride;
     }
 }
 
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
-               std::vector<Run> &runs, int64_t apart) {
+               vector<Run> &runs, int64_t apart) {
     const Axis &axis = windows.p.w();
     const Range whole = axis.whole();
-    for (int64_t start = output; start < std::min(output + apart, end); ++start) {
+    for (int64_t start = output; start < min(output + apart, end); ++start) {
         const size_t before = runs.size();
         for (int64_t o = start; o < end; o += apart) {
             if (whole.contains(o)) {
-                const int64_t taken = std::min(whole.end, end) - o;
+                const int64_t taken = min(whole.end, end) - o;
                 runs.push_back({axis.first(o), axis.window, 0, taken, taken > 1 ? axis.stride : 0});
                 o += taken - 1;
                 continue;

@@ -16,9 +16,16 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <optional>
+#include <type_traits>
 #include <vector>
+
+namespace dmlpool {
+
+using std::clamp, std::copy_n, std::fill_n, std::is_same_v, std::max, std::memcpy, std::min,
+    std::vector;
 
 // How many parts of at most `part` elements `count` elements have: the quotient, rounded up.
 inline int64_t parts_of(int64_t count, int64_t part) {
@@ -77,7 +84,7 @@ struct Axis {
     int64_t span(int64_t count) const { return (count - 1) * stride + extent(); }
     // The number of a window's first tap inside the input, and 1 + that of its last such tap.
     __attribute__((always_inline)) int64_t low(int64_t output) const {
-        return first(output) >= 0 ? 0 : std::min(window, (dilation - 1 - first(output)) / dilation);
+        return first(output) >= 0 ? 0 : min(window, (dilation - 1 - first(output)) / dilation);
     }
     __attribute__((always_inline)) int64_t high(int64_t output) const {
         const int64_t room = size - first(output);
@@ -93,22 +100,22 @@ struct Axis {
         }
         const int64_t tap = low(output);
         const int64_t count = high(output) - tap;
-        return {count > 0 ? first(output) + tap * dilation : 0, std::max<int64_t>(count, 0), tap};
+        return {count > 0 ? first(output) + tap * dilation : 0, max<int64_t>(count, 0), tap};
     }
     // The outputs whose windows begin at or before position x and end after it.
     Range outputs_around(int64_t x) const {
         const int64_t place = x + padding;
         const int64_t before = place - extent() + 1;
         const int64_t begin = before <= 0 ? 0 : parts_of(before, stride);
-        return {std::min(begin, outputs), place < 0 ? 0 : std::min(outputs, place / stride + 1)};
+        return {min(begin, outputs), place < 0 ? 0 : min(outputs, place / stride + 1)};
     }
     // The outputs whose windows lie inside the input; none of bins.
     Range whole() const {
         const int64_t last = size + padding - extent();
         if (window == 0 || last < 0)
             return {0, 0};
-        const int64_t begin = std::clamp<int64_t>(parts_of(padding, stride), 0, outputs);
-        return {begin, std::max(begin, std::min(outputs, last / stride + 1))};
+        const int64_t begin = clamp<int64_t>(parts_of(padding, stride), 0, outputs);
+        return {begin, max(begin, min(outputs, last / stride + 1))};
     }
 };
 
@@ -152,8 +159,6 @@ struct Problem {
     int64_t input_bytes(int64_t element) const { return planes * plane() * element; }
 };
 
-namespace dmlpool {
-
 struct Kept;
 
 // The windows of an axis seen from the input: which outputs read position x. They lie `step` apart.
@@ -186,18 +191,18 @@ struct PlaneParts {
     const int cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
     const Axis &axis = p.axes[cut];
     const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
-    const int64_t step = std::clamp<int64_t>(
-        elements / slab, std::min(axis.size, extents *axis.extent()), axis.size);
+    const int64_t step =
+        clamp<int64_t>(elements / slab, min(axis.size, extents *axis.extent()), axis.size);
     const int64_t count = parts_of(axis.size, step);  // of a plane
 
     // Part `number`, counted over all planes.
     PlanePart of(int64_t number) const {
         const int64_t start = number % count * step;
-        const int64_t stop = std::min(axis.size, start + step);
+        const int64_t stop = min(axis.size, start + step);
         if (count == 1)
             return {number, {start, stop}, {0, axis.outputs}};
-        const int64_t low = std::min(axis.outputs_around(start).begin, axis.outputs - 1);
-        const int64_t high = std::max(axis.outputs_around(stop - 1).end, low + 1);
+        const int64_t low = min(axis.outputs_around(start).begin, axis.outputs - 1);
+        const int64_t high = max(axis.outputs_around(stop - 1).end, low + 1);
         return {number / count, {start, stop}, {low, high}};
     }
     // The problem of some outputs of planes and of the positions that they read.
@@ -262,9 +267,9 @@ Windows adjoint_of(const Windows &windows);
 // Those of a run lie `apart`, which is 1 unless windows are seen from the input. Without
 // `are_numbered` the tap of each run is 0.
 void find_runs(const Windows &windows, bool are_numbered, int64_t output, int64_t end,
-               std::vector<Run> &runs, int64_t apart = 1);
+               vector<Run> &runs, int64_t apart = 1);
 // The same for windows that form groups. Where their pattern repeats, groups that lie a stride
 // apart are a run.
-void find_groups(const Windows &windows, int64_t output, int64_t end, std::vector<Run> &runs);
+void find_groups(const Windows &windows, int64_t output, int64_t end, vector<Run> &runs);
 
 }  // namespace dmlpool

@@ -28,17 +28,17 @@ struct TapPlaces {
     const Problem &p;
     const int64_t unit;
     const int64_t channel_unit;
-    const int64_t taps = int64_t(
-        std::min(0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)));
+    const int64_t taps =
+        int64_t(min(0x1p62, double(p.d().window) * double(p.h().window) * double(p.w().window)));
     bool is_any_empty = false;  // whether an output reads no position along W
     // The distance of each tap's place from that of tap 0, for the first taps: at least for those
     // of a byte.
-    std::vector<int64_t> offsets = {};
+    vector<int64_t> offsets = {};
 
     TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
         : p(p), unit(unit), channel_unit(channel_unit) {
-        const int64_t count = std::min({taps, int64_t(4096), p.planes * p.output_plane()});
-        for (int64_t tap = 0; tap < std::max<int64_t>(256, count); ++tap)
+        const int64_t count = min({taps, int64_t(4096), p.planes * p.output_plane()});
+        for (int64_t tap = 0; tap < max<int64_t>(256, count); ++tap)
             offsets.push_back(computed_offset(tap));
         for (int64_t o = 0; o < p.w().outputs; ++o)
             is_any_empty |= p.w().is_empty(o);
@@ -95,7 +95,7 @@ struct TapPlaces {
 template <class T>
 struct Scatter {
     using L = Wide<T>;
-    static constexpr bool is_direct = std::is_same_v<T, L>;
+    static constexpr bool is_direct = is_same_v<T, L>;
     static constexpr int64_t PART = 1 << 18;  // elements of a part, whose sums stay in a cache
     static constexpr int64_t n = LANES<L>;
     static constexpr int64_t LEAST_PAIRS = 24;  // in fewer each window costs less by itself
@@ -112,8 +112,8 @@ struct Scatter {
     const bool are_pairs = is_direct && bytes == 1 && p.channels == 1 && parts.cut < 2 &&
                            p.w().window == 2 && p.w().stride == 2 && p.w().dilation == 1 &&
                            p.w().padding == 0 && 2 * p.w().outputs <= p.w().size &&
-                           p.w().outputs >= std::max(n, LEAST_PAIRS) &&
-                           p.h().extent() <= p.h().stride && p.d().extent() <= p.d().stride;
+                           p.w().outputs >= max(n, LEAST_PAIRS) && p.h().extent() <= p.h().stride &&
+                           p.d().extent() <= p.d().stride;
 
     void run() const {
         for_parts(p.planes * parts.count, 1, 4. * double(most), is_direct ? 0 : most * sizeof(L),
@@ -166,7 +166,7 @@ struct Scatter {
             if (y < 0 || y >= p.h().size || at < 0 || at >= size)
                 continue;
             for (int64_t begin = 0; begin < p.w().outputs; begin += n) {
-                const int64_t i = std::min(begin, p.w().outputs - n);
+                const int64_t i = min(begin, p.w().outputs - n);
                 const auto winner = load<Integer, n>(which + i);
                 const V value = read<V>(arriving + row + i) + V{};  // a zero has no sign
                 const V even = winner == Integer(tap) ? value : V{};
@@ -238,7 +238,7 @@ void max_pooling_grad_from_taps(const Problem &plain, const void *arriving, cons
     // Whether several windows may read an element. If not, nothing is added, and elements of half
     // precision are copied as integers.
     const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
-    if (!adds && (p.type == 2 || p.type == 3))
+    if (!adds && (p.type == FLOAT16 || p.type == BFLOAT16))
         return gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
     with_floats(p.type, "gradients of type", [&](auto element) {
         gradient_of_maxima<decltype(element)>(p, arriving, taps, gradient);

@@ -117,7 +117,7 @@ struct Joined {
     // The joined problem. Axes before `first` become one position, in a bin if `first` has bins.
     Problem problem() {
         for (int a = 0; a < first; ++a)
-            axes[a] = {1, 1, std::min<int64_t>(axes[first].window, 1), 1, 0, 1};
+            axes[a] = {1, 1, min<int64_t>(axes[first].window, 1), 1, 0, 1};
         return p;
     }
 };

@@ -28,7 +28,7 @@ struct Kept {
         return mask_of(at / p.plane()) + at % p.plane() / each;
     }
     // A row of `count` masked elements.
-    std::vector<char> filled(int64_t count) const;
+    vector<char> filled(int64_t count) const;
     // Copies `count` elements of the tensor, but writes `Masking::fill` where the mask is false.
     // The elements may be copied to where they are.
     void read(const void *from, int64_t count, void *to) const;
@@ -37,7 +37,7 @@ struct Kept {
 // Replaces `count` rows of `length` elements by copies of what a mask keeps of them, if there is
 // one. There is room for a vector after each copy.
 inline void read_rows(const Kept *kept, Row *rows, int64_t count, int64_t length,
-                      std::vector<char> &memory) {
+                      vector<char> &memory) {
     if (kept == nullptr || length <= 0)
         return;
     const int64_t pitch = length * kept->bytes + 64;

@@ -39,13 +39,13 @@ void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fil
     };
     if (each == 1)
         for (int64_t at = 0; at < count; at += n) {
-            const int64_t i = std::min(at, count - n);
+            const int64_t i = min(at, count - n);
             copy(i, load<S, n>(mask + i));
         }
     else
         for (int64_t k = 0; k < count; ++k)
             for (int64_t at = 0; at < each; at += n)
-                copy(k * each + std::min(at, each - n), Vector<S, n>{} + S(mask[k]));
+                copy(k * each + min(at, each - n), Vector<S, n>{} + S(mask[k]));
 }
 
 // Some planes whose masks follow each other or are one, or a band of one plane.
@@ -63,16 +63,16 @@ struct MaskedAverages : Kept {
     const Windows windows{p};
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
-    const int64_t largest = std::max(p.plane(), p.output_plane());
-    const int64_t planes = parts.count > 1 ? 1 : std::clamp<int64_t>(PART / largest, 1, m.planes);
+    const int64_t largest = max(p.plane(), p.output_plane());
+    const int64_t planes = parts.count > 1 ? 1 : clamp<int64_t>(PART / largest, 1, m.planes);
 
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {
         if (outputs.end - outputs.begin == axis.outputs)
             return {0, axis.size};
         const Range reach = windows.reach(parts.cut, outputs.begin, outputs.end - outputs.begin);
-        const int64_t begin = std::min(reach.begin, axis.size - 1);
-        return {begin, std::max(reach.end, begin + 1)};
+        const int64_t begin = min(reach.begin, axis.size - 1);
+        return {begin, max(reach.end, begin + 1)};
     }
     // The mask of positions of a part's first plane.
     const uint8_t *mask_at(const PlanePart &part, const Range &positions) const {
@@ -81,7 +81,7 @@ struct MaskedAverages : Kept {
     // The outputs of a band of a plane.
     const int64_t step = parts.count == 1   ? axis.outputs
                          : axis.window == 0 ? 1
-                                            : std::max<int64_t>(1, parts.step / axis.stride);
+                                            : max<int64_t>(1, parts.step / axis.stride);
 
     // Calls a copy of work(part) for all parts of a thread, which are whole planes or bands of a
     // plane. The results of bands do not overlap, or with `of_elements` their elements.
@@ -99,12 +99,12 @@ struct MaskedAverages : Kept {
                 Part part = {parts.of(band), p, 0, 0};
                 auto &[plane, positions, outputs] = static_cast<PlanePart &>(part);
                 if (bands == 1 || !of_elements) {
-                    outputs = {band * step, bands == 1 ? axis.outputs
-                                                       : std::min((band + 1) * step, axis.outputs)};
+                    outputs = {band * step,
+                               bands == 1 ? axis.outputs : min((band + 1) * step, axis.outputs)};
                     positions = positions_of(outputs);
                 }
                 plane = digits[2] * m.planes + first;
-                const int64_t count = std::min(planes, m.planes - first);
+                const int64_t count = min(planes, m.planes - first);
                 part.problem = parts.problem(count, positions, outputs);
                 part.problem.masking = {
                     1, count, m.is_own, 0, m.channels, m.fill, mask_at(part, positions)};
@@ -146,7 +146,7 @@ Problem sums_of(Problem q, int64_t type) {
 // mask leaves out.
 struct Counts {
     const MaskedAverages &of;
-    std::vector<double> counts = {};
+    vector<double> counts = {};
     const uint8_t *known = nullptr;  // the mask that they are of, and the first output
     int64_t begin = 0;
 
@@ -163,10 +163,11 @@ struct Counts {
     }
     template <class L>
     void count(const Problem &q, const uint8_t *mask) {
-        std::vector<L> left_out(q.planes * q.plane()), sums(q.planes * q.output_plane());
+        vector<L> left_out(q.planes * q.plane()), sums(q.planes * q.output_plane());
         for (size_t i = 0; i < left_out.size(); ++i)
             left_out[i] = L(mask[i] == 0);
-        average_pooling(sums_of(q, sizeof(L) == 8), left_out.data(), sums.data());
+        average_pooling(sums_of(q, sizeof(L) == 8 ? FLOAT64 : FLOAT32), left_out.data(),
+                        sums.data());
         counts.assign(sums.begin(), sums.end());
         const CountedWindows windows(q, false);
         const int64_t length = q.output_row(), rows = int64_t(counts.size()) / length;
@@ -176,7 +177,7 @@ struct Counts {
             windows.for_runs(0, length, [&](int64_t at, int64_t n, int64_t output) {
                 const double counted = windows.divisor(digits[1], digits[0], output);
                 for (int64_t i = at; i < at + n; ++i)
-                    row[i] = std::max(1., counted - row[i]);
+                    row[i] = max(1., counted - row[i]);
             });
     }
     // Divides the sums of a part, and writes them as elements U.
@@ -200,11 +201,11 @@ template <class T>
 void pool_averages(const MaskedAverages &masked, T *output) {
     using L = Wide<T>;
     masked.each_part(
-        false, [&, counts = Counts{masked}, sums = std::vector<L>()](const Part &part) mutable {
+        false, [&, counts = Counts{masked}, sums = vector<L>()](const Part &part) mutable {
             counts.find(part);
             T *const out = output + part.output;
             L *to;
-            if constexpr (std::is_same_v<T, L>)
+            if constexpr (is_same_v<T, L>)
                 to = out;
             else {
                 sums.resize(part.results());
@@ -219,14 +220,14 @@ void pool_averages(const MaskedAverages &masked, T *output) {
 template <class T>
 void spread_averages(const MaskedAverages &masked, const T *arriving, T *gradient) {
     using L = Wide<T>;
-    masked.each_part(true, [&, counts = Counts{masked}, shares = std::vector<L>(),
-                            sums = std::vector<L>()](const Part &part) mutable {
+    masked.each_part(true, [&, counts = Counts{masked}, shares = vector<L>(),
+                            sums = vector<L>()](const Part &part) mutable {
         counts.find(part);
         shares.resize(part.results());
         counts.divide_part(part, arriving + part.output, shares.data());
-        const Problem q = sums_of(part.problem, sizeof(L) == 8);
+        const Problem q = sums_of(part.problem, sum_type(masked.p.type));
         T *const out = gradient + part.input;
-        if constexpr (std::is_same_v<T, L>)
+        if constexpr (is_same_v<T, L>)
             average_pooling_grad(q, shares.data(), out);
         else {
             sums.resize(part.elements());
@@ -294,14 +295,13 @@ struct FirstKept {
 }  // namespace
 
 void Kept::read(const void *from, int64_t count, void *to) const {
-    with_integers(int(bytes), [&](auto bits) {
-        using S = decltype(bits);
+    with_integers(int(bytes), [&]<class S>(S) {
         const S *elements = static_cast<const S *>(from);
         S *out = static_cast<S *>(to);
         const int64_t size = p.plane(), first = elements - static_cast<const S *>(tensor);
         int64_t plane = first / size, at = first % size;
         for (int64_t n; count > 0; ++plane, at = 0, count -= n, elements += n, out += n) {
-            n = std::min(count, size - at);
+            n = min(count, size - at);
             const uint8_t *const mask = mask_of(plane) + at / each;
             (each == 1 ? n : each) < LANES<S>
                 ? keep<1>(elements, mask, n / each, each, S(m.fill), out)
@@ -310,10 +310,10 @@ void Kept::read(const void *from, int64_t count, void *to) const {
     });
 }
 
-std::vector<char> Kept::filled(int64_t count) const {
-    std::vector<char> row(count * bytes);
+vector<char> Kept::filled(int64_t count) const {
+    vector<char> row(count * bytes);
     with_integers(int(bytes), [&](auto bits) {
-        std::fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
+        fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
     });
     return row;
 }
@@ -332,25 +332,21 @@ void masked_averages(const Problem &p, const void *input, void *output) {
     const MaskedAverages masked{{p, input}};
     if (masked.are_sets())
         return segment_sums(masked.sets(), input, nullptr, masked.m.mask, output);
-    with_floats(p.type, "averages of type", [&](auto element) {
-        using T = decltype(element);
-        pool_averages(masked, static_cast<T *>(output));
-    });
+    with_floats(p.type, "averages of type",
+                [&]<class T>(T) { pool_averages(masked, static_cast<T *>(output)); });
 }
 
 void masked_averages_grad(const Problem &p, const void *arriving, void *gradient) {
     const MaskedAverages masked{{p, gradient}};
     if (masked.are_sets())
         return segment_shares(masked.sets(), arriving, nullptr, masked.m.mask, nullptr, gradient);
-    with_floats(p.type, "averages of type", [&](auto element) {
-        using T = decltype(element);
+    with_floats(p.type, "averages of type", [&]<class T>(T) {
         spread_averages(masked, static_cast<const T *>(arriving), static_cast<T *>(gradient));
     });
 }
 
 void find_first_kept(const Kept &kept, const void *maxima, void *winners) {
-    with_integers(int(kept.bytes), [&](auto bits) {
-        using S = decltype(bits);
+    with_integers(int(kept.bytes), [&]<class S>(S) {
         FirstKept<S>{kept, static_cast<const S *>(maxima), winners}.find();
     });
 }

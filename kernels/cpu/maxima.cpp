@@ -42,10 +42,10 @@ struct Winners final : Finish {
         const Number least = numbers.none();
         Number found[Numbers::PART];
         for (int64_t at = 0, n; at < count; at += n) {
-            n = std::min(Numbers::PART, count - at);
+            n = min(Numbers::PART, count - at);
             VECTORIZE
             for (int64_t i = 0; i < n; ++i)
-                found[i] = std::max(least, by.number(winners[at + i]));
+                found[i] = max(least, by.number(winners[at + i]));
             numbers.write(plane, od, oh, first + at, n, found);
         }
     }
@@ -75,14 +75,14 @@ struct ChannelWinners final : WindowOperations {
     // The elements of a tap from `at` on, as they are compared.
     V load(const Row &tap, int64_t at) const {
         const V element = read<V>(tap.from + at * int64_t(sizeof(E)));
-        if constexpr (std::is_same_v<E, S>)
+        if constexpr (is_same_v<E, S>)
             return op.template key<n>(element);
         else
             return element;
     }
     // Whether the challenger is better, or the first NaN.
     static auto wins(const V &challenger, const V &best) {
-        if constexpr (std::is_same_v<E, S>)
+        if constexpr (is_same_v<E, S>)
             return challenger > best;
         else
             return ~(challenger <= best) & (best == best);
@@ -92,9 +92,9 @@ struct ChannelWinners final : WindowOperations {
         S *which = reinterpret_cast<S *>(produced);
         S *values = reinterpret_cast<S *>(result);
         if (count == 0) {
-            std::fill_n(which, times.count * channels, S(none));
+            fill_n(which, times.count * channels, S(none));
             if (has_values)
-                std::fill_n(values, times.count * channels, op.template element<1>(op.lowest));
+                fill_n(values, times.count * channels, op.template element<1>(op.lowest));
             return;
         }
         const auto run =
@@ -107,7 +107,7 @@ struct ChannelWinners final : WindowOperations {
     void compare(const Row *taps, int64_t count, int64_t channels, int64_t offset, S *which,
                  S *values) const {
         for (int64_t begin = 0; begin < channels; begin += chains * n) {
-            const int64_t first = std::min(begin, channels - chains * n);
+            const int64_t first = min(begin, channels - chains * n);
             V best[chains];
             N winning[chains];
 #pragma GCC unroll 4
@@ -123,7 +123,7 @@ struct ChannelWinners final : WindowOperations {
 #pragma GCC unroll 4
             for (int64_t v = 0; v < chains; ++v) {
                 const int64_t at = first + v * n;
-                if constexpr (std::is_same_v<E, S>)
+                if constexpr (is_same_v<E, S>)
                     best[v] = op.template element<n>(best[v]);
                 if (has_values)
                     write(best[v], values + at);
@@ -157,8 +157,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
              void *output, void *winners) {
     const Problem &p = windows.p;
     const Strategy by = strategy == TURNED ? WINDOWS : AUTOMATIC;
-    const auto pool_values = [&](auto element) {
-        using S = decltype(element);
+    const auto pool_values = [&]<class S>(S) {
         const Max<S> op(p);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
@@ -182,13 +181,13 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     const bool compares_keys = is_wide(true, p.channels, p.h());
     const int64_t as_it_is = p.are_minima ? -1 : p.type;  // the type of elements without keys
     if (winners != nullptr) {
-        if (as_it_is == 0)
+        if (as_it_is == FLOAT32)
             pool_winners(float(), int32_t());
         else
             with_integers(type_of(p).bytes, [&](auto element) { pool_winners(element, element); });
-    } else if (as_it_is == 0 && !compares_keys)
+    } else if (as_it_is == FLOAT32 && !compares_keys)
         pool_values(float());
-    else if (as_it_is == 1)
+    else if (as_it_is == FLOAT64)
         pool_values(double());
     else
         with_integers(type_of(p).bytes, pool_values);

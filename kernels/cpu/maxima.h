@@ -72,7 +72,7 @@ struct Max {
     template <class V>
     static V of(V first, V second) {
         V larger = second > first ? second : first;  // the first where either is NaN
-        if constexpr (std::is_same_v<V, S> && std::is_floating_point_v<S>) {
+        if constexpr (is_same_v<V, S> && std::is_floating_point_v<S>) {
             using Bits = IntegerOf<S>;
             larger = bits_as<S>(
                 Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all bits set: a NaN
@@ -212,7 +212,7 @@ struct Winner {
         const Vector<S, n> keys = key<n>(read<Vector<S, n>>(from));
         B result;
         Vector<S, B::WIDTH> parts[B::COUNT];
-        std::memcpy(parts, &keys, sizeof(keys));
+        memcpy(parts, &keys, sizeof(keys));
 #pragma GCC unroll 8
         for (int64_t k = 0; k < B::COUNT; ++k)
             result.part[k] =
@@ -220,7 +220,7 @@ struct Winner {
         return result;
     }
     // The element of a winner. It is the lowest one for a window that reads no element.
-    S value(P winner) const { return element<1>(std::max(S(winner >> SHIFT), lowest)); }
+    S value(P winner) const { return element<1>(max(S(winner >> SHIFT), lowest)); }
     // The number of a winner's tap, or -1 for a window that reads no element.
     static auto number(P winner) {
         using Number = std::conditional_t<(sizeof(P) > 8), int64_t, P>;

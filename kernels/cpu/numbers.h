@@ -65,7 +65,7 @@ struct Numbers {
             int64_t output = from / p.channels;
             int64_t channel = from % p.channels;
             for (int64_t at = 0, n; at < count; at += n, ++output, channel = 0) {
-                n = std::min(count - at, p.channels - channel);
+                n = min(count - at, p.channels - channel);
                 write_positions(which + at, n, origin + begin(p.w(), output) + channel * plane_size,
                                 plane_size, out + at);
             }

@@ -155,7 +155,7 @@ inline void read_new_rows(const Windows &windows, int64_t element, const char *i
     const Range height = windows.reach(1, oh, rows);
     const int64_t above = oh > 0 ? windows.reach(1, oh - 1, 1).end : 0;
     for (int64_t z = 0; z < depth.count; ++z)
-        for (int64_t y = std::max(height.begin, above); y < height.end; ++y) {
+        for (int64_t y = max(height.begin, above); y < height.end; ++y) {
             const int64_t d = plane * p.d().size + depth.begin + z * p.d().dilation;
             read_in_order(input + ((d * p.h().size + y) * p.row() + low) * element,
                           count * element);

@@ -4,6 +4,8 @@
 
 #include "geometry.h"
 
+namespace dmlpool {
+
 // How a quantized average becomes quantized again. `input_scales` is the length of `input_scale`,
 // and so on for the other three: 1 for all channels, or `channels`. `low` and `high` are the limits
 // of the output's type.
@@ -28,8 +30,6 @@ struct Segments {
     FIELDS(int64_t segments, channels, length, set_step, row_step, mask_step, type, divisor,
            are_minima, correction;)
 };
-
-namespace dmlpool {
 
 // What the number of a winner is: the number of its tap in the window, its position in the plane,
 // or its index in the whole tensor.

@@ -22,16 +22,16 @@ struct Region {
     const int64_t least;
     const int64_t threads;
     const std::function<void(int64_t, int64_t)> &work;
-    std::vector<std::atomic<int64_t>> taken;  // how many iterations of each share
+    vector<std::atomic<int64_t>> taken;  // how many iterations of each share
     std::atomic<bool> has_failed = false;
     std::exception_ptr error = nullptr;  // of the part that failed first
 
     void take_parts(int64_t share) {
         const int64_t first = count * share / threads;
         const int64_t size = count * (share + 1) / threads - first;
-        const int64_t part = std::max(least, size / PARTS);
+        const int64_t part = max(least, size / PARTS);
         for (int64_t at; !has_failed && (at = taken[share].fetch_add(part)) < size;)
-            work(first + at, first + std::min(size, at + part));
+            work(first + at, first + min(size, at + part));
     }
 };
 
@@ -65,10 +65,10 @@ int64_t available_threads() {
 }
 
 void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, int64_t)> &work) {
-    const int64_t threads = std::min(available_threads(), (count + least - 1) / least);
+    const int64_t threads = min(available_threads(), parts_of(count, least));
     if (threads == 1)
         return work(0, count);
-    Region region{count, least, threads, work, std::vector<std::atomic<int64_t>>(threads)};
+    Region region{count, least, threads, work, vector<std::atomic<int64_t>>(threads)};
     const int32_t code = torch_parallel_for(0, threads, 1, take_parts, &region);
     if (region.error != nullptr)
         std::rethrow_exception(region.error);

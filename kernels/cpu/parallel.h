@@ -13,10 +13,10 @@
 // again in the thread that called, as exceptions may not pass through PyTorch's C functions.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <memory>
+
+#include "geometry.h"
 
 namespace dmlpool {
 
@@ -38,8 +38,8 @@ void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, i
 // elsewhere takes fewer parts.
 template <class Work>
 void parallel(int64_t count, double cost, const Work &work) {
-    const int64_t least = std::clamp<int64_t>(int64_t((1 << 15) / std::max(cost, 1.)), 1,
-                                              std::max<int64_t>(count, 1));
+    const int64_t least =
+        clamp<int64_t>(int64_t((1 << 15) / max(cost, 1.)), 1, max<int64_t>(count, 1));
     if (count <= least)
         return work(0, count);
     run_parts(count, least, std::ref(work));
@@ -87,9 +87,9 @@ void parallel_loops(const int64_t (&limits)[n], double cost, const Make &make) {
 template <class Work>
 void for_parts(int64_t count, int64_t most, double cost, int64_t bytes, const Work &work) {
     parallel(count, cost, [&](int64_t begin, int64_t end) {
-        const std::unique_ptr<char[]> memory(new char[std::min(most, end - begin) * bytes]);
+        const std::unique_ptr<char[]> memory(new char[min(most, end - begin) * bytes]);
         for (int64_t first = begin; first < end; first += most)
-            work(first, std::min(most, end - first), memory.get());
+            work(first, min(most, end - first), memory.get());
     });
 }
 

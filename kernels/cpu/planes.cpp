@@ -38,19 +38,19 @@ struct PlanePooling {
     const int64_t size = p.plane() / channels;
     const int64_t position_bytes = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;  // bytes from a result to the next
-    const int64_t part = std::max<int64_t>(1, PART_ELEMENTS / channels);
+    const int64_t part = max<int64_t>(1, PART_ELEMENTS / channels);
     const int64_t parts = parts_of(size, part);
     // How many positions are added side by side as one row: as many as fill vectors.
     const int64_t row_elements = parts > 1 ? 4 * ROW_ELEMENTS : ROW_ELEMENTS;
-    const int64_t row_positions = std::max<int64_t>(
-        1, std::min({row_elements / 8, row_elements / channels, std::min(part, size) / 4}));
-    const int64_t planes_at_once = std::max(FINISHED_PLANES, FINISHED_BYTES / pitch);
+    const int64_t row_positions =
+        max<int64_t>(1, min({row_elements / 8, row_elements / channels, min(part, size) / 4}));
+    const int64_t planes_at_once = max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     // Small planes of one channel are read under a mask together.
-    const int64_t read_at_once = std::max<int64_t>(1, KEPT_ELEMENTS / size);
+    const int64_t read_at_once = max<int64_t>(1, KEPT_ELEMENTS / size);
 
     void pool() const {
-        const double cost = double(std::min(part, size) * channels);
+        const double cost = double(min(part, size) * channels);
         if (parts > 1)
             return pool_large_planes(cost);
         for_parts(p.planes, planes_at_once, cost, is_in_place ? 0 : pitch,
@@ -58,11 +58,11 @@ struct PlanePooling {
                       char *const out = output + first * channels * finish.result_size;
                       char *const results = is_in_place ? out : produced;
                       const char *const elements = input + first * size * position_bytes;
-                      std::vector<char> kept;
+                      vector<char> kept;
                       if (channels == 1) {
                           const int64_t most = windows.kept != nullptr ? read_at_once : planes;
                           for (int64_t k = 0, n; k < planes; k += n) {
-                              n = std::min(most, planes - k);
+                              n = min(most, planes - k);
                               Row row = {elements + k * size * position_bytes, 0};
                               read_rows(windows.kept, &row, 1, n * size, kept);
                               const Run whole = {0, size, 0, n, size};
@@ -76,12 +76,12 @@ struct PlanePooling {
     }
     // Combines all parts of large planes first, and then the values of each plane's parts.
     void pool_large_planes(double cost) const {
-        std::vector<char> of_parts(p.planes * parts * pitch);
+        vector<char> of_parts(p.planes * parts * pitch);
         parallel(p.planes * parts, cost, [&](int64_t begin, int64_t end) {
             pool_parts(begin, end, of_parts.data() + begin * pitch);
         });
-        std::vector<char> produced(pitch);
-        std::vector<Row> rows;
+        vector<char> produced(pitch);
+        vector<Row> rows;
         for (int64_t plane = 0; plane < p.planes; ++plane) {
             combine(true, of_parts.data() + plane * parts * pitch, pitch, parts, channels,
                     produced.data(), rows);
@@ -91,12 +91,12 @@ struct PlanePooling {
     }
     // Combines each of the parts [begin, end), which are counted over all planes.
     void pool_parts(int64_t begin, int64_t end, char *results) const {
-        std::vector<char> folded((row_positions + 1) * pitch);
-        std::vector<Row> rows;
-        std::vector<char> kept;
+        vector<char> folded((row_positions + 1) * pitch);
+        vector<Row> rows;
+        vector<char> kept;
         for (int64_t number = begin; number < end; ++number, results += pitch) {
             const int64_t from = number % parts * part;
-            const int64_t count = std::min(part, size - from);
+            const int64_t count = min(part, size - from);
             const int64_t remainder = count % row_positions;
             Row row = {input + (number / parts * size + from) * position_bytes, 0};
             read_rows(windows.kept, &row, 1, count * channels, kept);
@@ -117,7 +117,7 @@ struct PlanePooling {
     }
     // Combines `count` rows of `length` elements or values, `step` bytes apart.
     void combine(bool are_values, const char *from, int64_t step, int64_t count, int64_t length,
-                 char *to, std::vector<Row> &rows) const {
+                 char *to, vector<Row> &rows) const {
         rows.resize(count);
         for (int64_t k = 0; k < count; ++k)
             rows[k] = {from + k * step, k * part * op.units[2]};  // a part's first tap

@@ -37,13 +37,13 @@ struct Requantization {
     const CountedWindows &g;
     // Whether the sums of a call are of one channel, and windows differ along W in what they count.
     const bool has_columns = g.p.channels == 1 && !g.counted[2].empty();
-    std::vector<float> inverses;  // 1 / what each window counts along W
-    int64_t channels;             // entries of the following: one for each channel, or one for all
-    std::vector<double> above;    // the input's scales
-    std::vector<double> below;    // the output's
-    std::vector<float> scales;    // their quotients
-    std::vector<int32_t> input_zeros;
-    std::vector<int32_t> output_zeros;
+    vector<float> inverses;  // 1 / what each window counts along W
+    int64_t channels;        // entries of the following: one for each channel, or one for all
+    vector<double> above;    // the input's scales
+    vector<double> below;    // the output's
+    vector<float> scales;    // their quotients
+    vector<int32_t> input_zeros;
+    vector<int32_t> output_zeros;
     int32_t low;
     int32_t high;
     bool rounds_right = true;  // float32 rounds right, as averages are halves or far from them
@@ -63,12 +63,11 @@ struct Requantization {
             input_zeros.push_back(entry(q.input_zero, q.input_zeros, c) - subtracted);
             output_zeros.push_back(entry(q.output_zero, q.output_zeros, c));
             const double ratio = above[c] / below[c];
-            scales.push_back(float(std::min(ratio, 0x1p60)));
+            scales.push_back(float(min(ratio, 0x1p60)));
             // If the ratio is a power of two, averages are multiples of 1 / (taps *
             // max(1, 1 / ratio)) before they are rounded. For other ratios nothing is known.
             int exponent;
-            rounds_right &=
-                std::frexp(ratio, &exponent) == .5 && std::max(1., 1 / ratio) * taps <= 1024;
+            rounds_right &= std::frexp(ratio, &exponent) == .5 && max(1., 1 / ratio) * taps <= 1024;
         }
     }
 
@@ -87,7 +86,7 @@ struct Requantization {
     template <class L>
     void store_exactly(const L *sums, int64_t count, bool of_channels, int64_t channel,
                        int64_t taps, int64_t divisor, int64_t column, uint8_t *to) const {
-        const auto run = [=](auto step, auto by_columns) {
+        const auto run = [=, this](auto step, auto by_columns) {
             const double *const above = this->above.data() + channel;
             const double *const below = this->below.data() + channel;
             const int32_t *const zeros = output_zeros.data() + channel;
@@ -101,7 +100,7 @@ struct Requantization {
                 const double counts = double(divisor) * (by_columns ? counted[i] : 1);
                 const double sum = int32_t(sums[i] - taps * reads * input_zero[c]);
                 double whole = std::rint(sum * above[c] / (below[c] * counts));
-                whole = std::clamp(whole, double(low - zeros[c]), double(high - zeros[c]));
+                whole = clamp(whole, double(low - zeros[c]), double(high - zeros[c]));
                 to[i] = uint8_t(int32_t(whole) + zeros[c]);
             }
         };
@@ -134,9 +133,9 @@ struct Requantization {
         Integers subtracted = Integers{} + int32_t(taps) * input_zero[0];
         for (int64_t begin = 0; begin < count; begin += AT_A_TIME * BLOCK) {
             Integers any = {};
-            const int64_t blocks = std::min(AT_A_TIME, parts_of(count - begin, BLOCK));
+            const int64_t blocks = min(AT_A_TIME, parts_of(count - begin, BLOCK));
             for (int64_t k = 0; k < blocks; ++k) {
-                const int64_t i = std::min(begin + k * BLOCK, count - BLOCK);
+                const int64_t i = min(begin + k * BLOCK, count - BLOCK);
                 if (of_channels) {
                     const auto zero = read<Integers>(zeros + i);
                     factor = read<Reals>(factors + i) * inverse;
@@ -165,8 +164,8 @@ struct Requantization {
             }
             const Integers none = {};
             if (checks_halves && std::memcmp(&any, &none, sizeof(any)) != 0) {
-                const int64_t first = std::min(begin, count - BLOCK);
-                store_exactly(sums + first, std::min(AT_A_TIME * BLOCK, count - first), of_channels,
+                const int64_t first = min(begin, count - BLOCK);
+                store_exactly(sums + first, min(AT_A_TIME * BLOCK, count - first), of_channels,
                               channel + (of_channels ? first : 0), taps, divisor, column + first,
                               to + first);
             }
@@ -207,7 +206,7 @@ struct Requantize final : Finish {
             for (int64_t at = first, n; at < first + length; at += n) {
                 const int64_t channel =
                     (g.p.channels > 1 ? i + at : plane + (are_of_channels ? at : 0)) % by.channels;
-                n = are_of_channels ? std::min(first + length - at, by.channels - channel) : length;
+                n = are_of_channels ? min(first + length - at, by.channels - channel) : length;
                 by.store(from + at, n, are_of_channels, channel, rows_read * same.read,
                          rows_counted * same.counted, 0, out + at);
             }
@@ -220,7 +219,7 @@ struct Requantize final : Finish {
 void quantized_averages(const Problem &plain, const void *input, void *output,
                         const Quantization &q) {
     const Problem p = joined_averages(plain, false, q.is_uniform());
-    if (p.type != 4 && p.type != 8)
+    if (p.type != INT8 && p.type != UINT8)
         reject("quantized averages of type", p.type);
     // The planes of a block are requantized together, so they must share scales and zero points.
     const Windows windows(p);
@@ -228,10 +227,9 @@ void quantized_averages(const Problem &plain, const void *input, void *output,
     const CountedWindows g(is_turned ? turned_problem(p) : p, true);
     double taps = 1;  // the most that a window counts or reads
     for (int a = 0; a < 3; ++a)
-        taps *= double(std::max(g.p.axes[a].window, g.most_taps(a)));
-    const auto run = [&](auto sum) {
-        using L = decltype(sum);
-        const bool are_signed = p.type == 4;
+        taps *= double(max(g.p.axes[a].window, g.most_taps(a)));
+    const auto run = [&]<class L>(L) {
+        const bool are_signed = p.type == INT8;
         const Requantization by(g, q, taps, are_signed ? 0 : 128);
         pool_sums(Rows(ByteSum<L>(are_signed)), Requantize<L>(by), p, g, input, output);
     };

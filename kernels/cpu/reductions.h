@@ -45,7 +45,7 @@ template <class Op>
 struct Rows final : RowOperations {
     using L = typename Op::Value;
     using T = typename Op::Element;
-    static constexpr bool are_plain = std::is_same_v<T, L> && !Op::has_keys;  // elements are values
+    static constexpr bool are_plain = is_same_v<T, L> && !Op::has_keys;  // elements are values
     template <bool are_values>
     static constexpr int64_t SIZE = are_values ? sizeof(L) : sizeof(T);
     // The most rows that one loop combines. `combine_many` combines more.
@@ -61,7 +61,7 @@ struct Rows final : RowOperations {
 
     void fill(void *values, int64_t count, int64_t pitch, int64_t places) const override {
         for (int64_t k = 0; k < places; ++k)
-            std::fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
+            fill_n(static_cast<L *>(values) + k * pitch, count, Op::identity());
     }
     void accumulate(const Row *rows, int64_t count, int64_t length, void *into) const override {
         (count == 1 ? &accumulate_rows<LANES<L>, 1>
@@ -179,7 +179,7 @@ struct Rows final : RowOperations {
                                                                                  out, times);
         const Op by = op;
         Row rows[count];
-        std::copy_n(all_rows, count, rows);
+        copy_n(all_rows, count, rows);
         const L divisor = L(times.divisor);
         const L inverse = L(times.inverse());
         const int64_t step = uint64_t(times.step) / SIZE<are_values>;
@@ -227,22 +227,22 @@ struct Rows final : RowOperations {
                 return combine_many<are_values, FEWER<are_values, n>>(rows, count, begin, length,
                                                                       out, times);
         if (count == 0)
-            return void(std::fill_n(out, length, Op::identity()));
+            return void(fill_n(out, length, Op::identity()));
         const Op by = op;
         const int64_t groups = (count - 1) / GROUP;  // before the last one
         const int64_t levels = 64 - __builtin_clzll(groups | 1);
         L kept[KEPT];
         const int64_t part = KEPT / levels / n * n;  // elements of a row that are combined at once
         for (int64_t at = 0; at < length; at += part) {
-            const int64_t first = std::min(at, length - n);
-            const int64_t stop = std::min(first + part, length);
+            const int64_t first = min(at, length - n);
+            const int64_t stop = min(first + part, length);
             const auto level_at = [&](int64_t level, int64_t i) {
                 return kept + level * part + (i - first);
             };
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t full = __builtin_ctzll(~g);  // levels that wait for this group
                 Row group[GROUP];
-                std::copy_n(rows + g * GROUP, GROUP, group);
+                copy_n(rows + g * GROUP, GROUP, group);
                 each_block<n>(first, stop, [&](int64_t i) __attribute__((always_inline)) {
                     B values = tree<are_values, n, 0, GROUP>(by, group, begin + i);
                     for (int64_t level = 0; level < full; ++level)
@@ -288,7 +288,7 @@ struct Rows final : RowOperations {
             return L(vector);
         else {
             Vector<L, sizeof(V) / sizeof(L) / 2> halves[2];
-            std::memcpy(halves, &vector, sizeof(vector));
+            memcpy(halves, &vector, sizeof(vector));
             return folded(Op::of(halves[0], halves[1]));
         }
     }
@@ -313,7 +313,7 @@ struct Rows final : RowOperations {
         constexpr int64_t many = n <= 16 ? n : 1;
         for (int64_t o = 0; o < outputs; o += many) {
             Vector<L, n> vectors[many];
-            const int64_t several = std::min(many, outputs - o);
+            const int64_t several = min(many, outputs - o);
             for (int64_t k = 0; k < several; ++k)
                 vectors[k] =
                     combined_vector<are_values, n>(from + (o + k) * step * SIZE<are_values>, count);

@@ -73,7 +73,7 @@ struct RowPooling : BlockPooling {
             const int64_t row = b.oh + r;
             repeated = depth.count == 0 ? b.outputs_h - r
                        : repeating.contains(row)
-                           ? std::min({most_repeated, b.outputs_h - r, repeating.end - row})
+                           ? min({most_repeated, b.outputs_h - r, repeating.end - row})
                            : 1;
             if (reads_ahead)
                 read_new_rows(windows, element, input, b.plane, b.od, row, repeated,
@@ -112,7 +112,7 @@ struct RowPooling : BlockPooling {
         const int64_t parts = list_parts(widens_h, m.box, m.sums_h, length, height * length, h,
                                          op.units[1], m.parts_of_h);
         for (int64_t r = 0, rows; r < b.outputs_h; r += rows) {
-            rows = std::min(group, b.outputs_h - r);
+            rows = min(group, b.outputs_h - r);
             op.combine(true, m.parts_of_h.data(), parts, length, m.staged + b.before * value,
                        {rows, step, pitch});
             fill_margins(b, rows, m);
@@ -127,13 +127,13 @@ struct RowPooling : BlockPooling {
         const Span depth = windows.at(0, b.od);
         const int64_t top = h.first(b.oh);
         const int64_t inside = depth.count > 0 ? height : 0;
-        const int64_t y = std::clamp<int64_t>(-top, 0, inside);
-        const int64_t rows = std::clamp<int64_t>(h.size - top, y, inside) - y;
+        const int64_t y = clamp<int64_t>(-top, 0, inside);
+        const int64_t rows = clamp<int64_t>(h.size - top, y, inside) - y;
         char *to = m.box + y * length * value;
         op.fill(m.box, y * length, 0, 1);
         op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
         // Rows that follow each other are one, and others are read under a mask one by one.
-        const int64_t joined = length == p.row() ? std::max<int64_t>(rows, 1) : 1;
+        const int64_t joined = length == p.row() ? max<int64_t>(rows, 1) : 1;
         const int64_t at_once = windows.kept == nullptr ? rows : joined;
         for (int64_t r = 0; r < rows; r += at_once, to += at_once * length * value) {
             const int64_t found =

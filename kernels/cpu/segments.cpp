@@ -38,7 +38,7 @@ struct Finder {
     template <int64_t n>
     __attribute__((noinline)) void compare(const Row *rows, int64_t count, int64_t channels) {
         for (int64_t at = 0; at < channels; at += n) {
-            const int64_t i = std::min(at, channels - n);
+            const int64_t i = min(at, channels - n);
             auto most = read<Vector<L, n>>(best + i);
             auto which = read<Vector<I, n>>(numbers + i);
             for (int64_t k = 0; k < count; ++k) {
@@ -57,13 +57,13 @@ struct Finder {
         const auto run = channels >= LANES<L> ? &Finder::compare<LANES<L>>
                          : channels >= SHORT  ? &Finder::compare<SHORT>
                                               : &Finder::compare<1>;
-        std::fill_n(best, channels, -std::numeric_limits<L>::infinity());
+        fill_n(best, channels, -std::numeric_limits<L>::infinity());
         list.next = piece.begin;
         bool is_any = list.fill(s, piece, values, sizeof(T));
-        std::fill_n(numbers, channels, I(is_any ? list.rows[0].number : -1));
+        fill_n(numbers, channels, I(is_any ? list.rows[0].number : -1));
         for (; is_any; is_any = list.fill(s, piece, values, sizeof(T)))
             for (int64_t k = 0; k < list.count; k += GROUP) {
-                const int64_t count = std::min(GROUP, list.count - k);
+                const int64_t count = min(GROUP, list.count - k);
                 const Row *const rows = list.rows.data() + k;
                 for (int64_t row = 0; row < count && reads_ahead; ++row)
                     read_in_order(rows[row].from, channels * int64_t(sizeof(T)));
@@ -93,13 +93,13 @@ struct Spreader {
     void operator()(const Piece &piece) {
         const int64_t at = piece.set * s.channels + piece.at, channels = piece.channels;
         T *const to = gradient + piece.set * s.set_step + piece.at;
-        const int64_t kept = s.divisor != 0 ? s.divisor : std::max<int64_t>(1, piece.kept_rows());
+        const int64_t kept = s.divisor != 0 ? s.divisor : max<int64_t>(1, piece.kept_rows());
         divide<T, T>(arriving + at, channels, double(kept), nullptr, share);
         for (int64_t k = piece.begin; k < piece.end; ++k)
             if (winners == nullptr && piece.keeps(k))
-                std::copy_n(share, channels, to + k * s.row_step);
+                copy_n(share, channels, to + k * s.row_step);
             else
-                std::fill_n(to + k * s.row_step, channels, T{});
+                fill_n(to + k * s.row_step, channels, T{});
         for (int64_t i = 0; i < channels && winners != nullptr; ++i) {
             const int64_t winner = winners[at + i];
             if (winner >= piece.begin && winner < piece.end)
@@ -112,8 +112,7 @@ struct Spreader {
 
 void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
                   const uint8_t *mask, void *output) {
-    with_floats(s.type, "segments of type", [&](auto element) {
-        using T = decltype(element);
+    with_floats(s.type, "segments of type", [&]<class T>(T) {
         each_piece(s, offsets, mask, [&] {
             return Adder<T>{s, static_cast<const char *>(values), static_cast<T *>(output)};
         });
@@ -124,8 +123,7 @@ void segment_maxima(const Segments &s, const void *values, const int64_t *offset
                     const uint8_t *mask, void *output, int64_t *winners) {
     if (s.length > HIGHEST<int32_t>)
         reject("maximum of this number of rows:", s.length);
-    with_floats(s.type, "segments of type", [&](auto element) {
-        using T = decltype(element);
+    with_floats(s.type, "segments of type", [&]<class T>(T) {
         each_piece(s, offsets, mask, [&] {
             return Finder<T>{s, static_cast<const char *>(values), static_cast<T *>(output),
                              winners, Wide<T>(s.are_minima ? -1 : 1)};
@@ -135,15 +133,14 @@ void segment_maxima(const Segments &s, const void *values, const int64_t *offset
 
 void segment_shares(const Segments &s, const void *arriving, const int64_t *offsets,
                     const uint8_t *mask, const int64_t *winners, void *gradient) {
-    with_floats(s.type, "segments of type", [&](auto element) {
-        using T = decltype(element);
+    with_floats(s.type, "segments of type", [&]<class T>(T) {
         T *const to = static_cast<T *>(gradient);
         use_large_pages(gradient, s.length * s.channels * int64_t(sizeof(T)) *
                                       (offsets != nullptr ? 1 : s.segments));
         if (offsets != nullptr) {  // rows before the first set, and after the last
             const int64_t end = offsets[s.segments] * s.channels;
-            std::fill_n(to, offsets[0] * s.channels, T{});
-            std::fill_n(to + end, s.length * s.channels - end, T{});
+            fill_n(to, offsets[0] * s.channels, T{});
+            fill_n(to + end, s.length * s.channels - end, T{});
         }
         each_piece(s, offsets, mask,
                    [&] { return Spreader<T>{s, static_cast<const T *>(arriving), to, winners}; });

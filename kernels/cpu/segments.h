@@ -46,7 +46,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
     parallel_loops<2>({pieces, s.segments}, rows * double(width) + 64, [&] {
         return [&, act = make()](const Digits<2> &digits) mutable {
             const int64_t set = digits[1], at = digits[0] * width;
-            Piece piece = {set, at, std::min(width, s.channels - at), 0, s.length, mask};
+            Piece piece = {set, at, min(width, s.channels - at), 0, s.length, mask};
             if (offsets != nullptr) {
                 piece.begin = offsets[set];
                 piece.end = offsets[set + 1];
@@ -60,7 +60,7 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
 // The rows of a piece that its mask keeps, at most LISTED at once. A row's number counts from the
 // first row of its set.
 struct List {
-    std::vector<Row> rows;
+    vector<Row> rows;
     int64_t count = 0;
     int64_t next = 0;  // the first row that was not asked for yet
 
@@ -68,7 +68,7 @@ struct List {
     bool fill(const Segments &s, const Piece &piece, const char *values, int64_t element) {
         const int64_t step = s.row_step * element;
         const char *const base = values + (piece.set * s.set_step + piece.at) * element;
-        rows.resize(std::max<int64_t>(int64_t(rows.size()), std::min(LISTED, piece.end - next)));
+        rows.resize(max<int64_t>(int64_t(rows.size()), min(LISTED, piece.end - next)));
         Row *const to = rows.data();
         count = 0;
         for (; next < piece.end && count < LISTED; ++next) {
@@ -93,7 +93,7 @@ struct Adder {
         const int64_t channels = piece.channels;
         int64_t kept = 0;
         L wide[WIDTH];
-        std::vector<L> partial;  // the sums of several lists, which are added as a tree
+        vector<L> partial;  // the sums of several lists, which are added as a tree
         list.next = piece.begin;
         while (list.fill(s, piece, values, sizeof(T)) || kept == 0) {
             sums.combine(false, list.rows.data(), list.count, channels, wide, {});
@@ -104,12 +104,12 @@ struct Adder {
                 break;
         }
         if (!partial.empty()) {
-            std::vector<Row> rows;
+            vector<Row> rows;
             for (size_t k = 0; k < partial.size(); k += channels)
                 rows.push_back({reinterpret_cast<const char *>(&partial[k]), 0});
             sums.combine(true, rows.data(), int64_t(rows.size()), channels, wide, {});
         }
-        const int64_t by = s.divisor != 0 ? s.divisor : std::max<int64_t>(kept, 1);
+        const int64_t by = s.divisor != 0 ? s.divisor : max<int64_t>(kept, 1);
         divide<T>(wide, channels, double(by), nullptr, output + piece.set * s.channels + piece.at);
     }
 };

@@ -41,7 +41,7 @@ double deviation(const Distances<1> &all, int64_t count, int64_t correction) {
     if (count <= correction || count == 0)
         return 0;
     const double squares = all.squares - all.sum * all.sum / double(count);
-    return __builtin_sqrt(std::max(squares, 0.) / double(count - correction));
+    return __builtin_sqrt(max(squares, 0.) / double(count - correction));
 }
 
 // Means and deviations over the rows of a set, whose means are those of `Adder`, or of contiguous
@@ -102,7 +102,7 @@ struct Statistics {
             from += piece.at * s.length;
             for (int64_t i = 0; i < piece.channels; ++i, from += s.length) {
                 const double sum = of_plane(from, piece.mask, 0).sum;
-                const double exact = sum / double(std::max<int64_t>(kept, 1));
+                const double exact = sum / double(max<int64_t>(kept, 1));
                 mean[i] = narrow<T>(Wide<T>(exact));
                 finish(i, of_plane(from, piece.mask, exact));
             }
@@ -126,8 +126,7 @@ struct Statistics {
 
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations) {
-    with_floats(s.type, "statistics of type", [&](auto element) {
-        using T = decltype(element);
+    with_floats(s.type, "statistics of type", [&]<class T>(T) {
         each_piece(s, nullptr, mask, [&] {
             return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
                                  static_cast<T *>(deviations)};

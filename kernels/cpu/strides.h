@@ -20,13 +20,13 @@ __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int
     const Bits *__restrict from = static_cast<const Bits *>(values);
     Bits *__restrict out = static_cast<Bits *>(to);
     if (apart != 2) {
-        std::fill_n(out, length, Bits(0));
+        fill_n(out, length, Bits(0));
         for (int64_t i = 0; i < count; ++i)
             out[begin + i * apart] = from[i];
         return;
     }
     const int64_t end = begin + 2 * count;
-    std::fill_n(out, begin, Bits(0));
+    fill_n(out, begin, Bits(0));
     VECTORIZE
     for (int64_t i = 0; i < count; ++i)
         out[begin + 2 * i] = from[i], out[begin + 2 * i + 1] = 0;
@@ -45,8 +45,7 @@ void take_spaced(int64_t any, const typename Unaligned<V>::type *__restrict row,
         out[i] = row[i * stride];
 }
 inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
-    const auto run = [=](auto value) {
-        using V = decltype(value);
+    const auto run = [=]<class V>(V) {
         const auto *const from = static_cast<const typename Unaligned<V>::type *>(row);
         V *const to = static_cast<V *>(out);
         if (stride == 2)

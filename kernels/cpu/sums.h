@@ -17,7 +17,7 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
     const L by = L(divisor);
     const L inverse = L(1 / divisor);
     int64_t i = 0;
-    if constexpr (std::is_same_v<U, Half> || std::is_same_v<T, Half>) {
+    if constexpr (is_same_v<U, Half> || is_same_v<T, Half>) {
         constexpr int64_t n = LANES<L>;
         using V = Vector<L, n>;
         for (; i + n <= count; i += n) {
@@ -48,12 +48,12 @@ struct Sum {
     static constexpr bool is_idempotent = false;
     static constexpr bool has_numbers = false;
     static constexpr bool has_keys = false;
-    static constexpr bool can_divide = std::is_same_v<T, float>;
+    static constexpr bool can_divide = is_same_v<T, float>;
     static constexpr int64_t lanes = LANES<L>;
     // Sums of int32 combine 4, because the code of 9 for each type of quantized elements makes the
     // library larger.
     static constexpr int64_t rows_at_once = sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;
-    static bool is_plain() { return std::is_same_v<L, T>; }
+    static bool is_plain() { return is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
     template <class V>
     static V of(V first, V second) {

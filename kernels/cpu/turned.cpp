@@ -36,7 +36,7 @@ __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) 
 // elements of the next planes.
 template <class E>
 struct Turned {
-    static constexpr int64_t n = std::min<int64_t>(16, LANES<E>);
+    static constexpr int64_t n = min<int64_t>(16, LANES<E>);
 
     const int64_t planes;
     const int64_t size;
@@ -49,7 +49,7 @@ struct Turned {
     void turn(const E *from, E *to) const {
         for (int64_t k = 0; k < planes; k += n)
             for (int64_t x = 0; x < size; x += n) {
-                const int64_t at = std::min(x, std::max<int64_t>(size - n, 0));
+                const int64_t at = min(x, max<int64_t>(size - n, 0));
                 const bool is_whole = k + n <= planes && (planes - k - n + 1) * size - at >= n;
                 is_whole ? turn_part<is_back, true>(k, at, from, to)
                          : turn_part<is_back, false>(k, at, from, to);
@@ -59,25 +59,25 @@ struct Turned {
     // are there, and each has room for a vector: a loop without conditions.
     template <bool is_back, bool is_whole>
     void turn_part(int64_t k, int64_t at, const E *from, E *to) const {
-        const auto in_planes = [=](int64_t j) {
-            return (is_whole ? k + j : std::min(k + j, planes - 1)) * size + at;
+        const auto in_planes = [=, this](int64_t j) {
+            return (is_whole ? k + j : min(k + j, planes - 1)) * size + at;
         };
-        const auto in_turned = [=](int64_t j) { return (at + j) * channels + k; };
-        const auto bytes_at = [=](int64_t place) {
-            return is_whole ? sizeof(Vector<E, n>) : std::min(n, planes * size - place) * sizeof(E);
+        const auto in_turned = [=, this](int64_t j) { return (at + j) * channels + k; };
+        const auto bytes_at = [=, this](int64_t place) {
+            return is_whole ? sizeof(Vector<E, n>) : min(n, planes * size - place) * sizeof(E);
         };
-        const int64_t count = is_back && !is_whole ? std::min(n, planes - k) : n;
+        const int64_t count = is_back && !is_whole ? min(n, planes - k) : n;
         Vector<E, n> rows[n] = {};
 #pragma GCC unroll 16
         for (int64_t j = 0; j < n; ++j) {
             const int64_t row = is_back ? in_turned(j) : in_planes(j);
-            std::memcpy(&rows[j], from + row, is_back ? sizeof(rows[j]) : bytes_at(row));
+            memcpy(&rows[j], from + row, is_back ? sizeof(rows[j]) : bytes_at(row));
         }
         turn_square<E, n>(rows);
 #pragma GCC unroll 16
         for (int64_t j = 0; j < count; ++j) {
             const int64_t row = is_back ? in_planes(j) : in_turned(j);
-            std::memcpy(to + row, &rows[j], is_back ? bytes_at(row) : sizeof(rows[j]));
+            memcpy(to + row, &rows[j], is_back ? bytes_at(row) : sizeof(rows[j]));
         }
     }
 };
@@ -85,21 +85,20 @@ struct Turned {
 // The bytes of the block of turned planes of a tensor. Blocks begin with cache lines, and each has
 // another place in a page: else loads may wait for earlier stores.
 int64_t block_bytes(const PlaneTensor &tensor, int64_t channels) {
-    return (std::max<int64_t>(tensor.size, 16) * channels * tensor.bytes + 63) / 64 * 64 + 1024;
+    return (max<int64_t>(tensor.size, 16) * channels * tensor.bytes + 63) / 64 * 64 + 1024;
 }
 // Turns `count` planes from `first` on into a block, or with `is_back` a block back into them.
 void turn(const PlaneTensor &tensor, bool is_back, int64_t first, int64_t count, int64_t channels,
           void *block) {
-    with_integers(int(tensor.bytes), [&](auto bits) {
-        using E = decltype(bits);
+    with_integers(int(tensor.bytes), [&]<class E>(E) {
         E *const turned = static_cast<E *>(block);
         const char *const planes =
             static_cast<const char *>(tensor.elements) + first * tensor.size * tensor.bytes;
         // Under a mask a row of squares at a time.
         const int64_t most = tensor.kept != nullptr ? Turned<E>::n : count;
-        std::vector<char> kept;
+        vector<char> kept;
         for (int64_t k = 0; k < count; k += most) {
-            const int64_t n = std::min(most, count - k);
+            const int64_t n = min(most, count - k);
             Row row = {planes + k * tensor.size * tensor.bytes, 0};
             read_rows(tensor.kept, &row, 1, n * tensor.size, kept);
             E *const some = const_cast<E *>(elements<E>(row));
@@ -123,7 +122,7 @@ void turn_planes(int64_t planes, int64_t channels, int inputs,
     }
     const auto pool_block = [&](int64_t block, int64_t, char *memory) {
         const int64_t first = block * channels;
-        const int64_t count = std::min(channels, planes - first);
+        const int64_t count = min(channels, planes - first);
         void *blocks[3];
         memory += -reinterpret_cast<uintptr_t>(memory) % 64;
         for (size_t k = 0; k < tensors.size();

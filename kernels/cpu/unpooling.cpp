@@ -59,29 +59,28 @@ struct Positions {
                                   const int64_t position = at[1] * most_positions;
                                   act(Part{p,
                                            at[2],
-                                           {pixel, std::min(pixels, pixel + most_pixels)},
-                                           {position, std::min(size, position + most_positions)}});
+                                           {pixel, min(pixels, pixel + most_pixels)},
+                                           {position, min(size, position + most_positions)}});
                               };
                           });
     }
     // For parts that read, and for parts that write, of which `most` places are written at a time.
     template <class Act>
     void read_parts(const Act &act) const {
-        for_parts(std::max<int64_t>(1, CHUNK / p.channels), size, act);
+        for_parts(max<int64_t>(1, CHUNK / p.channels), size, act);
     }
     template <class Act>
     void write_parts(int64_t most, const Act &act) const {
         const int64_t threads = available_threads();
         const int64_t share = parts_of(size, parts_of(threads, p.planes));
-        for_parts(pixels, std::clamp<int64_t>(most / (threads * p.channels), 1, share), act);
+        for_parts(pixels, clamp<int64_t>(most / (threads * p.channels), 1, share), act);
     }
     // Calls act(i, at, position, number) for the elements of a part. `at` counts places from
     // first_place() on, and is -1 outside the part. What is no position is `size` or greater. A
     // plane of one channel is one loop.
     template <bool is_backwards = false, class Act>
     void each(const Part &part, const Act &act) const {
-        const auto run = [&](auto type) {
-            using N = decltype(type);
+        const auto run = [&]<class N>(N) {
             const bool is_flat = p.channels == 1;
             const int64_t among = part.pixels.end - part.pixels.begin;
             const int64_t rows = is_flat ? 1 : among;
@@ -113,7 +112,7 @@ struct Positions {
     // `out_bytes` bytes, gets the positions of these, and -1 for other elements.
     template <class Act>
     void each_last(const Part &part, void *unique, int64_t out_bytes, const Act &act) const {
-        std::vector<uint64_t> seen(parts_of(part.size(), 64));
+        vector<uint64_t> seen(parts_of(part.size(), 64));
         // What is no position is written by the first part of a plane.
         const uint64_t elsewhere = part.positions.begin == 0 ? size : UINT64_MAX;
         each<true>(part,
@@ -152,12 +151,12 @@ struct Positions {
 template <class T>
 void scatter(const T *input, const Positions &positions, T *output) {
     using L = Wide<T>;
-    constexpr bool is_direct = std::is_same_v<T, L>;
+    constexpr bool is_direct = is_same_v<T, L>;
     positions.write_parts(is_direct ? INT64_MAX : MOST_SUMS, [&](const Part &part) {
-        std::vector<L> sums(is_direct ? 0 : part.size());
+        vector<L> sums(is_direct ? 0 : part.size());
         T *const out = output + part.first_place();
         L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
-        std::fill_n(to, part.size(), L(0));
+        fill_n(to, part.size(), L(0));
         positions.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {
             if (at >= 0)
                 to[at] += widen(read<T>(input + i));
@@ -184,12 +183,11 @@ void max_unpooling(const Problem &p, const void *input, const void *indices, voi
     if (all.are_wrong())
         throw std::out_of_range("an index");
     use_large_pages(output, p.input_bytes(type_of(p).bytes));
-    with_integers(type_of(p).bytes, [&](auto element) {
-        using T = decltype(element);
+    with_integers(type_of(p).bytes, [&]<class T>(T) {
         const T *const from = static_cast<const T *>(input);
         all.write_parts(unique != nullptr ? MOST_BITS : INT64_MAX, [&](const Part &part) {
             T *const to = static_cast<T *>(output) + part.first_place();
-            std::fill_n(to, part.size(), T(0));
+            fill_n(to, part.size(), T(0));
             if (unique != nullptr)
                 return all.each_last(part, unique, all.size < int64_t(1) << 31 ? 4 : 8,
                                      [=](int64_t i, int64_t at) { to[at] = read<T>(from + i); });
@@ -203,8 +201,7 @@ void max_unpooling(const Problem &p, const void *input, const void *indices, voi
 
 void gather_positions(const Problem &p, const void *input, const void *positions, void *output) {
     const Positions all{p, positions, p.bytes};
-    with_integers(type_of(p).bytes, [&](auto element) {
-        using T = decltype(element);
+    with_integers(type_of(p).bytes, [&]<class T>(T) {
         all.read_parts([&](const Part &part) {
             const T *const from = static_cast<const T *>(input) + part.first_place();
             T *const to = static_cast<T *>(output);
@@ -217,8 +214,7 @@ void gather_positions(const Problem &p, const void *input, const void *positions
 
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output) {
     const Positions all{p, positions, p.bytes};
-    const auto run = [&](auto element) {
-        using T = decltype(element);
+    const auto run = [&]<class T>(T) {
         scatter(static_cast<const T *>(input), all, static_cast<T *>(output));
     };
     // Integers have unique positions: each is added to a 0, so its bytes stay whatever its type.

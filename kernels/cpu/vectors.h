@@ -66,7 +66,7 @@ using Vector = typename VectorOf<E, n>::Type;
 // n values: one vector, or as many of the processor's width as they fill.
 template <class L, int64_t n>
 struct Vectors {
-    static constexpr int64_t WIDTH = std::min(n, LANES<L>);
+    static constexpr int64_t WIDTH = min(n, LANES<L>);
     static constexpr int64_t COUNT = n / WIDTH;
     Vector<L, WIDTH> part[COUNT];
 };
@@ -81,13 +81,13 @@ using Count = std::integral_constant<int64_t, count>;
 template <class V>
 inline V read(const void *from) {
     V vector;
-    std::memcpy(&vector, from, sizeof(V));
+    memcpy(&vector, from, sizeof(V));
     return vector;
 }
 template <class V>
 inline void write(const V &vector, void *to) {
     const V copy = vector;
-    std::memcpy(to, &copy, sizeof(V));
+    memcpy(to, &copy, sizeof(V));
 }
 // A value that may lie at any address, as those of operands do. Loops over rows index it, because
 // GCC loads what several taps share once only if it sees an array: `read` takes 4 to 7 % longer.
@@ -165,16 +165,24 @@ inline float widen(Half value) {
 #endif
 }
 
-// Calls act with a 0 of the float data type of this number (see TYPES). Errors say `what` has it.
+// The numbers of some data types in TYPES.
+enum : int64_t { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, UINT8 = 8 };
+
+// The type in which averages of elements of a float type are added.
+inline int64_t sum_type(int64_t type) {
+    return type == FLOAT64 ? FLOAT64 : FLOAT32;
+}
+
+// Calls act with a 0 of the float data type of this number. Errors say `what` has it.
 template <class Act>
 auto with_floats(int64_t type, const char *what, const Act &act) {
-    if (type == 0)
+    if (type == FLOAT32)
         return act(float());
-    if (type == 1)
+    if (type == FLOAT64)
         return act(double());
-    if (type == 2)
+    if (type == FLOAT16)
         return act(Half());
-    if (type == 3)
+    if (type == BFLOAT16)
         return act(BFloat16());
     reject(what, type);
 }
@@ -185,10 +193,10 @@ using Wide = decltype(widen(T()));
 // Converts back, and rounds to nearest, ties to even.
 template <class T>
 inline T narrow(Wide<T> value) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
+    if constexpr (is_same_v<T, BFloat16>) {
         const uint32_t bits = bits_as<uint32_t>(value);
         return {uint16_t(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-    } else if constexpr (std::is_same_v<T, Half>) {
+    } else if constexpr (is_same_v<T, Half>) {
         const uint32_t bits = bits_as<uint32_t>(value);
         const uint32_t magnitude = bits & 0x7fffffff;
         const uint32_t normal = (magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
@@ -242,11 +250,11 @@ inline Halves narrowed(decltype(widened(Halves())) values) {
 }
 template <class From>
 inline Integers widened(Halves halves, From) {
-    if constexpr (std::is_same_v<From, int8_t>)
+    if constexpr (is_same_v<From, int8_t>)
         return WIDE(cvtepi8_epi16)(halves);
-    else if constexpr (std::is_same_v<From, uint8_t>)
+    else if constexpr (is_same_v<From, uint8_t>)
         return WIDE(cvtepu8_epi16)(halves);
-    else if constexpr (std::is_same_v<From, int16_t>)
+    else if constexpr (is_same_v<From, int16_t>)
         return WIDE(cvtepi16_epi32)(halves);
     else
         return WIDE(cvtepi32_epi64)(halves);
@@ -259,7 +267,7 @@ inline Integers widened_twice(const V &vector, From) {
         bytes = _mm_cvtsi64_si128(bits_as<int64_t>(vector));
     else
         bytes = __m128i(vector);
-    if constexpr (std::is_same_v<From, int8_t>)
+    if constexpr (is_same_v<From, int8_t>)
         return WIDE(cvtepi8_epi32)(bytes);
     else
         return WIDE(cvtepu8_epi32)(bytes);
@@ -293,11 +301,11 @@ template <class L, int64_t n, class T>
 inline Vector<L, n> load(const T *from) {
     if constexpr (n == 1)
         return L(widen(read<T>(from)));
-    else if constexpr (std::is_same_v<T, L>)
+    else if constexpr (is_same_v<T, L>)
         return read<Vector<L, n>>(from);
-    else if constexpr (std::is_same_v<T, BFloat16>)
+    else if constexpr (is_same_v<T, BFloat16>)
         return Vector<L, n>(converted<int32_t, n, int16_t>(read<Vector<int16_t, n>>(from)) << 16);
-    else if constexpr (std::is_same_v<T, Half>) {
+    else if constexpr (is_same_v<T, Half>) {
 #ifdef WIDE
         if constexpr (n == LANES<L>)
             return Vector<L, n>(widened(read<Halves>(from)));
@@ -317,10 +325,10 @@ inline Vector<L, n> load(const T *from) {
 // Converts n values back, and writes them.
 template <class T, int64_t n>
 inline void store(const Vector<Wide<T>, n> &values, T *to) {
-    if constexpr (std::is_same_v<T, Wide<T>>)
+    if constexpr (is_same_v<T, Wide<T>>)
         write(values, to);
 #ifdef WIDE
-    else if constexpr (std::is_same_v<T, Half> && n == LANES<float>)
+    else if constexpr (is_same_v<T, Half> && n == LANES<float>)
         write(narrowed(values), to);
 #endif
     else {

@@ -48,8 +48,8 @@ struct WindowPooling {
     const int64_t channels = p.channels;
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const int64_t most_rows = std::max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
-    const int64_t most_taps = std::max<int64_t>(1, windows.most_taps(2));
+    const int64_t most_rows = max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
+    const int64_t most_taps = max<int64_t>(1, windows.most_taps(2));
     // A window that a first-level cache does not hold is read from memory as it is combined, but
     // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
@@ -62,8 +62,8 @@ struct WindowPooling {
     const bool are_grouped = finish.is_uniform && !are_numbered && windows.form_groups();
     const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
     const int64_t most_outputs = are_grouped ? COPIED_BYTES / pitch : TILE_OUTPUTS;
-    const int64_t tile = std::clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
-                                             std::clamp<int64_t>(most_outputs, 1, w.outputs));
+    const int64_t tile = clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
+                                        clamp<int64_t>(most_outputs, 1, w.outputs));
     const int64_t tiles = parts_of(w.outputs, tile);
     const int64_t result_pitch = channels * finish.result_size;
     // Values have the size of results, and are written where the results go.
@@ -98,19 +98,19 @@ struct WindowPooling {
     };
     // A thread's memory.
     struct Memory {
-        std::vector<Row> rows;
-        std::vector<Row> taps;
+        vector<Row> rows;
+        vector<Row> taps;
         Span depth = {0, 0, 0};  // what the tile reads along D and H
         Span height = {0, 0, 0};
-        std::vector<Run> runs;                            // of the tile
-        int64_t groups;                                   // of all runs
-        Range reach;                                      // what they read
-        std::vector<char> staged = std::vector<char>(1);  // rows that were combined into one
-        std::vector<char> produced;                       // values, before they are finished
-        std::vector<char> results;                        // of groups
-        std::vector<char> kept;                           // rows that a mask was applied to
-        std::vector<const uint8_t *> masks;               // of rows whose positions are masked
-        std::vector<char> filled;                         // a position that is left out
+        vector<Run> runs;                       // of the tile
+        int64_t groups;                         // of all runs
+        Range reach;                            // what they read
+        vector<char> staged = vector<char>(1);  // rows that were combined into one
+        vector<char> produced;                  // values, before they are finished
+        vector<char> results;                   // of groups
+        vector<char> kept;                      // rows that a mask was applied to
+        vector<const uint8_t *> masks;          // of rows whose positions are masked
+        vector<char> filled;                    // a position that is left out
     };
 
     void pool() {
@@ -145,7 +145,7 @@ struct WindowPooling {
                         digits[2],
                         digits[0],
                         first,
-                        std::min(first + tile, w.outputs),
+                        min(first + tile, w.outputs),
                         output + row * row_bytes + first * result_pitch};
         const bool copies = !are_numbered && finish.is_uniform;
         if (before == 0 || t.oh == 0) {
@@ -153,7 +153,7 @@ struct WindowPooling {
             m.depth = windows.at(0, t.od);
             if (copies && tiles == 1 && t.od > 0 && before >= h.outputs && left >= h.outputs &&
                 m.depth.matches(above)) {
-                std::memcpy(t.out, t.out - h.outputs * row_bytes, h.outputs * row_bytes);
+                memcpy(t.out, t.out - h.outputs * row_bytes, h.outputs * row_bytes);
                 return h.outputs;
             }
             if (before == 0 || tiles > 1)
@@ -161,11 +161,11 @@ struct WindowPooling {
         }
         m.height = m.depth.count > 0 ? windows.at(1, t.oh) : Span{0, 0, 0};
         pool_tile(t, m);
-        const int64_t most = copies ? std::min(left, h.outputs - t.oh) : 1;
+        const int64_t most = copies ? min(left, h.outputs - t.oh) : 1;
         int64_t done = 1;
         for (; done < most && (m.depth.count == 0 || windows.at(1, t.oh + done).matches(m.height));
              ++done)
-            std::memcpy(t.out + done * row_bytes, t.out, (t.stop - first) * result_pitch);
+            memcpy(t.out + done * row_bytes, t.out, (t.stop - first) * result_pitch);
         return done;
     }
     void pool_tile(const Tile &t, Memory &m) const {
@@ -197,23 +197,22 @@ struct WindowPooling {
     }
     // Copies the result of each group of several channels to its outputs. A copy has up to a page,
     // as a position may be only a few bytes.
-    void copy_positions(const std::vector<Run> &runs, const char *from, char *to) const {
-        const int64_t most = std::max<int64_t>(1, 4096 / result_pitch);
+    void copy_positions(const vector<Run> &runs, const char *from, char *to) const {
+        const int64_t most = max<int64_t>(1, 4096 / result_pitch);
         for (const Run &run : runs)
             for (int64_t g = 0; g < run.groups; ++g, from += result_pitch) {
                 char *const out = to + (run.first + g * run.apart) * result_pitch;
                 if (!writes_first)
-                    std::memcpy(out, from, result_pitch);
+                    memcpy(out, from, result_pitch);
                 for (int64_t done = 1, n; done < run.each; done += n) {
-                    n = std::min({done, run.each - done, most});
-                    std::memcpy(out + done * result_pitch, out, n * result_pitch);
+                    n = min({done, run.each - done, most});
+                    memcpy(out + done * result_pitch, out, n * result_pitch);
                 }
             }
     }
     // The same for one channel.
-    void copy_elements(const std::vector<Run> &runs, const char *from, const Tile &t) const {
-        with_integers(int(finish.result_size), [&](auto bits) {
-            using E = decltype(bits);
+    void copy_elements(const vector<Run> &runs, const char *from, const Tile &t) const {
+        with_integers(int(finish.result_size), [&]<class E>(E) {
             const E *results = reinterpret_cast<const E *>(from);
             for (const Run &run : runs) {
                 copy_run(run, results, t.stop - t.first - run.first,
@@ -239,14 +238,14 @@ struct WindowPooling {
                 for (int64_t i = 0; i < run.each; i += n)
                     write(Vector<E, n>{} + from[g], out + i);
             for (; g < run.groups; ++g, out += run.apart)
-                std::fill_n(out, run.each, from[g]);
+                fill_n(out, run.each, from[g]);
         }
     }
     // Lists the rows that a tile reads, and combines them into one row if windows share it.
     TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
         const Range reach = m.reach;
-        const int64_t length = std::max<int64_t>(0, reach.end - reach.begin);
+        const int64_t length = max<int64_t>(0, reach.end - reach.begin);
         if (reads_ahead && !reads_windows_ahead)
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
@@ -272,7 +271,7 @@ struct WindowPooling {
     // are combined by one call. Values become results before they leave the first-level cache.
     void combine_windows(const Tile &t, const TileRows &found, char *values, char *out,
                          Memory &m) const {
-        const int64_t at_once = std::max<int64_t>(1, FINISHED_BYTES / pitch);
+        const int64_t at_once = max<int64_t>(1, FINISHED_BYTES / pitch);
         const int64_t most = leaves_out ? 1 : is_finished ? tile : at_once;
         int64_t finished = 0;
         int64_t k = 0;
@@ -286,17 +285,16 @@ struct WindowPooling {
         for (const Run &run : m.runs) {
             const int64_t apart = writes_first ? run.apart : 1;
             for (int64_t g = 0, n; g < run.groups; g += n, k += n) {
-                n = std::min(most, run.groups - g);
+                n = min(most, run.groups - g);
                 if (reads_windows_ahead)
-                    n = std::clamp<int64_t>(READ_BYTES / (run.count * found.count * position + 1),
-                                            1, n);
+                    n = clamp<int64_t>(READ_BYTES / (run.count * found.count * position + 1), 1, n);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + g * run.step, run.count, run.tap};
                 const int64_t count = find_taps(found, span, m);
                 // Rows of windows are read in the order of memory before they are combined. The
                 // loop that combines a single window reads its last tap.
-                const int64_t positions = std::max((run.count - 1) * w.dilation + 1, n * run.step);
+                const int64_t positions = max((run.count - 1) * w.dilation + 1, n * run.step);
                 for (int64_t at = 0; at < count && reads_windows_ahead; at += run.count) {
                     const bool is_last = n == 1 && at + run.count == count;
                     read_in_order(m.taps[at].from, (positions - is_last) * position);
