@@ -28,7 +28,7 @@ namespace {
 
 // The bytes of the input that are read in order before they are combined: few, so that the
 // processor does both at the same time.
-constexpr int64_t READ_BYTES = 4096;
+constexpr int64_t READ_BYTES = 8192;
 // Shorter rows follow each other so closely that the processor reads them ahead.
 constexpr int64_t READ_ROW = 384;
 // Of more rows a second-level cache would not hold what a tile reads.
