@@ -9,10 +9,7 @@
 //     (rows of values)              (outputs of a block)          (results, where they go)
 #pragma once
 
-#include <cstring>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "choose.h"
 #include "operations.h"
@@ -74,22 +71,13 @@ struct Workspace {
 };
 
 // What rows and boxes have in common.
-struct BlockPooling {
-    const RowOperations &op;
-    const Finish &finish;
-    const char *const input;
-    char *const output;
-    const Windows &windows;
+struct BlockPooling : Pooling<RowOperations> {
     const bool by_boxes;
 
-    const Problem &p = windows.p;
     const int64_t element = op.element_size;
     const int64_t value = op.value_size;
     const int64_t row_bytes = p.row() * element;
-    const Axis d = p.d();
-    const Axis h = p.h();
     const Axis w = windows.spaced_w();
-    const int64_t channels = p.channels;
     // The outputs of a block along W, the number of strides that a row of workspace has room for,
     // and the values of such a row.
     const int64_t outputs_w =
@@ -314,7 +302,7 @@ struct BlockPooling {
         const int64_t strides = (w.extent() - 1) / w.stride;
         const int64_t remainder = (w.extent() - 1) % w.stride;
         const int64_t length = outputs + strides;
-        for (int64_t phase = 0; phase < w.stride; phase += std::gcd(w.stride, w.dilation))
+        for (int64_t phase = 0; phase < w.stride; phase += gcd(w.stride, w.dilation))
             take_spaced(value, w.stride, from + phase * value,
                         phase <= remainder ? length : length - 1,
                         m.scratch + phase * length * value);

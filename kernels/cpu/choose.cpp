@@ -2,12 +2,9 @@
 
 #include "choose.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 
 #include "vectors.h"
 
@@ -269,9 +266,9 @@ constexpr Implementation IMPLEMENTATIONS[] = {
     {WINDOWS, "windows", POOL, windows_cannot, never},
 };
 
-std::atomic<Strategy> forced = AUTOMATIC;
-std::atomic<int64_t> off = 0;  // a bit for each implementation that is switched off
-std::atomic<int64_t> forced_calls = 0;
+atomic<Strategy> forced = AUTOMATIC;
+atomic<int64_t> off = 0;  // a bit for each implementation that is switched off
+atomic<int64_t> forced_calls = 0;
 
 // Why an implementation is not taken while `wanted` is forced.
 Reason reason_of(const Implementation &one, const Request &request, Strategy wanted) {
@@ -286,14 +283,14 @@ Reason reason_of(const Implementation &one, const Request &request, Strategy wan
 }
 
 // With DMLPOOL_VERBOSE=1: writes a line about a choice.
-void tell(const Request &request, const char *name, const std::string &reasons) {
+void tell(const Request &request, const char *name, const string &reasons) {
     static constexpr const char *OPERATIONS[] = {"pool",   "averages", "gradient of averages",
                                                  "maxima", "winners",  "gradient of maxima"};
     const Problem &p = request.p;
-    std::string axes;
+    string axes;
     for (const Axis &axis : p.axes)
-        axes += ", " + std::to_string(axis.size) + " by " + std::to_string(axis.window) + "/" +
-                std::to_string(axis.stride);
+        axes += ", " + to_string(axis.size) + " by " + to_string(axis.window) + "/" +
+                to_string(axis.stride);
     std::fprintf(stderr, "dmlpool: %s of %d bytes, %.0f planes of %.0f channels%s: %s%s\n",
                  OPERATIONS[__builtin_ctz(request.operation)], type_of(p).bytes, double(p.planes),
                  double(p.channels), axes.c_str(), name, reasons.c_str());
@@ -319,7 +316,7 @@ bool puts_zeros_between(const Axis &axis) {
 Strategy choose(const Request &request) {
     static const char *const verbose = std::getenv("DMLPOOL_VERBOSE");
     const bool is_verbose = verbose != nullptr && *verbose == '1';
-    std::string reasons;
+    string reasons;
     for (const Strategy asked : {forced.load(std::memory_order_relaxed), AUTOMATIC}) {
         reasons.clear();
         for (const Implementation &one : IMPLEMENTATIONS) {
@@ -333,7 +330,7 @@ Strategy choose(const Request &request) {
                 return one.number;
             }
             if (is_verbose)
-                reasons += std::string("; not ") + one.name + ": " + reason;
+                reasons += string("; not ") + one.name + ": " + reason;
         }
         if (request.operation != POOL && request.operation != WINNERS_GRADIENT)
             break;

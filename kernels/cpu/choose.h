@@ -2,8 +2,6 @@
 // that a test forces changes the choice.
 #pragma once
 
-#include <cstdint>
-
 #include "operations.h"
 
 namespace dmlpool {

@@ -1,8 +1,6 @@
 // How many taps an average counts, and the windows of its gradient.
 #pragma once
 
-#include <vector>
-
 #include "choose.h"
 #include "geometry.h"
 #include "turned.h"
@@ -86,8 +84,7 @@ struct CountedWindows : Windows {
     }
     // Calls act(at, n, o) for parts [at, at + n) of `count` elements from element i of a row of
     // outputs on. The windows of a part have the same counts as output o.
-    template <class Act>
-    void for_runs(int64_t i, int64_t count, Act act) const {
+    void for_runs(int64_t i, int64_t count, auto act) const {
         if (is_uniform)
             return act(0, count, 0);
         const Range whole = p.w().whole();

@@ -2,11 +2,9 @@
 
 #include "geometry.h"
 
-#include <utility>
-
 namespace dmlpool {
 SeenAxis::SeenAxis(const Axis &axis)
-    : axis(axis), divisor(std::gcd(axis.stride, axis.dilation)), step(axis.dilation / divisor) {}
+    : axis(axis), divisor(gcd(axis.stride, axis.dilation)), step(axis.dilation / divisor) {}
 
 Span SeenAxis::span_of(int64_t x) const {
     const Range around = axis.outputs_around(x);
@@ -50,7 +48,7 @@ Range Windows::reach(int a, int64_t output, int64_t outputs) const {
 int64_t Windows::most_taps(int a) const {
     const Axis &axis = p.axes[a];
     if (axis.window == 0 && !seen[a])  // the bin that begins latest inside a position
-        return parts_of(axis.size + axis.outputs - std::gcd(axis.size, axis.outputs), axis.outputs);
+        return parts_of(axis.size + axis.outputs - gcd(axis.size, axis.outputs), axis.outputs);
     int64_t bound = min(axis.window, parts_of(axis.size, axis.dilation));
     if (seen[a]) {
         const SeenAxis &from = *seen[a];

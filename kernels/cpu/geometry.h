@@ -15,17 +15,25 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace dmlpool {
 
-using std::clamp, std::copy_n, std::fill_n, std::is_same_v, std::max, std::memcpy, std::min,
-    std::vector;
+// Names of the standard library that all files use.
+using std::atomic, std::clamp, std::conditional_t, std::copy_n, std::fill_n, std::gcd,
+    std::is_floating_point_v, std::is_same_v, std::make_index_sequence, std::make_unsigned_t,
+    std::max, std::memcpy, std::min, std::numeric_limits, std::out_of_range, std::string,
+    std::to_string, std::vector;
 
 // How many parts of at most `part` elements `count` elements have: the quotient, rounded up.
 inline int64_t parts_of(int64_t count, int64_t part) {

@@ -5,9 +5,6 @@
 //                 +--------------------+   v
 //     gradient  | 0   0   5   0   0   7   0   0 |
 
-#include <cstring>
-#include <limits>
-
 #include "choose.h"
 #include "gathered.h"
 #include "numbers.h"
@@ -24,7 +21,7 @@ namespace {
 // is NOWHERE.
 struct TapPlaces {
     // It is less than any place, and the sum of three of them does not overflow.
-    static constexpr int64_t NOWHERE = std::numeric_limits<int64_t>::min() / 4;
+    static constexpr int64_t NOWHERE = numeric_limits<int64_t>::min() / 4;
     const Problem &p;
     const int64_t unit;
     const int64_t channel_unit;
@@ -55,13 +52,12 @@ struct TapPlaces {
     // Calls visit(i, place) for the elements of some outputs of a row. Its taps are `which`, of
     // `bytes` bytes each. The place is below 0 if the window is empty or has no such tap. If
     // there is one channel, and no window is empty, they are one loop.
-    template <class Visit>
     void each(const void *which, int bytes, int64_t od, int64_t oh, const Range &outputs,
-              const Visit &visit) const {
+              const auto &visit) const {
         if (bytes > 4)
             reject("tap has this many bytes:", bytes);
         with_integers(bytes, [&](auto type) {
-            using Tap = std::make_unsigned_t<decltype(type)>;
+            using Tap = make_unsigned_t<decltype(type)>;
             const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
             const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
             const int64_t *const offset = offsets.data();
@@ -158,7 +154,7 @@ struct Scatter {
         using V = Vector<L, n>;
         using Integer = IntegerOf<L>;
         const uint8_t *const which = reinterpret_cast<const uint8_t *>(numbers) + row;
-        const auto lanes = std::make_index_sequence<n>();
+        const auto lanes = make_index_sequence<n>();
         for (int tap = 0; tap < places.taps; tap += 2) {
             const int64_t z = p.d().first(od) + tap / 2 / p.h().window * p.d().dilation;
             const int64_t y = p.h().first(oh) + tap / 2 % p.h().window * p.h().dilation;
@@ -225,8 +221,8 @@ void max_pooling_indices(const Problem &plain, const void *taps, void *indices) 
                             out[i] = N(place < 0 ? -1 : origin + place);
                         });
         };
-        parallel_loops<3>({p.h().outputs, p.d().outputs, p.planes}, 4. * double(p.output_row()),
-                          [&] { return write_row; });
+        parallel_loops({p.h().outputs, p.d().outputs, p.planes}, 4. * double(p.output_row()),
+                       [&] { return write_row; });
     });
 }
 
@@ -234,10 +230,11 @@ void max_pooling_grad_from_taps(const Problem &plain, const void *arriving, cons
                                 void *gradient) {
     const Problem p = joined_maxima(plain, true, true);
     use_large_pages(gradient, p.input_bytes(type_of(p).bytes));
-    const auto is_disjoint = [](const Axis &axis) { return axis.extent() <= axis.stride; };
     // Whether several windows may read an element. If not, nothing is added, and elements of half
     // precision are copied as integers.
-    const bool adds = !is_disjoint(p.d()) || !is_disjoint(p.h()) || !is_disjoint(p.w());
+    bool adds = false;
+    for (const Axis &axis : p.axes)
+        adds |= axis.extent() > axis.stride;
     if (!adds && (p.type == FLOAT16 || p.type == BFLOAT16))
         return gradient_of_maxima<int16_t>(p, arriving, taps, gradient);
     with_floats(p.type, "gradients of type", [&](auto element) {

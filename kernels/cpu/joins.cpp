@@ -1,7 +1,5 @@
 // How axes and planes are joined before a problem is pooled.
 
-#include <algorithm>
-
 #include "choose.h"
 #include "operators.h"
 

@@ -4,8 +4,6 @@
 //     mask      | 1 1 1 0 |    read    | 3 5 7 0 |    for maxima the lowest value in place of 0
 #pragma once
 
-#include <vector>
-
 #include "vectors.h"
 
 namespace dmlpool {
@@ -41,8 +39,7 @@ inline void read_rows(const Kept *kept, Row *rows, int64_t count, int64_t length
     if (kept == nullptr || length <= 0)
         return;
     const int64_t pitch = length * kept->bytes + 64;
-    if (int64_t(memory.size()) < count * pitch)
-        memory.resize(count * pitch);
+    memory.resize(max(memory.size(), size_t(count * pitch)));
     for (int64_t k = 0; k < count; ++k) {
         char *const to = memory.data() + k * pitch;
         kept->read(rows[k].from, length, to);

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <new>
-#include <stdexcept>
 
 #include "choose.h"
 #include "operators.h"
@@ -39,7 +38,7 @@ struct Guarded<operate> {
             return NO_MEMORY;
         } catch (const std::length_error &) {  // more than any memory can hold
             return NO_MEMORY;
-        } catch (const std::out_of_range &) {  // indices or offsets, and no result was written
+        } catch (const out_of_range &) {  // indices or offsets, and no result was written
             return OUTSIDE;
         } catch (const std::exception &error) {
             std::snprintf(message, sizeof(message), "%s", error.what());
@@ -53,7 +52,8 @@ struct Guarded<operate> {
 #define OPERATORS                                                                                  \
     max_pooling, max_pooling_indices, max_pooling_grad_from_taps, max_unpooling, unique_positions, \
         gather_positions, scatter_positions, average_pooling, average_pooling_grad,                \
-        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics, masked
+        quantized_averages, segment_sums, segment_maxima, segment_shares, statistics,              \
+        statistics_grad, masked
 
 struct Function {
     const void *address;

@@ -9,10 +9,6 @@
 //                            masked: | 3 5 | 7 0 |  ->              ->  averages | 4 | 7 |
 //     mask    | 1 1 | 1 0 |                       counts |  2 |  1 |
 
-#include <algorithm>
-#include <cstdint>
-#include <vector>
-
 #include "counts.h"
 #include "kept.h"
 #include "numbers.h"
@@ -93,8 +89,8 @@ struct MaskedAverages : Kept {
         const int64_t elements = planes * p.plane() / bands;
         // The threads share a part that no cache of a core holds: without a cost there is one loop.
         const double cost = elements > 8 * PART ? 0 : 4. * double(elements);
-        parallel_loops<3>({chunks, bands, m.groups}, cost, [&] {
-            return [&, work = of_thread](const Digits<3> &digits) mutable {
+        parallel_loops({chunks, bands, m.groups}, cost, [&] {
+            return [&, work = of_thread](const auto &digits) mutable {
                 const int64_t first = digits[0] * planes, band = digits[1];
                 Part part = {parts.of(band), p, 0, 0};
                 auto &[plane, positions, outputs] = static_cast<PlanePart &>(part);
@@ -118,8 +114,8 @@ struct MaskedAverages : Kept {
     // Whether each plane is pooled whole under a mask of positions: then these are rows of a set.
     bool are_sets() const {
         bool counts_padding = false;
-        for (int a = 0; a < 3; ++a)
-            counts_padding |= p.axes[a].padding > 0 || p.counting.end_padding[a] > 0;
+        for (const Axis &axis : p.axes)
+            counts_padding |= axis.window > axis.size;
         return p.channels > 1 && m.channels == 1 && windows.are_planes() &&
                !(counts_padding && p.counting.include_padding);
     }
@@ -254,17 +250,21 @@ struct FirstKept {
     // What `Numbers` knows of the first element of a window that the mask keeps: the sum of its
     // tap's coordinates times units, or -1. The mask has `step` bytes for each position.
     int64_t first(const int64_t (&output)[3], const uint8_t *mask, int64_t step) const {
-        const Span d = windows.at(0, output[0]), h = windows.at(1, output[1]),
-                   w = windows.at(2, output[2]);
-        for (int64_t z = 0; z < d.count; ++z)
-            for (int64_t y = 0; y < h.count; ++y)
-                for (int64_t x = 0; x < w.count; ++x) {
-                    const int64_t row =
-                        (d.begin + z * p.d().dilation) * p.h().size + h.begin + y * p.h().dilation;
-                    if (mask[(row * p.w().size + w.begin + x * p.w().dilation) * step])
-                        return (d.tap + z) * numbers.units[0] + (h.tap + y) * numbers.units[1] +
-                               (w.tap + x) * numbers.units[2];
-                }
+        Span spans[3];
+        for (int a = 0; a < 3; ++a)
+            spans[a] = windows.at(a, output[a]);
+        Digits taps(0, {spans[2].count, spans[1].count, spans[0].count});
+        for (int64_t left = spans[0].count * spans[1].count * spans[2].count; left > 0;
+             --left, ++taps) {
+            int64_t position = 0, number = 0;
+            for (int a = 0; a < 3; ++a) {
+                const int64_t tap = taps[2 - a];
+                position = position * p.axes[a].size + spans[a].begin + tap * p.axes[a].dilation;
+                number += (spans[a].tap + tap) * numbers.units[a];
+            }
+            if (mask[position * step])
+                return number;
+        }
         return -1;
     }
     void find_row(int64_t plane, int64_t d, int64_t h) const {
@@ -286,9 +286,8 @@ struct FirstKept {
         }
     }
     void find() const {
-        parallel_loops<3>({p.h().outputs, p.d().outputs, p.planes}, double(p.output_row()), [&] {
-            return [&](const Digits<3> &at) { find_row(at[2], at[1], at[0]); };
-        });
+        parallel_loops({p.h().outputs, p.d().outputs, p.planes}, double(p.output_row()),
+                       [&] { return [&](const auto &at) { find_row(at[2], at[1], at[0]); }; });
     }
 };
 

@@ -163,8 +163,8 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     };
     const auto pool_winners = [&](auto element_of_channels, auto element) {
         using S = decltype(element);
-        using P = std::conditional_t<sizeof(S) == 8, __int128,
-                                     std::conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
+        using P = conditional_t<sizeof(S) == 8, __int128,
+                                conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
         const Numbers numbers(p, winners, first);
         const Winner<S, P> op(p);
         void *const to = output ? output : winners;  // nothing is written where it is winners

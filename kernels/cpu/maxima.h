@@ -15,9 +15,9 @@ namespace {
 // that half precision, signed and unsigned integers share one kernel.
 
 template <class S>
-constexpr S LOWEST = std::numeric_limits<S>::min();
+constexpr S LOWEST = numeric_limits<S>::min();
 template <class S>
-constexpr S HIGHEST = std::numeric_limits<S>::max();
+constexpr S HIGHEST = numeric_limits<S>::max();
 
 // Elements S, of which unsigned bytes become at most `highest`: 1 for bools, whose bytes but 0 are
 // all True.
@@ -37,7 +37,7 @@ struct Max {
     using Element = S;
     static constexpr bool is_idempotent = true;
     static constexpr bool has_numbers = false;
-    static constexpr bool has_keys = !std::is_floating_point_v<S>;
+    static constexpr bool has_keys = !is_floating_point_v<S>;
     static constexpr bool can_divide = false;
     static constexpr int64_t lanes = LANES<S>;
     static constexpr int64_t rows_at_once = 9;
@@ -54,7 +54,7 @@ struct Max {
     explicit Max(const Problem &p) {
         const DataType &type = type_of(p);
         highest = type.is_bool ? 1 : 255;
-        if constexpr (!std::is_floating_point_v<S>) {
+        if constexpr (!is_floating_point_v<S>) {
             const S sign = LOWEST<S>;
             if (type.infinity) {
                 inverted_bits = HIGHEST<S>;
@@ -66,30 +66,27 @@ struct Max {
     }
     bool is_plain() const { return inverted_bits == 0 && opposite == 0; }
     static constexpr S identity() {
-        return std::is_floating_point_v<S> ? -std::numeric_limits<S>::infinity()
-                                           : std::numeric_limits<S>::lowest();
+        return is_floating_point_v<S> ? -numeric_limits<S>::infinity()
+                                      : numeric_limits<S>::lowest();
     }
     template <class V>
     static V of(V first, V second) {
         V larger = second > first ? second : first;  // the first where either is NaN
-        if constexpr (is_same_v<V, S> && std::is_floating_point_v<S>) {
+        if constexpr (is_same_v<V, S> && is_floating_point_v<S>) {
             using Bits = IntegerOf<S>;
             larger = bits_as<S>(
                 Bits(bits_as<Bits>(larger) | -Bits(second != second)));  // all bits set: a NaN
-        } else if constexpr (std::is_floating_point_v<S>) {
+        } else if constexpr (is_floating_point_v<S>) {
             const auto is_nan = second != second;
             larger = V(decltype(is_nan)(larger) | is_nan);
         }
         return larger;
     }
-    template <class V>
-    static V renumbered(V values, int64_t) {
-        return values;
-    }
+    static auto renumbered(auto values, int64_t) { return values; }
     template <int64_t n>
     Vectors<S, n> load(const S *from, int64_t) const {
         const auto element = read<Vector<S, n>>(from);
-        if constexpr (std::is_floating_point_v<S>)
+        if constexpr (is_floating_point_v<S>)
             return {{element}};
         else if constexpr (sizeof(S) == 1)  // no float
             return {{Vector<S, n>(element ^ opposite)}};
@@ -98,7 +95,7 @@ struct Max {
     }
     // The element of a key.
     S store(S value) const {
-        if constexpr (std::is_floating_point_v<S>)
+        if constexpr (is_floating_point_v<S>)
             return value;
         else if constexpr (sizeof(S) == 1)
             return limited<S>(S(value ^ opposite), highest);
@@ -180,14 +177,8 @@ struct Winner {
     }
     static constexpr P identity() { return P(LOWEST<S>) * (P(1) << SHIFT) + IS_TAP - 1; }
     static bool is_plain() { return false; }
-    template <class V>
-    static V of(V first, V second) {
-        return second > first ? second : first;
-    }
-    template <class V>
-    static V renumbered(V values, int64_t number) {
-        return values - P(number);
-    }
+    static auto of(auto first, auto second) { return second > first ? second : first; }
+    static auto renumbered(auto values, int64_t number) { return values - P(number); }
     // The keys of elements. All NaNs have the greatest key.
     template <int64_t n>
     __attribute__((always_inline)) Vector<S, n> key(Vector<S, n> element) const {
@@ -223,7 +214,7 @@ struct Winner {
     S value(P winner) const { return element<1>(max(S(winner >> SHIFT), lowest)); }
     // The number of a winner's tap, or -1 for a window that reads no element.
     static auto number(P winner) {
-        using Number = std::conditional_t<(sizeof(P) > 8), int64_t, P>;
+        using Number = conditional_t<(sizeof(P) > 8), int64_t, P>;
         return winner & IS_TAP ? Number(FIRST - (winner & FIRST)) : -1;
     }
 };

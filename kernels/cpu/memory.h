@@ -13,7 +13,7 @@ namespace dmlpool {
 
 // Asks Linux for large pages for a result of 32 MB or more. The first write to a page waits for the
 // system to hand it out, and large pages take a third of that time.
-inline void use_large_pages([[maybe_unused]] void *memory, [[maybe_unused]] int64_t bytes) {
+inline void use_large_pages(void *memory, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t PAGE = 1 << 21;
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;

@@ -39,7 +39,7 @@ struct Numbers {
     template <class N, class Number>
     static void write_positions(const Number *__restrict which, int64_t count, int64_t origin,
                                 int64_t step, N *__restrict out) {
-        using U = std::make_unsigned_t<N>;  // whose overflow is defined, for indices above 2^31
+        using U = make_unsigned_t<N>;  // whose overflow is defined, for indices above 2^31
         const U first = U(origin), next = U(step);
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)

@@ -9,22 +9,17 @@
 //     (or a row)   | row 2 |  elements  | rows   |  reduce      | window |           | row     |
 #pragma once
 
-#include <cstdint>
-#include <stdexcept>
-#include <string>
-
 #include "geometry.h"
 #include "memory.h"
 
 namespace dmlpool {
 
 [[noreturn]] inline void reject(const char *what, int64_t number) {
-    throw std::invalid_argument("no " + std::string(what) + " " + std::to_string(number));
+    throw std::invalid_argument("no " + string(what) + " " + to_string(number));
 }
 
 // Calls act with a 0 whose type is the signed integer of `bytes` bytes.
-template <class Act>
-void with_integers(int bytes, const Act &act) {
+void with_integers(int bytes, const auto &act) {
     if (bytes == 1)
         return act(int8_t());
     if (bytes == 2)
@@ -182,6 +177,21 @@ enum Strategy : int64_t;
 // `choose` returns (choose.cpp, which defines this function).
 void pool(const RowOperations &op, const Finish &finish, const void *input, void *output,
           const Windows &windows, Strategy strategy = Strategy());
+
+// What a strategy pools.
+template <class Operations>
+struct Pooling {
+    const Operations &op;
+    const Finish &finish;
+    const char *const input;
+    char *const output;
+    const Windows &windows;
+
+    const Problem &p = windows.p;
+    const Axis d = p.d();
+    const Axis h = p.h();
+    const int64_t channels = p.channels;
+};
 
 // The strategies, each in its file.
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,

@@ -54,7 +54,7 @@ void max_pooling_grad_from_taps(const Problem &p, const void *arriving, const vo
 // Writes zeros, and then each element at its index. Indices are POSITIONS or INDICES, and have
 // Problem::bytes bytes. The last of equal ones stays. Unless `unique` is null, it gets what
 // `unique_positions` writes, as int32 if planes have less than 2^31 positions. If an index but -1
-// is outside its plane, nothing but `unique` is written, and std::out_of_range is thrown.
+// is outside its plane, nothing but `unique` is written, and out_of_range is thrown.
 void max_unpooling(const Problem &p, const void *input, const void *indices, void *output,
                    void *unique);
 // Copies positions, but writes -1 for those outside a plane and for all but the last of equal ones.
@@ -84,6 +84,11 @@ void segment_shares(const Segments &s, const void *arriving, const int64_t *offs
 // Means and standard deviations of each channel.
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations);
+
+// Their gradient, from numbers of each channel in the type of sums: its mean, what distances from
+// that are multiplied by, and what is then added. `line` has the first of all channels, and so on.
+void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *line,
+                     void *gradient);
 
 // Copies the input and writes `Masking::fill` where the mask is false.
 void masked(const Problem &p, const void *input, void *output);

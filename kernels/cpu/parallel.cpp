@@ -2,11 +2,7 @@
 
 #include "parallel.h"
 
-#include <atomic>
 #include <exception>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 namespace dmlpool {
 namespace {
@@ -22,8 +18,8 @@ struct Region {
     const int64_t least;
     const int64_t threads;
     const std::function<void(int64_t, int64_t)> &work;
-    vector<std::atomic<int64_t>> taken;  // how many iterations of each share
-    std::atomic<bool> has_failed = false;
+    vector<atomic<int64_t>> taken;  // how many iterations of each share
+    atomic<bool> has_failed = false;
     std::exception_ptr error = nullptr;  // of the part that failed first
 
     void take_parts(int64_t share) {
@@ -48,7 +44,7 @@ void take_parts(int64_t thread, int64_t, void *region) noexcept {
 
 void check(const char *function, int32_t code) {
     if (code != 0)
-        throw std::runtime_error(std::string(function) + " returned " + std::to_string(code));
+        throw std::runtime_error(string(function) + " returned " + to_string(code));
 }
 
 }  // namespace
@@ -68,7 +64,7 @@ void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, i
     const int64_t threads = min(available_threads(), parts_of(count, least));
     if (threads == 1)
         return work(0, count);
-    Region region{count, least, threads, work, vector<std::atomic<int64_t>>(threads)};
+    Region region{count, least, threads, work, vector<atomic<int64_t>>(threads)};
     const int32_t code = torch_parallel_for(0, threads, 1, take_parts, &region);
     if (region.error != nullptr)
         std::rethrow_exception(region.error);

@@ -36,8 +36,7 @@ void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, i
 // Calls work(begin, end) for parts of [0, count). `cost` estimates the operations of one iteration.
 // A part has a quarter of a share, or at least about 2^15 operations. A thread whose core is busy
 // elsewhere takes fewer parts.
-template <class Work>
-void parallel(int64_t count, double cost, const Work &work) {
+void parallel(int64_t count, double cost, const auto &work) {
     const int64_t least =
         clamp<int64_t>(int64_t((1 << 15) / max(cost, 1.)), 1, max<int64_t>(count, 1));
     if (count <= least)
@@ -68,8 +67,8 @@ struct Digits {
 
 // Calls make()(digits) for all iterations of nested loops, the innermost first, where each part of
 // the work makes its own.
-template <int n, class Make>
-void parallel_loops(const int64_t (&limits)[n], double cost, const Make &make) {
+template <int n>
+void parallel_loops(const int64_t (&limits)[n], double cost, const auto &make) {
     int64_t count = 1;
     for (int64_t limit : limits)
         count *= limit;
@@ -84,8 +83,7 @@ void parallel_loops(const int64_t (&limits)[n], double cost, const Make &make) {
 // Calls work(first, n, memory) for parts of at most `most` of `count` iterations, on PyTorch's
 // threads. `memory` is the thread's own, has `bytes` bytes for each iteration of a part, and holds
 // what a part computes before its results. `cost` is that of one iteration.
-template <class Work>
-void for_parts(int64_t count, int64_t most, double cost, int64_t bytes, const Work &work) {
+void for_parts(int64_t count, int64_t most, double cost, int64_t bytes, const auto &work) {
     parallel(count, cost, [&](int64_t begin, int64_t end) {
         const std::unique_ptr<char[]> memory(new char[min(most, end - begin) * bytes]);
         for (int64_t first = begin; first < end; first += most)

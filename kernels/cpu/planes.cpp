@@ -4,8 +4,6 @@
 //               v        v        v            depend on nothing but the plane's size
 //            | value  | value  | value  |  ->  | result |
 
-#include <vector>
-
 #include "kept.h"
 #include "operations.h"
 #include "parallel.h"
@@ -26,15 +24,7 @@ constexpr int64_t FINISHED_PLANES = 64;
 // Elements that are read under a mask together, for the first-level cache.
 constexpr int64_t KEPT_ELEMENTS = 4096;
 
-struct PlanePooling {
-    const RowOperations &op;
-    const Finish &finish;
-    const char *const input;
-    char *const output;
-    const Windows &windows;
-
-    const Problem &p = windows.p;
-    const int64_t channels = p.channels;
+struct PlanePooling : Pooling<RowOperations> {
     const int64_t size = p.plane() / channels;
     const int64_t position_bytes = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;  // bytes from a result to the next
@@ -129,7 +119,7 @@ struct PlanePooling {
 
 void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
                  const Windows &windows) {
-    PlanePooling{op, finish, input, output, windows}.pool();
+    PlanePooling{{op, finish, input, output, windows}}.pool();
 }
 
 }  // namespace dmlpool

@@ -73,7 +73,7 @@ struct Requantization {
 
     // Converts int32 to uint8, by way of int16 with AVX2, which has no single instruction for it.
     static Vector<uint8_t, BLOCK> bytes_of(Vector<int32_t, BLOCK> values) {
-        using Words = Vector<std::conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
+        using Words = Vector<conditional_t<BLOCK == 16, int32_t, int16_t>, BLOCK>;
         return __builtin_convertvector(__builtin_convertvector(values, Words),
                                        Vector<uint8_t, BLOCK>);
     }

@@ -7,8 +7,6 @@
 //     out    | ae bf cg dh |                  out     |  abc   def  |
 #pragma once
 
-#include <algorithm>
-
 #include "memory.h"
 #include "vectors.h"
 
@@ -282,12 +280,11 @@ struct Rows final : RowOperations {
     }
 
     // Combines the lanes of a vector into one value.
-    template <class V>
-    static L folded(const V &vector) {
-        if constexpr (sizeof(V) == sizeof(L))
+    static L folded(const auto &vector) {
+        if constexpr (sizeof(vector) == sizeof(L))
             return L(vector);
         else {
-            Vector<L, sizeof(V) / sizeof(L) / 2> halves[2];
+            Vector<L, sizeof(vector) / sizeof(L) / 2> halves[2];
             memcpy(halves, &vector, sizeof(vector));
             return folded(Op::of(halves[0], halves[1]));
         }

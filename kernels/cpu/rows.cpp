@@ -17,8 +17,6 @@
 //     / | d e f |/ | j k l | -> | A B C |           ->  | AD BE CF |     ->  outputs
 //                               | D E F |
 
-#include <algorithm>
-
 #include "blocks.h"
 #include "kept.h"
 #include "parallel.h"
@@ -153,7 +151,7 @@ struct RowPooling : BlockPooling {
 
 void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
                const Windows &windows, bool by_boxes) {
-    RowPooling{{op, finish, input, output, windows, by_boxes}}.pool();
+    RowPooling{{{op, finish, input, output, windows}, by_boxes}}.pool();
 }
 
 }  // namespace dmlpool

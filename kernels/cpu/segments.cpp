@@ -57,7 +57,7 @@ struct Finder {
         const auto run = channels >= LANES<L> ? &Finder::compare<LANES<L>>
                          : channels >= SHORT  ? &Finder::compare<SHORT>
                                               : &Finder::compare<1>;
-        fill_n(best, channels, -std::numeric_limits<L>::infinity());
+        fill_n(best, channels, -numeric_limits<L>::infinity());
         list.next = piece.begin;
         bool is_any = list.fill(s, piece, values, sizeof(T));
         fill_n(numbers, channels, I(is_any ? list.rows[0].number : -1));

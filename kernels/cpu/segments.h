@@ -1,8 +1,6 @@
 // Sets of rows, cut into pieces, and their sums: what segments.cpp and statistics.cpp share.
 #pragma once
 
-#include <vector>
-
 #include "operators.h"
 #include "parallel.h"
 #include "sums.h"
@@ -30,21 +28,20 @@ struct Piece {
 
 // Calls make()(piece) for all pieces, where each part of the work makes its own. Where sets are
 // fewer than threads need, channels are shared out, too. Throws where offsets fall or lie outside.
-template <class Make>
-void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const Make &make) {
+void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const auto &make) {
     bool are_offsets = offsets == nullptr || (offsets[0] >= 0 && offsets[s.segments] <= s.length);
     for (int64_t k = 0; offsets != nullptr && k < s.segments; ++k)
         are_offsets &= offsets[k] <= offsets[k + 1];
     if (!are_offsets)
-        throw std::out_of_range("offsets");
+        throw out_of_range("offsets");
     if (s.segments == 0 || s.channels == 0)
         return;
     const int64_t threads = available_threads();
     const int64_t most = threads > 1 && s.segments < 4 * threads ? 128 : WIDTH;
     const int64_t pieces = parts_of(s.channels, most), width = parts_of(s.channels, pieces);
     const double rows = double(s.length) / double(offsets != nullptr ? s.segments : 1);
-    parallel_loops<2>({pieces, s.segments}, rows * double(width) + 64, [&] {
-        return [&, act = make()](const Digits<2> &digits) mutable {
+    parallel_loops({pieces, s.segments}, rows * double(width) + 64, [&] {
+        return [&, act = make()](const auto &digits) mutable {
             const int64_t set = digits[1], at = digits[0] * width;
             Piece piece = {set, at, min(width, s.channels - at), 0, s.length, mask};
             if (offsets != nullptr) {

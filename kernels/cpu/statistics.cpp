@@ -122,6 +122,43 @@ struct Statistics {
     }
 };
 
+// The gradient of means and deviations. `line` has the means of all sets, then what distances from
+// these are multiplied by, and then what is added.
+template <class T>
+struct StatisticsGradient {
+    using L = Wide<T>;
+    const Segments &s;
+    const T *const values;
+    const L *const line;
+    T *const gradient;
+
+    void operator()(const Piece &piece) const {
+        const int64_t all = s.segments * s.channels;
+        // Elements of one channel and their bytes of the mask, or with `step` 1 of as many
+        // channels.
+        const auto write_row = [&](int64_t from, int64_t count, const L *mean, const uint8_t *mask,
+                                   auto step) {
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i) {
+                const L *const of = mean + step * i;
+                const L distance = widen(read<T>(values + from + i)) - of[0];
+                const bool is_kept = mask == nullptr || mask[i - step * i];
+                gradient[from + i] = narrow<T>(is_kept ? of[2 * all] + of[all] * distance : 0);
+            }
+        };
+        const L *const mean = line + piece.set * s.channels + piece.at;
+        const bool are_planes = s.row_step == 1;
+        int64_t from = piece.set * s.set_step + piece.at * (are_planes ? s.length : 1);
+        for (int64_t k = 0; k < (are_planes ? piece.channels : s.length);
+             ++k, from += are_planes ? s.length : s.row_step)
+            if (are_planes)
+                write_row(from, s.length, mean + k, piece.mask, Count<0>());
+            else
+                write_row(from, piece.channels, mean, piece.mask ? piece.mask + k : nullptr,
+                          Count<1>());
+    }
+};
+
 }  // namespace
 
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
@@ -130,6 +167,17 @@ void statistics(const Segments &s, const void *values, const uint8_t *mask, void
         each_piece(s, nullptr, mask, [&] {
             return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
                                  static_cast<T *>(deviations)};
+        });
+    });
+}
+
+void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *line,
+                     void *gradient) {
+    with_floats(s.type, "statistics of type", [&]<class T>(T) {
+        each_piece(s, nullptr, mask, [&] {
+            return StatisticsGradient<T>{s, static_cast<const T *>(values),
+                                         static_cast<const Wide<T> *>(line),
+                                         static_cast<T *>(gradient)};
         });
     });
 }

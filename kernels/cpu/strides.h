@@ -4,9 +4,6 @@
 //     put_spaced, 2 apart     | a b c |  ->  | 0 a 0 b 0 c 0 |
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-
 #include "vectors.h"
 
 namespace dmlpool {

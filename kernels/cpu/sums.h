@@ -52,17 +52,14 @@ struct Sum {
     static constexpr int64_t lanes = LANES<L>;
     // Sums of int32 combine 4, because the code of 9 for each type of quantized elements makes the
     // library larger.
-    static constexpr int64_t rows_at_once = sizeof(L) == 4 && !std::is_floating_point_v<L> ? 4 : 9;
+    static constexpr int64_t rows_at_once = sizeof(L) == 4 && !is_floating_point_v<L> ? 4 : 9;
     static bool is_plain() { return is_same_v<L, T>; }
     static constexpr L identity() { return L(0); }
     template <class V>
     static V of(V first, V second) {
         return V(first + second);
     }
-    template <class V>
-    static V renumbered(V values, int64_t) {
-        return values;
-    }
+    static auto renumbered(auto values, int64_t) { return values; }
     template <int64_t n>
     Vectors<L, n> load(const T *from, int64_t) const {
         return {{dmlpool::load<L, n>(from)}};

@@ -14,7 +14,7 @@ namespace {
 template <class E, int64_t n, int64_t step = n / 2>
 __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) {
     if constexpr (step > 0) {
-        const auto lanes = std::make_index_sequence<n>();
+        const auto lanes = make_index_sequence<n>();
         const auto upper = [](int64_t i) { return i & step ? n + i - step : i; };
         const auto lower = [](int64_t i) { return i & step ? n + i : i + step; };
 #pragma GCC unroll 16

@@ -7,7 +7,6 @@
 //                                         | a3 b3 c3 |   position 3
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <initializer_list>
 

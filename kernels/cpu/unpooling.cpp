@@ -9,9 +9,6 @@
 // elements there is the same for any number of threads. Where planes are few, threads share their
 // places, and each reads all positions.
 
-#include <atomic>
-#include <vector>
-
 #include "memory.h"
 #include "operators.h"
 #include "parallel.h"
@@ -49,28 +46,25 @@ struct Positions {
 
     // Calls act(part) for all parts of all planes: at most `most_pixels` pixels and
     // `most_positions` positions.
-    template <class Act>
-    void for_parts(int64_t most_pixels, int64_t most_positions, const Act &act) const {
+    void for_parts(int64_t most_pixels, int64_t most_positions, const auto &act) const {
         const double cost = 4. * double(p.channels) * double(most_pixels + most_positions);
-        parallel_loops<3>({parts_of(pixels, most_pixels), parts_of(size, most_positions), p.planes},
-                          cost, [&] {
-                              return [&](const Digits<3> &at) {
-                                  const int64_t pixel = at[0] * most_pixels;
-                                  const int64_t position = at[1] * most_positions;
-                                  act(Part{p,
-                                           at[2],
-                                           {pixel, min(pixels, pixel + most_pixels)},
-                                           {position, min(size, position + most_positions)}});
-                              };
-                          });
+        parallel_loops({parts_of(pixels, most_pixels), parts_of(size, most_positions), p.planes},
+                       cost, [&] {
+                           return [&](const auto &at) {
+                               const int64_t pixel = at[0] * most_pixels;
+                               const int64_t position = at[1] * most_positions;
+                               act(Part{p,
+                                        at[2],
+                                        {pixel, min(pixels, pixel + most_pixels)},
+                                        {position, min(size, position + most_positions)}});
+                           };
+                       });
     }
     // For parts that read, and for parts that write, of which `most` places are written at a time.
-    template <class Act>
-    void read_parts(const Act &act) const {
+    void read_parts(const auto &act) const {
         for_parts(max<int64_t>(1, CHUNK / p.channels), size, act);
     }
-    template <class Act>
-    void write_parts(int64_t most, const Act &act) const {
+    void write_parts(int64_t most, const auto &act) const {
         const int64_t threads = available_threads();
         const int64_t share = parts_of(size, parts_of(threads, p.planes));
         for_parts(pixels, clamp<int64_t>(most / (threads * p.channels), 1, share), act);
@@ -78,8 +72,8 @@ struct Positions {
     // Calls act(i, at, position, number) for the elements of a part. `at` counts places from
     // first_place() on, and is -1 outside the part. What is no position is `size` or greater. A
     // plane of one channel is one loop.
-    template <bool is_backwards = false, class Act>
-    void each(const Part &part, const Act &act) const {
+    template <bool is_backwards = false>
+    void each(const Part &part, const auto &act) const {
         const auto run = [&]<class N>(N) {
             const bool is_flat = p.channels == 1;
             const int64_t among = part.pixels.end - part.pixels.begin;
@@ -110,8 +104,7 @@ struct Positions {
     }
     // Calls act(i, at) for the last element of each place of a part. `unique`, whose integers have
     // `out_bytes` bytes, gets the positions of these, and -1 for other elements.
-    template <class Act>
-    void each_last(const Part &part, void *unique, int64_t out_bytes, const Act &act) const {
+    void each_last(const Part &part, void *unique, int64_t out_bytes, const auto &act) const {
         vector<uint64_t> seen(parts_of(part.size(), 64));
         // What is no position is written by the first part of a plane.
         const uint64_t elsewhere = part.positions.begin == 0 ? size : UINT64_MAX;
@@ -133,7 +126,7 @@ struct Positions {
     }
     // Whether there is a number but -1 outside its plane.
     bool are_wrong() const {
-        std::atomic<bool> result = false;
+        atomic<bool> result = false;
         read_parts([&](const Part &part) {
             int64_t wrong = 0;
             each(part,
@@ -181,7 +174,7 @@ void max_unpooling(const Problem &p, const void *input, const void *indices, voi
                    void *unique) {
     const Positions all{p, indices, p.bytes, p.numbering == INDICES};
     if (all.are_wrong())
-        throw std::out_of_range("an index");
+        throw out_of_range("an index");
     use_large_pages(output, p.input_bytes(type_of(p).bytes));
     with_integers(type_of(p).bytes, [&]<class T>(T) {
         const T *const from = static_cast<const T *>(input);

@@ -6,13 +6,7 @@
 // With AVX2 a vector has 32 bytes, with AVX-512 64; `lane` is one element of a vector.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <limits>
 #include <tuple>
-#include <type_traits>
-#include <utility>
 
 #include "operations.h"
 
@@ -84,10 +78,9 @@ inline V read(const void *from) {
     memcpy(&vector, from, sizeof(V));
     return vector;
 }
-template <class V>
-inline void write(const V &vector, void *to) {
-    const V copy = vector;
-    memcpy(to, &copy, sizeof(V));
+inline void write(const auto &vector, void *to) {
+    const auto copy = vector;
+    memcpy(to, &copy, sizeof(copy));
 }
 // A value that may lie at any address, as those of operands do. Loops over rows index it, because
 // GCC loads what several taps share once only if it sees an array: `read` takes 4 to 7 % longer.
@@ -95,9 +88,9 @@ template <class V>
 struct Unaligned {
     typedef V type __attribute__((aligned(1), may_alias));
 };
-template <class To, class From>
-inline To bits_as(From from) {
-    static_assert(sizeof(To) == sizeof(From));
+template <class To>
+inline To bits_as(auto from) {
+    static_assert(sizeof(To) == sizeof(from));
     return read<To>(&from);
 }
 // A vector whose lane i is lane at(i) of `first`, or lane at(i) - n of `second`.
@@ -115,7 +108,7 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
 template <class Op, int64_t n, int64_t step = n / 2, class L = typename Op::Value>
 __attribute__((always_inline)) inline Vector<L, n> folded_each(Vector<L, n> (&vectors)[n]) {
     if constexpr (step > 0) {
-        const auto lanes = std::make_index_sequence<n>();
+        const auto lanes = make_index_sequence<n>();
 #pragma GCC unroll 16
         for (int64_t k = 0; k < step; ++k) {
             const auto one = vectors[k];
@@ -133,7 +126,7 @@ __attribute__((always_inline)) inline Vector<L, n> folded_each(Vector<L, n> (&ve
 // Subtracts and wraps around, where signed overflow would be undefined.
 template <class S, int64_t n>
 inline Vector<S, n> difference(Vector<S, n> first, Vector<S, n> second) {
-    using U = Vector<std::make_unsigned_t<S>, n>;
+    using U = Vector<make_unsigned_t<S>, n>;
     return Vector<S, n>(U(first) - U(second));
 }
 
@@ -174,8 +167,7 @@ inline int64_t sum_type(int64_t type) {
 }
 
 // Calls act with a 0 of the float data type of this number. Errors say `what` has it.
-template <class Act>
-auto with_floats(int64_t type, const char *what, const Act &act) {
+auto with_floats(int64_t type, const char *what, const auto &act) {
     if (type == FLOAT32)
         return act(float());
     if (type == FLOAT64)
@@ -285,7 +277,7 @@ inline Vector<To, n> converted(const Vector<From, n> &from) {
         return Vector<To, n>(widened_twice(from, From()));
 #endif
     else if constexpr (sizeof(To) > 2 * sizeof(From)) {
-        using Between = std::conditional_t<sizeof(From) == 1, int16_t, int32_t>;
+        using Between = conditional_t<sizeof(From) == 1, int16_t, int32_t>;
         return converted<To, n, Between>(converted<Between, n, From>(from));
     }
 #ifdef WIDE

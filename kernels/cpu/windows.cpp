@@ -7,9 +7,6 @@
 //                v
 //     outputs  | 0 | 1 | 2 | ...
 
-#include <cstring>
-#include <vector>
-
 #include "choose.h"
 #include "kept.h"
 #include "operations.h"
@@ -34,18 +31,8 @@ constexpr int64_t FINISHED_BYTES = 4096;
 
 // One channel: the rows that a row of outputs reads are combined into one, and each window reduces
 // its part of it. Several channels: each window combines all its elements.
-struct WindowPooling {
-    const WindowOperations &op;
-    const Finish &finish;
-    const char *const input;
-    char *const output;
-    const Windows &windows;
-
-    const Problem &p = windows.p;
-    const Axis d = p.d();
-    const Axis h = p.h();
+struct WindowPooling : Pooling<WindowOperations> {
     const Axis w = p.w();
-    const int64_t channels = p.channels;
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
     const int64_t most_rows = max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
@@ -137,7 +124,7 @@ struct WindowPooling {
     // Pools the tile at `digits`, and copies it to the rows below that read the same. A thread that
     // has written all rows of the depth before copies these if they read the same. Returns how many
     // tiles of the `left` ones are written. The thread has written `before` of those before.
-    int64_t pool_next(const Digits<4> &digits, int64_t before, int64_t left, Memory &m) const {
+    int64_t pool_next(const auto &digits, int64_t before, int64_t left, Memory &m) const {
         const int64_t first = digits[1] * tile;
         const int64_t row = (digits[3] * d.outputs + digits[2]) * h.outputs + digits[0];
         const int64_t row_bytes = w.outputs * result_pitch;
@@ -260,8 +247,7 @@ struct WindowPooling {
         read_rows(windows.kept, rows, count, length * channels, m.kept);
         if (are_elements)
             return {rows, count, reach.begin, false};
-        if (int64_t(m.staged.size()) < length * pitch)
-            m.staged.resize(length * pitch);
+        m.staged.resize(max(m.staged.size(), size_t(length * pitch)));
         if (length > 0)
             op.combine_window(rows, count, length, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
@@ -331,7 +317,7 @@ struct WindowPooling {
 
 void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to,
                   const Windows &windows) {
-    WindowPooling{op, finish, static_cast<const char *>(from), static_cast<char *>(to), windows}
+    WindowPooling{{op, finish, static_cast<const char *>(from), static_cast<char *>(to), windows}}
         .pool();
 }
 

@@ -15,9 +15,6 @@ from torch_dmlpool.backends.library import OUTSIDE, Segments, error_of, library
 from torch_dmlpool.backends.problems import DATA_TYPES
 from torch_dmlpool.tensors import FLOAT_TYPES, Mask, Offsets, Pair, Tensors
 
-_PART = 1 << 17
-"""Elements whose gradient is computed at once."""
-
 
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's elements are; None without a tensor."""
@@ -100,13 +97,20 @@ def segment_shares(
     return gradient
 
 
+def _as_kernels_read(input: Tensor) -> Pair:
+    """``(N, C, W)`` as contiguous planes, or where it lies so in memory as rows of channels; and a
+    view of it whose last two dimensions are positions and channels.
+    """
+    n, c, w = input.shape
+    if input.transpose(1, 2).is_contiguous() and (c > 1 or w == 1):
+        return input, input.transpose(1, 2)
+    input = input.contiguous()
+    return input, input.as_strided((n, w, c), (c * w, 1, w))
+
+
 def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
     """The mean and the standard deviation of each plane."""
-    n, c, w = input.shape
-    rows = input.transpose(1, 2)
-    if not rows.is_contiguous() or (c == 1 and w > 1):  # no rows of channels, but planes
-        input = input.contiguous()
-        rows = input.as_strided((n, w, c), (c * w, 1, w))
+    input, rows = _as_kernels_read(input)
     results = input.new_empty(input.shape[:2]), input.new_empty(input.shape[:2])
     given = input, mask
     _call(library.dmlpool_statistics, rows, given, results, correction=correction)
@@ -114,17 +118,9 @@ def statistics(input: Tensor, mask: Mask, correction: int) -> Pair:
 
 
 def statistics_grad(input: Tensor, mask: Mask, *line: Tensor) -> Tensor:
-    """The gradient of means and deviations, by PyTorch's operators, in parts that a cache holds."""
+    """The gradient of means and deviations."""
+    input, rows = _as_kernels_read(input)
     gradient = torch.empty_like(input)
-    samples, channels, size = input.shape
-    some_channels = max(1, _PART // (size or 1))
-    some_samples = max(1, some_channels // (channels or 1))
-    for n in range(0, samples, some_samples):
-        for c in range(0, channels, some_channels):
-            some = slice(n, n + some_samples), slice(c, c + some_channels)
-            mean, slope, share = (each[some] for each in line)
-            found = (input[some] - mean).mul_(slope).add_(share)
-            if mask is not None:
-                found.masked_fill_(~mask[some[0], None], 0)
-            gradient[some] = found
+    given = input, mask, torch.stack(line)
+    _call(library.dmlpool_statistics_grad, rows, given, (gradient,))
     return gradient
