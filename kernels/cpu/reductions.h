@@ -94,13 +94,20 @@ struct Rows final : RowOperations {
     template <int64_t taps, int64_t stride>
     static void combine_taps(const typename Unaligned<L>::type *__restrict row, int64_t outputs,
                              L *__restrict out) {
-        VECTORIZE
-        for (int64_t i = 0; i < outputs; ++i) {
+        const auto combined_at = [=](int64_t i) {
             L result = row[stride * i];
 #pragma GCC unroll 4
             for (int64_t t = 1; t < taps; ++t)
                 result = Op::of(result, Op::renumbered(row[stride * i + t], t));
-            out[i] = result;
+            return result;
+        };
+        if constexpr (LANES<L> == 1)  // there are no vectors of them
+            for (int64_t i = 0; i < outputs; ++i)
+                out[i] = combined_at(i);
+        else {
+            VECTORIZE
+            for (int64_t i = 0; i < outputs; ++i)
+                out[i] = combined_at(i);
         }
     }
 

@@ -50,13 +50,14 @@ def calls():
     row_shares = torch.randn(2, 2, row_taps.shape[-1])
     offsets, rows_kept = torch.tensor([0, 3, 2000, 4096]), torch.rand(4096) < 0.9
     rows = torch.randn(4096, 64)
-    frames = torch.randn(2, 64, 500)
+    frames, lines = torch.randn(2, 64, 500), torch.randn(3, 2, 64, 1)
     mask = small > 0
     return {
         "segment_sums": lambda: of_rows.segment_sums(rows, offsets, rows_kept, True),
         "segment_maxima": lambda: of_rows.segment_maxima(rows, offsets, rows_kept, False),
         "segment_shares": lambda: of_rows.segment_shares(rows[:3], offsets, rows_kept, 4096, True),
         "statistics": lambda: of_rows.statistics(frames, None, 1),
+        "statistics_grad": lambda: of_rows.statistics_grad(frames, None, *lines),
         "max_pooling": lambda: cpu.max_pooling(many, large),
         "max_pooling, winners": lambda: cpu.max_pooling_with_taps(many, large),
         "max_pooling_indices": lambda: cpu.max_pooling_indices(
