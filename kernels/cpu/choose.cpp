@@ -299,7 +299,7 @@ void tell(const Request &request, const char *name, const string &reasons) {
 }  // namespace
 
 // A window of k taps is estimated to cost log2 k combinations, and one more, at every position of
-// the axis: BlockPooling::widen_windows computes windows there, not only where outputs are.
+// the axis: BlockPooling::list_parts computes windows there, not only where outputs are.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     if (axis.window <= (is_idempotent ? WIDE_MAXIMA + (channels > 1) : WIDE_SUMS))
         return false;
@@ -332,6 +332,7 @@ Strategy choose(const Request &request) {
             if (is_verbose)
                 reasons += string("; not ") + one.name + ": " + reason;
         }
+        // A strategy that is forced may be one for POOL, which `pool` asks for next.
         if (request.operation != POOL && request.operation != WINNERS_GRADIENT)
             break;
     }

@@ -44,8 +44,8 @@ struct Request {
 };
 
 // The same problem with fewer axes or planes, where windows allow it: rows that windows read whole,
-// rows that windows tile, and planes. Averages must not join planes that have divisors of their
-// own, as under a mask. Numbers of winners stay the same.
+// rows that windows tile, and planes. Averages must not join planes whose sums become results in
+// different ways, as by a scale for each channel. Numbers of winners stay the same.
 Problem joined_maxima(const Problem &p, bool is_gradient, bool has_winners);
 Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes);
 // Whether windows tile planes, and averages of all planes are pooled as those of one. It follows
@@ -53,7 +53,8 @@ Problem joined_averages(const Problem &p, bool is_gradient, bool may_join_planes
 bool joins_tiles(const Problem &p);
 
 // The implementation that serves the request. AUTOMATIC where only those for POOL can serve it:
-// then `pool` asks again for one of these.
+// then `pool` asks again for one of these. With DMLPOOL_VERBOSE=1 it says which one, and why not
+// another: 2x2 windows of small planes are TURNED, and ROWS in large ones, or BOXES under a mask.
 Strategy choose(const Request &request);
 
 // For tests and benchmarks: every call that the strategy can compute is computed by it, until

@@ -253,8 +253,10 @@ struct FirstKept {
         Span spans[3];
         for (int a = 0; a < 3; ++a)
             spans[a] = windows.at(a, output[a]);
-        Digits taps(0, {spans[2].count, spans[1].count, spans[0].count});
-        for (int64_t left = spans[0].count * spans[1].count * spans[2].count; left > 0;
+        int64_t left = spans[0].count * spans[1].count * spans[2].count;
+        if (left == 0)
+            return -1;
+        for (Digits taps(0, {spans[2].count, spans[1].count, spans[0].count}); left > 0;
              --left, ++taps) {
             int64_t position = 0, number = 0;
             for (int a = 0; a < 3; ++a) {

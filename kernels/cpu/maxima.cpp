@@ -208,8 +208,10 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
     Windows windows(p);
     windows.kept = kept;
     const Numbers numbers(p, winners);
-    const Strategy strategy = choose({winners ? WINNERS : MAXIMA, windows, bytes, bytes, true,
-                                      winners != nullptr, false, numbers.units});
+    const Strategy strategy = choose({.operation = winners ? WINNERS : MAXIMA,
+                                      .windows = windows,
+                                      .element_size = bytes,
+                                      .units = numbers.units});
     const Windows turned(turned_problem(p));
     if (strategy == TURNED)
         turn_planes(p.planes, turned.p.channels, 1,

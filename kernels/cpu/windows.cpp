@@ -248,7 +248,7 @@ struct WindowPooling : Pooling<WindowOperations> {
         if (are_elements)
             return {rows, count, reach.begin, false};
         m.staged.resize(max(m.staged.size(), size_t(length * pitch)));
-        if (length > 0)
+        if (length > 0)  // as if the elements of a row were the channels of a tap
             op.combine_window(rows, count, length, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
         return {rows, 1, reach.begin, true};

@@ -79,7 +79,7 @@ def problem_of(
     - ``window``: the window, or the output sizes of bins. Functions of positions give the spatial
       sizes of the positions.
     - ``numbered``: the data type of taps, positions or indices (None for the one that holds the
-      window's taps), and which of these three they are.
+      window's taps), and which of these three they are: TAPS, POSITIONS or INDICES.
     - ``counted``: for averages whether padding counts, and the divisor or None.
     """
     shape, strides, dtype, channels_last = kind

@@ -18,7 +18,7 @@ from torch_dmlpool._private import (
 )
 from torch_dmlpool.window import Arguments, Ints, Named, Window, check_flag, shared
 
-FUNCTIONS = vars(torch.nn.functional)
+FUNCTIONS = vars(torch.nn.functional)  # as they are now
 ORIGINALS = {name: inspect.unwrap(FUNCTIONS[name]) for name in FUNCTIONS if "pool" in name}
 """PyTorch's own functions, without what had wrapped them before this package was imported."""
 PUBLIC: Named = {}

@@ -37,7 +37,7 @@ operator's."""
 class Call:
     """A call for all plain tensors that lie as ``like``. ``apply`` applies its autograd function.
 
-    ``arguments`` are what the backward pass gives the gradient's operator beside tensors.
+    ``arguments`` are those of the pool beside tensors, which its derivatives read.
     """
 
     is_planned = True  # ``plan`` computes the gradient of plain tensors
@@ -173,7 +173,8 @@ class PublicPool:
             return made
         if isinstance(request[0], Window):
             request[0].output_sizes(like.shape[2:])  # rejected before any work
-        # The backend's own plan takes a mask. A function around a Call, as of norms, does not.
+        # A plan of the backend's own classes, which has both or neither, takes a mask. A function
+        # around a Call, as of norms, takes none.
         run = made.plan.run if backend.maxima and isinstance(made, Call) else None
         train = self.train if run and len(request) == 1 else None  # without indices
         leading = (None,) * (like.dim() - len(mask_sizes))
@@ -208,6 +209,7 @@ def _made(key: Arguments, input: Tensor) -> Function | None:
     """The call of this ``key``, which is new, and is remembered."""
     make, written, dtypes, records, _, _, dtype, backend = key
     read, call = _read(written), None
+    # Complex and quantized tensors are not prepared, nor what ``check`` rejects.
     is_known = _DTYPES.issuperset(map(type, dtypes)) and dtype in tensors.ORDERED_TYPES
     if is_known and read is not None:
         mask_sizes, *given = read
