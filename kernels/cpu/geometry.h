@@ -240,7 +240,7 @@ struct Windows {
     // The distance between two elements of a row for the windows along W. A gradient inserts zeros
     // between arriving elements, so that its windows have stride 1.
     int64_t spacing = 1;
-    // Of each axis whose windows are seen from the input.
+    // An entry for each axis whose windows are seen from the input.
     std::optional<SeenAxis> seen[3];
     // What a mask keeps of the tensor that is read, or null.
     const Kept *kept = nullptr;

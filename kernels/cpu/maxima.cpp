@@ -212,8 +212,8 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
                                       .windows = windows,
                                       .element_size = bytes,
                                       .units = numbers.units});
-    const Windows turned(turned_problem(p));
-    if (strategy == TURNED)
+    if (strategy == TURNED) {
+        const Windows turned(turned_problem(p));
         turn_planes(p.planes, turned.p.channels, 1,
                     {{input, bytes, p.plane(), kept},
                      {output, bytes, output ? p.output_plane() : 0},
@@ -222,7 +222,7 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
                         pool_by(turned, TURNED, first, blocks[0], output ? blocks[1] : nullptr,
                                 winners ? blocks[2] : nullptr);
                     });
-    else
+    } else
         pool_by(windows, strategy, 0, input, output, winners);
     if (kept && winners)
         find_first_kept(*kept, output, winners);

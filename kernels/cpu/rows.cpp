@@ -29,7 +29,7 @@ namespace {
 constexpr int64_t READ_BYTES = 8192;
 // Shorter rows follow each other so closely that the processor reads them ahead.
 constexpr int64_t READ_ROW = 384;
-// Of more rows a second-level cache would not hold what a tile reads.
+// The most rows of which a second-level cache holds what a tile reads.
 constexpr int64_t READ_ROWS = 16;
 
 struct RowPooling : BlockPooling {

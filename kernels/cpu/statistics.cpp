@@ -148,9 +148,10 @@ struct StatisticsGradient {
         };
         const L *const mean = line + piece.set * s.channels + piece.at;
         const bool are_planes = s.row_step == 1;
+        const int64_t rows = are_planes ? piece.channels : s.length;
+        const int64_t apart = are_planes ? s.length : s.row_step;
         int64_t from = piece.set * s.set_step + piece.at * (are_planes ? s.length : 1);
-        for (int64_t k = 0; k < (are_planes ? piece.channels : s.length);
-             ++k, from += are_planes ? s.length : s.row_step)
+        for (int64_t k = 0; k < rows; ++k, from += apart)
             if (are_planes)
                 write_row(from, s.length, mean + k, piece.mask, Count<0>());
             else

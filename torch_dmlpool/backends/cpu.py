@@ -188,10 +188,8 @@ class Maxima:
             if back is None or back.wider is not None:
                 back = problem_of(self.kind, self.windows, (None, TAPS), self.kind.shape[2:])
             self.back = back
-        output, spread = (
-            _new(back.sizes, back.strides, dtype),
-            library.dmlpool_max_pooling_grad_from_taps,
-        )
+        output = _new(back.sizes, back.strides, dtype)
+        spread = library.dmlpool_max_pooling_grad_from_taps
         are_ready = _lies_as(arriving, back, dtype) and _lies_as(taps, back, back.number_dtype)
         if are_ready:
             code = spread(back.address, arriving.data_ptr(), taps.data_ptr(), output.data_ptr())
