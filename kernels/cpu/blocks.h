@@ -106,7 +106,7 @@ struct BlockPooling : Pooling<RowOperations> {
     const int64_t most_rows =
         max<int64_t>(1, windows.most_taps(0)) * max<int64_t>(1, windows.most_taps(1));
     // Sums of several channels are divided in the loop that adds their taps.
-    const double divisor = channels > 1 ? finish.divisor : 0;
+    const double divisor = channels > 1 || w.stride == 1 ? finish.divisor : 0;
     // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which
     // are wider than elements.
     const int64_t vector = 64 / (op.is_idempotent ? element : value);
@@ -221,12 +221,20 @@ struct BlockPooling : Pooling<RowOperations> {
         const int64_t count = b.outputs_w * channels;
         if (are_whole && finish.is_uniform)
             return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
-        // Rows are finished in whole vectors, which exceed a row where the next one is written
-        // later. They are half as long as the processor's, as results may be half as wide as
-        // values.
+        if (finish.is_uniform && !finish.has_numbers && channels == 1 && rows > 1) {
+            // All rows are finished at once, where they lie.
+            finish(b.plane, b.od, b.oh + r, 0, t.outputs, t.to, t.to);
+            for (int64_t k = 0; k < rows; ++k)
+                memcpy(out + k * out_pitch, t.to + k * t.pitch * finish.result_size,
+                       count * finish.result_size);
+            return;
+        }
+        // Numbers are written in whole vectors, which exceed a row where the next one is written
+        // later. They are half as long as the processor's.
         const int64_t lanes = BYTES / 2 / finish.result_size;
-        const int64_t most =
-            finish.may_exceed && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
+        const int64_t most = finish.has_numbers && b.outputs_w == w.outputs
+                                 ? parts_of(count, lanes) * lanes
+                                 : count;
         for (int64_t k = 0; k < rows; ++k)
             finish(b.plane, b.od, b.oh + r + k, b.ow * channels, min(most, (rows - k) * count),
                    t.to + k * t.pitch * value, out + k * out_pitch);

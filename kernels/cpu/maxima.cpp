@@ -27,7 +27,7 @@ struct Winners final : Finish {
           numbers(numbers),
           op(op),
           has_values(has_values) {
-        may_exceed = true;
+        has_numbers = true;
     }
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *values, void *to) const override {
