@@ -232,9 +232,8 @@ struct BlockPooling : Pooling<RowOperations> {
         // Numbers are written in whole vectors, which exceed a row where the next one is written
         // later. They are half as long as the processor's.
         const int64_t lanes = BYTES / 2 / finish.result_size;
-        const int64_t most = finish.has_numbers && b.outputs_w == w.outputs
-                                 ? parts_of(count, lanes) * lanes
-                                 : count;
+        const int64_t most =
+            finish.has_numbers && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
         for (int64_t k = 0; k < rows; ++k)
             finish(b.plane, b.od, b.oh + r + k, b.ow * channels, min(most, (rows - k) * count),
                    t.to + k * t.pitch * value, out + k * out_pitch);

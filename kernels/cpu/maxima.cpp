@@ -161,11 +161,9 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         const Max<S> op(p);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
-    const auto pool_winners = [&](auto element_of_channels, auto element) {
+    const Numbers numbers(p, winners, first);
+    const auto pool_winners = [&]<class P>(auto element_of_channels, auto element, P) {
         using S = decltype(element);
-        using P = conditional_t<sizeof(S) == 8, __int128,
-                                conditional_t<sizeof(S) == 4, int64_t, int32_t>>;
-        const Numbers numbers(p, winners, first);
         const Winner<S, P> op(p);
         void *const to = output ? output : winners;  // nothing is written where it is winners
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
@@ -182,9 +180,15 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     const int64_t as_it_is = p.are_minima ? -1 : p.type;  // the type of elements without keys
     if (winners != nullptr) {
         if (as_it_is == FLOAT32)
-            pool_winners(float(), int32_t());
-        else
-            with_integers(type_of(p).bytes, [&](auto element) { pool_winners(element, element); });
+            return pool_winners(float(), int32_t(), int64_t());
+        with_integers(type_of(p).bytes, [&]<class S>(S element) {
+            if constexpr (sizeof(S) == 1)
+                if (numbers.fit_a_byte())
+                    return pool_winners(element, element, int16_t());
+            pool_winners(element, element,
+                         conditional_t<sizeof(S) == 8, __int128,
+                                       conditional_t<sizeof(S) == 4, int64_t, int32_t>>());
+        });
     } else if (as_it_is == FLOAT32 && !compares_keys)
         pool_values(float());
     else if (as_it_is == FLOAT64)

@@ -31,6 +31,14 @@ struct Numbers {
         units[1] = p.h().dilation * p.w().size;
         units[2] = p.w().dilation;
     }
+    // Whether all are less than 128.
+    bool fit_a_byte() const {
+        double last = 0;
+        for (int a = 0; a < 3; ++a)
+            last +=
+                double(p.axes[a].window ? p.axes[a].window - 1 : p.axes[a].size) * double(units[a]);
+        return last < 128;
+    }
     // The position of tap 0 of an output along an axis.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);

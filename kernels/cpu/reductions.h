@@ -26,8 +26,8 @@ inline V quotient(V sums, float by, float inverse) {
     return remainder == remainder ? fused(remainder, V{} + inverse, near) : near;
 }
 
-// Windows of this many bytes are read at four places in turn, which takes .65 to .8 of the time where
-// no cache holds them.
+// Windows of this many bytes are read at four places in turn, which takes .65 to .8 of the time
+// where no cache holds them.
 constexpr int64_t LONG_BYTES = 1 << 15;
 
 // Operations on rows, made from an Op. It must have:
@@ -372,8 +372,8 @@ struct Rows final : RowOperations {
         }
         return Op::of(even, odd);
     }
-    // Combines k vectors of n elements: two from element `at` on, and two from each `apart` elements
-    // further.
+    // Combines k vectors of n elements: two from element `at` on, and two from each `apart`
+    // elements further.
     template <bool are_values, int64_t n, int64_t k>
     __attribute__((always_inline)) Vector<L, n> vectors_at(const char *from, int64_t at,
                                                            int64_t apart) const {
@@ -387,7 +387,8 @@ struct Rows final : RowOperations {
         }
         return tree<are_values, n, 0, k>(op, rows, 0).part[0];
     }
-    // Combines `eights` times 8 vectors of n elements, one after the other or at four places in turn.
+    // Combines `eights` times 8 vectors of n elements, one after the other or at four places in
+    // turn.
     template <bool are_values, int64_t n>
     __attribute__((noinline)) Vector<L, n> combined_eights(const char *from, int64_t eights) const {
         const bool is_long = eights * 8 * n * SIZE<are_values> >= LONG_BYTES;
