@@ -222,10 +222,10 @@ struct BlockPooling : Pooling<RowOperations> {
         if (are_whole && finish.is_uniform)
             return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
         if (finish.is_uniform && !finish.has_numbers && channels == 1 && rows > 1) {
-            // All rows are finished at once, where they lie.
-            finish(b.plane, b.od, b.oh + r, 0, t.outputs, t.to, t.to);
+            // All rows are finished at once, and copied.
+            finish(b.plane, b.od, b.oh + r, 0, t.outputs, t.to, m.scratch);
             for (int64_t k = 0; k < rows; ++k)
-                memcpy(out + k * out_pitch, t.to + k * t.pitch * finish.result_size,
+                memcpy(out + k * out_pitch, m.scratch + k * t.pitch * finish.result_size,
                        count * finish.result_size);
             return;
         }

@@ -207,7 +207,7 @@ struct Winner {
 #pragma GCC unroll 8
         for (int64_t k = 0; k < B::COUNT; ++k)
             result.part[k] =
-                converted<P, B::WIDTH, S>(parts[k]) * (P(1) << SHIFT) | (FIRST ^ P(number));
+                converted<P, B::WIDTH, S>(parts[k]) * P(P(1) << SHIFT) | P(FIRST ^ P(number));
         return result;
     }
     // The element of a winner. It is the lowest one for a window that reads no element.
@@ -215,7 +215,7 @@ struct Winner {
     // The number of a winner's tap, or -1 for a window that reads no element.
     static auto number(P winner) {
         using Number = conditional_t<(sizeof(P) > 8), int64_t, P>;
-        return winner & IS_TAP ? Number(FIRST - (winner & FIRST)) : -1;
+        return winner & IS_TAP ? Number(FIRST - (winner & FIRST)) : Number(-1);
     }
 };
 
