@@ -60,8 +60,6 @@ struct TapPlaces {
             using Tap = make_unsigned_t<decltype(type)>;
             const bool is_empty = p.d().is_empty(od) || p.h().is_empty(oh);
             const int64_t y = p.d().first(od) * p.h().size + p.h().first(oh);
-            const int64_t *const offset = offsets.data();
-            const uint64_t known = offsets.size();
             const bool is_flat = p.channels == 1;
             const int64_t next_output = p.w().stride * unit;
             const int64_t step = is_flat ? next_output : channel_unit;
@@ -72,17 +70,22 @@ struct TapPlaces {
                                    : (y * p.w().size + p.w().first(o)) * unit;
                 const int64_t count = is_flat ? end - o : p.channels;
                 for (int64_t i = o * p.channels; i < end * p.channels;
-                     i += count, from += next_output) {
-                    const Tap *const row = static_cast<const Tap *>(which) + i;
-                    for (int64_t k = 0; k < count; ++k) {
-                        const uint64_t tap = row[k];
-                        const bool is_known = sizeof(Tap) == 1 || tap < known;
-                        const int64_t distance = is_known ? offset[tap] : computed_offset(tap);
-                        visit(i + k, from + k * step + distance);
-                    }
-                }
+                     i += count, from += next_output)
+                    each_of(static_cast<const Tap *>(which), {i, i + count}, from, step, visit);
             }
         });
+    }
+    // The innermost loop is a function of its own, so that Clang has registers for it.
+    template <class Tap>
+    __attribute__((noinline)) void each_of(const Tap *which, Range elements, int64_t from,
+                                           int64_t step, auto visit) const {
+        const int64_t *const offset = offsets.data();
+        const uint64_t known = offsets.size();
+        for (int64_t i = elements.begin; i < elements.end; ++i, from += step) {
+            const uint64_t tap = which[i];
+            const bool is_known = sizeof(Tap) == 1 || tap < known;
+            visit(i, from + (is_known ? offset[tap] : computed_offset(tap)));
+        }
     }
 };
 
