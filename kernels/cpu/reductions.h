@@ -271,7 +271,8 @@ struct Rows final : RowOperations {
                 copy_n(rows + g * GROUP, GROUP, group);
                 each_block<n>(first, stop, [&](int64_t i) __attribute__((always_inline)) {
                     B values = tree<are_values, n, 0, GROUP>(by, group, begin + i);
-                    for (int64_t level = 0; level < full; ++level)
+#pragma GCC unroll 1
+                    for (int64_t level = 0; level < full; ++level)  // few times
                         values = combined(block_at<B>(level_at(level, i)), values);
                     store(values, level_at(full, i));
                 });
@@ -279,8 +280,10 @@ struct Rows final : RowOperations {
             each_block<n>(first, stop, [&](int64_t i) __attribute__((always_inline)) {
                 const Row *const last = rows + groups * GROUP;
                 B values = tree<are_values, n, 0, 1>(by, last, begin + i);
+#pragma GCC unroll 1
                 for (const Row *row = last + 1; row < rows + count; ++row)
                     values = combined(values, tree<are_values, n, 0, 1>(by, row, begin + i));
+#pragma GCC unroll 1
                 for (int64_t level = 0; level < levels; ++level)
                     if (groups >> level & 1)
                         values = combined(block_at<B>(level_at(level, i)), values);
