@@ -353,8 +353,6 @@ int64_t calls_forced() {
 
 void pool(const RowOperations &op, const Finish &finish, const void *from, void *to,
           const Windows &windows, Strategy strategy) {
-    const char *const input = static_cast<const char *>(from);
-    char *const output = static_cast<char *>(to);
     const Request request = {POOL,
                              windows,
                              op.element_size,
@@ -366,11 +364,11 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     if (strategy == AUTOMATIC)
         strategy = choose(request);
     if (strategy == PLANES)
-        pool_planes(op, finish, input, output, windows);
+        pool_planes({op, finish, from, to, windows});
     else if (strategy == WINDOWS)
-        pool_windows(op, finish, input, output, windows);
+        pool_windows({op, finish, from, to, windows});
     else
-        pool_rows(op, finish, input, output, windows, strategy == BOXES);
+        pool_rows({op, finish, from, to, windows}, strategy == BOXES);
 }
 
 }  // namespace dmlpool

@@ -184,7 +184,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
         const Windows seen = adjoint_of(Windows(q));
         const GatheredMaxima<T> op(q, seen, static_cast<const T *>(from),
                                    static_cast<const uint8_t *>(which));
-        pool_windows(op, Finish(sizeof(T), true, true), from, to, seen);
+        pool_windows({op, Finish(sizeof(T), true, true), from, to, seen});
     };
     if (strategy == GATHERED)
         return gather(p, arriving, taps, gradient);

@@ -169,7 +169,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
             const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
                                                                                output != nullptr);
-            return pool_windows(channels, WinningTaps<S>(numbers), input, to, windows);
+            return pool_windows({channels, WinningTaps<S>(numbers), input, to, windows});
         }
         pool(Rows<Winner<S, P>>(op, numbers.units), Winners<S, P>(numbers, op, output != nullptr),
              input, to, windows, by);

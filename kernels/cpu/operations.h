@@ -183,10 +183,12 @@ template <class Operations>
 struct Pooling {
     const Operations &op;
     const Finish &finish;
-    const char *const input;
-    char *const output;
+    const void *const from;
+    void *const to;
     const Windows &windows;
 
+    const char *const input = static_cast<const char *>(from);
+    char *const output = static_cast<char *>(to);
     const Problem &p = windows.p;
     const Axis d = p.d();
     const Axis h = p.h();
@@ -194,12 +196,9 @@ struct Pooling {
 };
 
 // The strategies, each in its file.
-void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Windows &windows);
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, bool by_boxes);
+void pool_planes(const Pooling<RowOperations> &pooling);
+void pool_rows(const Pooling<RowOperations> &pooling, bool by_boxes);
 // It also works for operations that are not RowOperations.
-void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
-                  const Windows &windows);
+void pool_windows(const Pooling<WindowOperations> &pooling);
 
 }  // namespace dmlpool

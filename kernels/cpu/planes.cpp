@@ -117,9 +117,8 @@ struct PlanePooling : Pooling<RowOperations> {
 
 }  // namespace
 
-void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Windows &windows) {
-    PlanePooling{{op, finish, input, output, windows}}.pool();
+void pool_planes(const Pooling<RowOperations> &pooling) {
+    PlanePooling{pooling}.pool();
 }
 
 }  // namespace dmlpool

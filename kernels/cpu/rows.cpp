@@ -149,9 +149,8 @@ struct RowPooling : BlockPooling {
 
 }  // namespace
 
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, bool by_boxes) {
-    RowPooling{{{op, finish, input, output, windows}, by_boxes}}.pool();
+void pool_rows(const Pooling<RowOperations> &pooling, bool by_boxes) {
+    RowPooling{{pooling, by_boxes}}.pool();
 }
 
 }  // namespace dmlpool

@@ -78,7 +78,6 @@ struct WindowPooling : Pooling<WindowOperations> {
     };
     // The rows that a tile reads, from position `low` on: elements, or one row of values.
     struct TileRows {
-        Row *rows;
         int64_t count;
         int64_t low;
         bool are_values;
@@ -162,7 +161,7 @@ struct WindowPooling : Pooling<WindowOperations> {
         if (channels > 1)
             combine_windows(t, found, values, out, m);
         else {
-            op.reduce_windows(found.are_values, found.rows[0], found.low, m.runs.data(), m.groups,
+            op.reduce_windows(found.are_values, m.rows[0], found.low, m.runs.data(), m.groups,
                               w.dilation, values);
             if (!finish.is_direct)
                 finish(t.plane, t.od, t.oh, t.first, m.groups, values, out);
@@ -241,17 +240,17 @@ struct WindowPooling : Pooling<WindowOperations> {
         for (int64_t r = 0; r < count && leaves_out; ++r)
             m.masks[r] = windows.kept->byte_of(rows[r].from);
         if (are_elements && (windows.kept == nullptr || leaves_out))
-            return {rows, count, 0, false};
+            return {count, 0, false};
         for (int64_t r = 0; r < count && length > 0; ++r)
             rows[r].from += reach.begin * position;
         read_rows(windows.kept, rows, count, length * channels, m.kept);
         if (are_elements)
-            return {rows, count, reach.begin, false};
+            return {count, reach.begin, false};
         m.staged.resize(max(m.staged.size(), size_t(length * pitch)));
         if (length > 0)  // as if the elements of a row were the channels of a tap
             op.combine_window(rows, count, length, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
-        return {rows, 1, reach.begin, true};
+        return {1, reach.begin, true};
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
@@ -298,8 +297,8 @@ struct WindowPooling : Pooling<WindowOperations> {
         Row *const taps = m.taps.data();
         int64_t count = 0;
         for (int64_t r = 0; r < found.count; ++r) {
-            Row tap = {found.rows[r].from + (span.begin - found.low) * position,
-                       found.rows[r].number + span.tap * op.units[2]};
+            Row tap = {m.rows[r].from + (span.begin - found.low) * position,
+                       m.rows[r].number + span.tap * op.units[2]};
             for (int64_t t = 0; t < span.count; ++t) {
                 taps[count] = tap;
                 if (leaves_out && !m.masks[r][span.begin + t * w.dilation])
@@ -315,10 +314,8 @@ struct WindowPooling : Pooling<WindowOperations> {
 
 }  // namespace
 
-void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to,
-                  const Windows &windows) {
-    WindowPooling{{op, finish, static_cast<const char *>(from), static_cast<char *>(to), windows}}
-        .pool();
+void pool_windows(const Pooling<WindowOperations> &pooling) {
+    WindowPooling{pooling}.pool();
 }
 
 }  // namespace dmlpool
