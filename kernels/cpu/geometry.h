@@ -31,9 +31,8 @@ namespace dmlpool {
 
 // Names of the standard library that all files use.
 using std::atomic, std::clamp, std::conditional_t, std::copy_n, std::fill_n, std::gcd,
-    std::is_floating_point_v, std::is_same_v, std::make_index_sequence, std::make_unsigned_t,
-    std::max, std::memcpy, std::min, std::numeric_limits, std::out_of_range, std::string,
-    std::to_string, std::vector;
+    std::is_floating_point_v, std::is_same_v, std::make_unsigned_t, std::max, std::memcpy, std::min,
+    std::numeric_limits, std::out_of_range, std::string, std::to_string, std::vector;
 
 // How many parts of at most `part` elements `count` elements have: the quotient, rounded up.
 inline int64_t parts_of(int64_t count, int64_t part) {

@@ -154,7 +154,6 @@ struct Scatter {
         using V = Vector<L, n>;
         using Integer = IntegerOf<L>;
         const uint8_t *const which = reinterpret_cast<const uint8_t *>(numbers) + row;
-        const auto lanes = make_index_sequence<n>();
         for (int tap = 0; tap < places.taps; tap += 2) {
             const int64_t z = p.d().first(od) + tap / 2 / p.h().window * p.d().dilation;
             const int64_t y = p.h().first(oh) + tap / 2 % p.h().window * p.h().dilation;
@@ -169,8 +168,8 @@ struct Scatter {
                 const V odd = winner == Integer(tap + 1) ? value : V{};
                 const auto low = [](int64_t k) { return k / 2 + k % 2 * n; };
                 const auto high = [](int64_t k) { return k / 2 + k % 2 * n + n / 2; };
-                write(shuffled<L, n>(even, odd, low, lanes), sums + at + 2 * i);
-                write(shuffled<L, n>(even, odd, high, lanes), sums + at + 2 * i + n);
+                write(shuffled<L, n>(even, odd, low), sums + at + 2 * i);
+                write(shuffled<L, n>(even, odd, high), sums + at + 2 * i + n);
             }
         }
     }

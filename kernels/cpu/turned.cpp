@@ -14,17 +14,14 @@ namespace {
 template <class E, int64_t n, int64_t step = n / 2>
 __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) {
     if constexpr (step > 0) {
-        const auto lanes = make_index_sequence<n>();
-        const auto upper = [](int64_t i) { return i & step ? n + i - step : i; };
-        const auto lower = [](int64_t i) { return i & step ? n + i : i + step; };
 #pragma GCC unroll 16
         for (int64_t i = 0; i < n; ++i) {
             if (i & step)
                 continue;
             const Vector<E, n> one = rows[i];
             const Vector<E, n> other = rows[i + step];
-            rows[i] = shuffled<E, n>(one, other, upper, lanes);
-            rows[i + step] = shuffled<E, n>(one, other, lower, lanes);
+            rows[i] = every_other_group<E, n, step, 0>(one, other);
+            rows[i + step] = every_other_group<E, n, step, step>(one, other);
         }
         turn_square<E, n, step / 2>(rows);
     }
