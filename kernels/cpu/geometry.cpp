@@ -24,10 +24,7 @@ Windows adjoint_of(const Windows &windows) {
     Windows result(windows.p);
     for (int a = 0; a < 3; ++a) {
         const Axis &axis = windows.p.axes[a];
-        int64_t step = 1;
-        if (axis.window > 0) {
-            step = result.seen[a].emplace(axis).step;
-        }
+        const int64_t step = axis.window > 0 ? result.seen[a].emplace(axis).step : 1;
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
     }
     return result;

@@ -52,7 +52,7 @@ struct TapPlaces {
     // Calls visit(i, place) for the elements of some outputs of a row. Its taps are `which`, of
     // `bytes` bytes each. The place is below 0 if the window is empty or has no such tap. If
     // there is one channel, and no window is empty, they are one loop.
-    void each(const void *which, int bytes, int64_t od, int64_t oh, const Range &outputs,
+    void each(const void *which, int64_t bytes, int64_t od, int64_t oh, const Range &outputs,
               const auto &visit) const {
         if (bytes > 4)
             reject("tap has this many bytes:", bytes);
@@ -100,7 +100,7 @@ struct Scatter {
     const char *const numbers;
     T *const gradient;
 
-    const int bytes = int(p.bytes);
+    const int64_t bytes = p.bytes;
     const TapPlaces places{p, p.channels, 1};
     const PlaneParts parts{p, PART, 4};
     const int64_t most = parts.step * parts.slab;  // elements of a part
@@ -146,7 +146,7 @@ struct Scatter {
             }
         }
         if constexpr (!is_direct)
-            divide<T>(sums, size, 1, nullptr, out);
+            divide<T>(sums, size, out);
     }
     // Writes all taps of a row of windows: what arrives where the tap is the winner, else 0.
     void write_pairs(int64_t row, int64_t od, int64_t oh, int64_t first, int64_t size,
@@ -177,8 +177,7 @@ struct Scatter {
 
 template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
-    const Windows windows(p);
-    const Strategy strategy = choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)});
+    const Strategy strategy = choose({WINNERS_GRADIENT, Windows(p), sizeof(T), sizeof(Wide<T>)});
     const auto gather = [](const Problem &q, const void *from, const void *which, void *to) {
         const Windows seen = adjoint_of(Windows(q));
         const GatheredMaxima<T> op(q, seen, static_cast<const T *>(from),
@@ -207,9 +206,9 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 void max_pooling_indices(const Problem &plain, const void *taps, void *indices) {
     const Problem p = joined_maxima(plain, true, true);
     const int tap_bytes = type_of(p).bytes;  // the problem's first tensor holds taps
-    const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
+    const int64_t plane_size = Numbers(p, indices).plane_size;
     const TapPlaces places(p, 1, plane_size);
-    with_integers(int(p.bytes), [&]<class N>(N) {
+    with_integers(p.bytes, [&]<class N>(N) {
         const auto write_row = [&](const auto &digits) {
             const int64_t plane_row = digits[1] * p.h().outputs + digits[0];
             const int64_t row = digits[2] * p.output_plane() + plane_row * p.output_row();

@@ -181,14 +181,14 @@ struct Counts {
     void divide_part(const Part &part, const T *sums, U *out) const {
         const int64_t n = part.problem.output_plane(), each = of.each;
         if (of.p.counting.divisor != 0)
-            return divide<U, T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
+            return divide<U, T>(sums, part.results(), out, double(of.p.counting.divisor));
         for (int64_t k = 0; k < part.problem.planes; ++k, sums += n, out += n) {
             const double *by = counts.data() + (of.m.is_own ? k * n / each : 0);
             if (each == 1)
-                divide<U, T>(sums, n, 1, by, out);
+                divide<U, T>(sums, n, out, 1, by);
             else
                 for (int64_t i = 0; i < n; i += each)
-                    divide<U, T>(sums + i, each, *by++, nullptr, out + i);
+                    divide<U, T>(sums + i, each, out + i, *by++);
         }
     }
 };
@@ -228,7 +228,7 @@ void spread_averages(const MaskedAverages &masked, const T *arriving, T *gradien
         else {
             sums.resize(part.elements());
             average_pooling_grad(q, shares.data(), sums.data());
-            divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+            divide<T>(sums.data(), part.elements(), out);
         }
         masked.kept(part).read(out, part.elements(), out);
     });
@@ -296,7 +296,7 @@ struct FirstKept {
 }  // namespace
 
 void Kept::read(const void *from, int64_t count, void *to) const {
-    with_integers(int(bytes), [&]<class S>(S) {
+    with_integers(bytes, [&]<class S>(S) {
         const S *elements = static_cast<const S *>(from);
         S *out = static_cast<S *>(to);
         const int64_t size = p.plane(), first = elements - static_cast<const S *>(tensor);
@@ -304,18 +304,16 @@ void Kept::read(const void *from, int64_t count, void *to) const {
         for (int64_t n; count > 0; ++plane, at = 0, count -= n, elements += n, out += n) {
             n = min(count, size - at);
             const uint8_t *const mask = mask_of(plane) + at / each;
-            (each == 1 ? n : each) < LANES<S>
-                ? keep<1>(elements, mask, n / each, each, S(m.fill), out)
-                : keep<LANES<S>>(elements, mask, n / each, each, S(m.fill), out);
+            const auto run = (each == 1 ? n : each) < LANES<S> ? &keep<1, S> : &keep<LANES<S>, S>;
+            run(elements, mask, n / each, each, S(m.fill), out);
         }
     });
 }
 
 vector<char> Kept::filled(int64_t count) const {
     vector<char> row(count * bytes);
-    with_integers(int(bytes), [&](auto bits) {
-        fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
-    });
+    with_integers(bytes,
+                  [&]<class S>(S) { fill_n(reinterpret_cast<S *>(row.data()), count, S(m.fill)); });
     return row;
 }
 
@@ -347,7 +345,7 @@ void masked_averages_grad(const Problem &p, const void *arriving, void *gradient
 }
 
 void find_first_kept(const Kept &kept, const void *maxima, void *winners) {
-    with_integers(int(kept.bytes), [&]<class S>(S) {
+    with_integers(kept.bytes, [&]<class S>(S) {
         FirstKept<S>{kept, static_cast<const S *>(maxima), winners}.find();
     });
 }

@@ -162,13 +162,11 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
     const Numbers numbers(p, winners, first);
-    const auto pool_winners = [&]<class P>(auto element_of_channels, auto element, P) {
-        using S = decltype(element);
+    const auto pool_winners = [&]<class E, class S, class P>(E, S, P) {
         const Winner<S, P> op(p);
         void *const to = output ? output : winners;  // nothing is written where it is winners
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
-            const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
-                                                                               output != nullptr);
+            const ChannelWinners<E, S, P> channels(numbers, op, output != nullptr);
             return pool_windows({channels, WinningTaps<S>(numbers), input, to, windows});
         }
         pool(Rows<Winner<S, P>>(op, numbers.units), Winners<S, P>(numbers, op, output != nullptr),
@@ -178,12 +176,12 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     // compared by one instruction in place of four.
     const bool compares_keys = is_wide(true, p.channels, p.h());
     const int64_t as_it_is = p.are_minima ? -1 : p.type;  // the type of elements without keys
-    if (winners != nullptr) {
+    if (winners) {
         if (as_it_is == FLOAT32)
             return pool_winners(float(), int32_t(), int64_t());
         with_integers(type_of(p).bytes, [&]<class S>(S element) {
             if constexpr (sizeof(S) == 1)
-                if (numbers.fit_a_byte())
+                if (last_number(p, numbers.units) < 128)
                     return pool_winners(element, element, int16_t());
             pool_winners(element, element,
                          conditional_t<sizeof(S) == 8, __int128,
@@ -205,9 +203,9 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
-    if (output != nullptr)
+    if (output)
         use_large_pages(output, outputs * bytes);
-    if (winners != nullptr)
+    if (winners)
         use_large_pages(winners, outputs * p.bytes);
     Windows windows(p);
     windows.kept = kept;

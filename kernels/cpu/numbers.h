@@ -31,14 +31,6 @@ struct Numbers {
         units[1] = p.h().dilation * p.w().size;
         units[2] = p.w().dilation;
     }
-    // Whether all are less than 128.
-    bool fit_a_byte() const {
-        double last = 0;
-        for (int a = 0; a < 3; ++a)
-            last +=
-                double(p.axes[a].window ? p.axes[a].window - 1 : p.axes[a].size) * double(units[a]);
-        return last < 128;
-    }
     // The position of tap 0 of an output along an axis.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);
@@ -64,7 +56,7 @@ struct Numbers {
             plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
                                (plane * p.channels + first_plane) * plane_size;
-        with_integers(int(p.bytes), [&](auto position) {
+        with_integers(p.bytes, [&](auto position) {
             auto *const out = static_cast<decltype(position) *>(numbers) + row;
             if (p.numbering == TAPS)
                 return write_positions(which, count, 0, 0, out);

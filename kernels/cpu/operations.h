@@ -19,7 +19,7 @@ namespace dmlpool {
 }
 
 // Calls act with a 0 whose type is the signed integer of `bytes` bytes.
-void with_integers(int bytes, const auto &act) {
+void with_integers(int64_t bytes, const auto &act) {
     if (bytes == 1)
         return act(int8_t());
     if (bytes == 2)
@@ -167,8 +167,7 @@ inline bool reads_first(const Windows &windows, int64_t element) {
     const int64_t weight = windows.p.channels > 1          ? 1 + pays_early
                            : h.stride == 1 || h.stride > 4 ? 0
                                                            : 3;
-    return is_large(bytes * weight) && windows.kept == nullptr &&
-           (h.window == 0 || h.extent() >= h.stride);
+    return is_large(bytes * weight) && !windows.kept && (h.window == 0 || h.extent() >= h.stride);
 }
 
 enum Strategy : int64_t;

@@ -66,7 +66,7 @@ void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, i
         return work(0, count);
     Region region{count, least, threads, work, vector<atomic<int64_t>>(threads)};
     const int32_t code = torch_parallel_for(0, threads, 1, take_parts, &region);
-    if (region.error != nullptr)
+    if (region.error)
         std::rethrow_exception(region.error);
     check("torch_parallel_for", code);
 }

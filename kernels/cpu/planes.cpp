@@ -50,7 +50,7 @@ struct PlanePooling : Pooling<RowOperations> {
                       const char *const elements = input + first * size * position_bytes;
                       vector<char> kept;
                       if (channels == 1) {
-                          const int64_t most = windows.kept != nullptr ? read_at_once : planes;
+                          const int64_t most = windows.kept ? read_at_once : planes;
                           for (int64_t k = 0, n; k < planes; k += n) {
                               n = min(most, planes - k);
                               Row row = {elements + k * size * position_bytes, 0};

@@ -222,8 +222,7 @@ void quantized_averages(const Problem &plain, const void *input, void *output,
     if (p.type != INT8 && p.type != UINT8)
         reject("quantized averages of type", p.type);
     // The planes of a block are requantized together, so they must share scales and zero points.
-    const Windows windows(p);
-    const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
+    const bool is_turned = q.is_uniform() && choose({AVERAGE, Windows(p)}) == TURNED;
     const CountedWindows g(is_turned ? turned_problem(p) : p, true);
     double taps = 1;  // the most that a window counts or reads
     for (int a = 0; a < 3; ++a)

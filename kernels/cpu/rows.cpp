@@ -132,11 +132,11 @@ struct RowPooling : BlockPooling {
         op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
         // Rows that follow each other are one, and others are read under a mask one by one.
         const int64_t joined = length == p.row() ? max<int64_t>(rows, 1) : 1;
-        const int64_t at_once = windows.kept == nullptr ? rows : joined;
+        const int64_t at_once = !windows.kept ? rows : joined;
         for (int64_t r = 0; r < rows; r += at_once, to += at_once * length * value) {
             const int64_t found =
                 find_rows(op, p, input, b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows.data());
-            if (windows.kept != nullptr && found == 1 && op.is_plain) {
+            if (windows.kept && found == 1 && op.is_plain) {
                 windows.kept->read(m.rows[0].from, joined * length, to);
                 continue;
             }

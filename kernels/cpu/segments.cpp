@@ -52,7 +52,7 @@ struct Finder {
         }
     }
     void operator()(const Piece &piece) {
-        const int64_t channels = piece.channels, to = piece.set * s.channels + piece.at;
+        const int64_t channels = piece.channels, to = piece.result;
         constexpr int64_t SHORT = 16 / sizeof(L);  // lanes of a short vector
         const auto run = channels >= LANES<L> ? &Finder::compare<LANES<L>>
                          : channels >= SHORT  ? &Finder::compare<SHORT>
@@ -72,7 +72,7 @@ struct Finder {
         VECTORIZE
         for (int64_t i = 0; i < channels; ++i)
             output[to + i] = narrow<T>(best[i] * sign);
-        if (winners != nullptr) {
+        if (winners) {
             VECTORIZE
             for (int64_t i = 0; i < channels; ++i)
                 winners[to + i] = numbers[i] < 0 ? -1 : piece.begin + int64_t(numbers[i]);
@@ -91,16 +91,16 @@ struct Spreader {
     T share[WIDTH];
 
     void operator()(const Piece &piece) {
-        const int64_t at = piece.set * s.channels + piece.at, channels = piece.channels;
+        const int64_t at = piece.result, channels = piece.channels;
         T *const to = gradient + piece.set * s.set_step + piece.at;
         const int64_t kept = s.divisor != 0 ? s.divisor : max<int64_t>(1, piece.kept_rows());
-        divide<T, T>(arriving + at, channels, double(kept), nullptr, share);
+        divide<T, T>(arriving + at, channels, share, double(kept));
         for (int64_t k = piece.begin; k < piece.end; ++k)
-            if (winners == nullptr && piece.keeps(k))
+            if (!winners && piece.keeps(k))
                 copy_n(share, channels, to + k * s.row_step);
             else
                 fill_n(to + k * s.row_step, channels, T{});
-        for (int64_t i = 0; i < channels && winners != nullptr; ++i) {
+        for (int64_t i = 0; i < channels && winners; ++i) {
             const int64_t winner = winners[at + i];
             if (winner >= piece.begin && winner < piece.end)
                 to[winner * s.row_step + i] = arriving[at + i];
@@ -135,9 +135,9 @@ void segment_shares(const Segments &s, const void *arriving, const int64_t *offs
                     const uint8_t *mask, const int64_t *winners, void *gradient) {
     with_floats(s.type, "segments of type", [&]<class T>(T) {
         T *const to = static_cast<T *>(gradient);
-        use_large_pages(gradient, s.length * s.channels * int64_t(sizeof(T)) *
-                                      (offsets != nullptr ? 1 : s.segments));
-        if (offsets != nullptr) {  // rows before the first set, and after the last
+        use_large_pages(gradient,
+                        s.length * s.channels * int64_t(sizeof(T)) * (offsets ? 1 : s.segments));
+        if (offsets) {  // rows before the first set, and after the last
             const int64_t end = offsets[s.segments] * s.channels;
             fill_n(to, offsets[0] * s.channels, T{});
             fill_n(to + end, s.length * s.channels - end, T{});

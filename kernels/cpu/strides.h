@@ -47,7 +47,7 @@ inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t c
     if (size == 16)
         run(__int128());
     else
-        with_integers(int(size), run);
+        with_integers(size, run);
 }
 
 }  // namespace

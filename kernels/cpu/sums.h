@@ -10,7 +10,8 @@ namespace {
 // by `divisor` times its entry of `columns` if that is not null. Sums may lie where the results go,
 // because each is read before its result is written.
 template <class U, class T = Wide<U>>
-void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
+void divide(const void *sums, int64_t count, void *to, double divisor = 1,
+            const double *columns = nullptr) {
     using L = Wide<U>;
     const T *from = static_cast<const T *>(sums);
     U *out = static_cast<U *>(to);

@@ -87,12 +87,12 @@ int64_t block_bytes(const PlaneTensor &tensor, int64_t channels) {
 // Turns `count` planes from `first` on into a block, or with `is_back` a block back into them.
 void turn(const PlaneTensor &tensor, bool is_back, int64_t first, int64_t count, int64_t channels,
           void *block) {
-    with_integers(int(tensor.bytes), [&]<class E>(E) {
+    with_integers(tensor.bytes, [&]<class E>(E) {
         E *const turned = static_cast<E *>(block);
         const char *const planes =
             static_cast<const char *>(tensor.elements) + first * tensor.size * tensor.bytes;
         // Under a mask a row of squares at a time.
-        const int64_t most = tensor.kept != nullptr ? Turned<E>::n : count;
+        const int64_t most = tensor.kept ? Turned<E>::n : count;
         vector<char> kept;
         for (int64_t k = 0; k < count; k += most) {
             const int64_t n = min(most, count - k);

@@ -155,7 +155,7 @@ void scatter(const T *input, const Positions &positions, T *output) {
                 to[at] += widen(read<T>(input + i));
         });
         if constexpr (!is_direct)
-            divide<T>(to, part.size(), 1, nullptr, out);
+            divide<T>(to, part.size(), out);
     });
 }
 
@@ -178,10 +178,10 @@ void max_unpooling(const Problem &p, const void *input, const void *indices, voi
     use_large_pages(output, p.input_bytes(type_of(p).bytes));
     with_integers(type_of(p).bytes, [&]<class T>(T) {
         const T *const from = static_cast<const T *>(input);
-        all.write_parts(unique != nullptr ? MOST_BITS : INT64_MAX, [&](const Part &part) {
+        all.write_parts(unique ? MOST_BITS : INT64_MAX, [&](const Part &part) {
             T *const to = static_cast<T *>(output) + part.first_place();
             fill_n(to, part.size(), T(0));
-            if (unique != nullptr)
+            if (unique)
                 return all.each_last(part, unique, all.size < int64_t(1) << 31 ? 4 : 8,
                                      [=](int64_t i, int64_t at) { to[at] = read<T>(from + i); });
             all.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {

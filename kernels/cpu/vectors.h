@@ -82,12 +82,6 @@ inline void write(const auto &vector, void *to) {
     const auto copy = vector;
     memcpy(to, &copy, sizeof(copy));
 }
-// A value that may lie at any address, as those of operands do. Loops over rows index it, because
-// GCC loads what several taps share once only if it sees an array: `read` takes 4 to 7 % longer.
-template <class V>
-struct Unaligned {
-    typedef V type __attribute__((aligned(1), may_alias));
-};
 template <class To>
 inline To bits_as(auto from) {
     static_assert(sizeof(To) == sizeof(from));

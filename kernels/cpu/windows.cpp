@@ -65,7 +65,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     const bool writes_first = (are_grouped || apart > 1) && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
     // that are left out. A row of planes that are joined has more than one mask.
-    const bool leaves_out = windows.kept != nullptr && channels > 1 &&
+    const bool leaves_out = windows.kept && channels > 1 &&
                             windows.kept->each == channels &&windows.kept->p.plane() % p.row() == 0;
     // Outputs [first, stop) of a row.
     struct Tile {
@@ -198,7 +198,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     }
     // The same for one channel.
     void copy_elements(const vector<Run> &runs, const char *from, const Tile &t) const {
-        with_integers(int(finish.result_size), [&]<class E>(E) {
+        with_integers(finish.result_size, [&]<class E>(E) {
             const E *results = reinterpret_cast<const E *>(from);
             for (const Run &run : runs) {
                 copy_run(run, results, t.stop - t.first - run.first,
@@ -239,7 +239,7 @@ struct WindowPooling : Pooling<WindowOperations> {
         const bool are_elements = channels > 1 || count == 1;
         for (int64_t r = 0; r < count && leaves_out; ++r)
             m.masks[r] = windows.kept->byte_of(rows[r].from);
-        if (are_elements && (windows.kept == nullptr || leaves_out))
+        if (are_elements && (!windows.kept || leaves_out))
             return {count, 0, false};
         for (int64_t r = 0; r < count && length > 0; ++r)
             rows[r].from += reach.begin * position;
