@@ -112,7 +112,7 @@ struct AverageGradient {
         const bool is_whole = outputs <= SHARES || p.w().window == 0;
         const double size = double(p.plane()) / double(outputs);
         const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES)), 2};
-        const int64_t planes = max<int64_t>(1, SHARES / outputs);
+        const int64_t planes = max(1, SHARES / outputs);
         for_parts(p.planes * parts.count, parts.count > 1 ? 1 : planes,
                   4. * double(outputs + p.plane()) / double(parts.count), 0,
                   [&](int64_t first, int64_t n, char *) { add_part(parts, parts.of(first), n); });

@@ -35,7 +35,7 @@ struct TapPlaces {
     TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
         : p(p), unit(unit), channel_unit(channel_unit) {
         const int64_t count = min({taps, int64_t(4096), p.planes * p.output_plane()});
-        for (int64_t tap = 0; tap < max<int64_t>(256, count); ++tap)
+        for (int64_t tap = 0; tap < max(256, count); ++tap)
             offsets.push_back(computed_offset(tap));
         for (int64_t o = 0; o < p.w().outputs; ++o)
             is_any_empty |= p.w().is_empty(o);
@@ -119,7 +119,7 @@ struct Scatter {
     }
     void add_part(const PlanePart &part, L *sums) const {
         const int64_t first = part.positions.begin * parts.slab;
-        const int64_t size = (part.positions.end - part.positions.begin) * parts.slab;
+        const int64_t size = part.positions.size() * parts.slab;
         T *const out = gradient + part.plane * p.plane() + first;
         if constexpr (is_direct)
             sums = out;
@@ -206,7 +206,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 void max_pooling_indices(const Problem &plain, const void *taps, void *indices) {
     const Problem p = joined_maxima(plain, true, true);
     const int tap_bytes = type_of(p).bytes;  // the problem's first tensor holds taps
-    const int64_t plane_size = Numbers(p, indices).plane_size;
+    const int64_t plane_size = Numbers{p, indices}.plane_size;
     const TapPlaces places(p, 1, plane_size);
     with_integers(p.bytes, [&]<class N>(N) {
         const auto write_row = [&](const auto &digits) {

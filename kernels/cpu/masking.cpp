@@ -60,13 +60,13 @@ struct MaskedAverages : Kept {
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
     const int64_t largest = max(p.plane(), p.output_plane());
-    const int64_t planes = parts.count > 1 ? 1 : clamp<int64_t>(PART / largest, 1, m.planes);
+    const int64_t planes = parts.count > 1 ? 1 : clamp(PART / largest, 1, m.planes);
 
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {
-        if (outputs.end - outputs.begin == axis.outputs)
+        if (outputs.size() == axis.outputs)
             return {0, axis.size};
-        const Range reach = windows.reach(parts.cut, outputs.begin, outputs.end - outputs.begin);
+        const Range reach = windows.reach(parts.cut, outputs.begin, outputs.size());
         const int64_t begin = min(reach.begin, axis.size - 1);
         return {begin, max(reach.end, begin + 1)};
     }
@@ -77,7 +77,7 @@ struct MaskedAverages : Kept {
     // The outputs of a band of a plane.
     const int64_t step = parts.count == 1   ? axis.outputs
                          : axis.window == 0 ? 1
-                                            : max<int64_t>(1, parts.step / axis.stride);
+                                            : max(1, parts.step / axis.stride);
 
     // Calls a copy of work(part) for all parts of a thread, which are whole planes or bands of a
     // plane. The results of bands do not overlap, or with `of_elements` their elements.

@@ -23,7 +23,7 @@ struct Winners final : Finish {
     bool has_values;
 
     Winners(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
-        : Finish(sizeof(S), numbers.p.numbering == TAPS, false),
+        : Finish(sizeof(S), numbers.are_taps, false),
           numbers(numbers),
           op(op),
           has_values(has_values) {
@@ -161,7 +161,7 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         const Max<S> op(p);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
-    const Numbers numbers(p, winners, first);
+    const Numbers numbers{p, winners, first};
     const auto pool_winners = [&]<class E, class S, class P>(E, S, P) {
         const Winner<S, P> op(p);
         void *const to = output ? output : winners;  // nothing is written where it is winners
@@ -209,7 +209,7 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
         use_large_pages(winners, outputs * p.bytes);
     Windows windows(p);
     windows.kept = kept;
-    const Numbers numbers(p, winners);
+    const Numbers numbers{p, winners};
     const Strategy strategy = choose({.operation = winners ? WINNERS : MAXIMA,
                                       .windows = windows,
                                       .element_size = bytes,

@@ -83,7 +83,7 @@ struct RowOperations : WindowOperations {
     bool is_idempotent;  // combining a value twice changes nothing
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
-    virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
+    virtual void fill(void *values, int64_t count, int64_t pitch = 0, int64_t places = 1) const = 0;
     // Combines `count` rows of `length` elements or values into `out`, as often as `times` says.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;

@@ -30,6 +30,19 @@ inline V quotient(V sums, float by, float inverse) {
 // where no cache holds them.
 constexpr int64_t LONG_BYTES = 1 << 15;
 
+// What most Ops have in common: those that combine elements T as values L, see `Rows`.
+template <class L, class T>
+struct Combination {
+    using Value = L;
+    using Element = T;
+    static constexpr int64_t lanes = LANES<L>;
+    static constexpr int64_t rows_at_once = 9;
+    static constexpr bool is_idempotent = true;
+    static constexpr bool has_numbers = false;
+    static constexpr bool can_divide = false;
+    static auto renumbered(auto values, int64_t) { return values; }
+};
+
 // Operations on rows, made from an Op. It must have:
 //     Value, Element            the types that are combined and that are read
 //     lanes                     elements of a row that are loaded at once

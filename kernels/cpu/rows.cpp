@@ -79,7 +79,7 @@ struct RowPooling : BlockPooling {
             const int64_t found =
                 find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows.data());
             if (found == 0) {
-                op.fill(into, repeated * pitch, 0, 1);
+                op.fill(into, repeated * pitch);
                 continue;
             }
             if (spacing > 1) {
@@ -125,13 +125,13 @@ struct RowPooling : BlockPooling {
         const Span depth = windows.at(0, b.od);
         const int64_t top = h.first(b.oh);
         const int64_t inside = depth.count > 0 ? height : 0;
-        const int64_t y = clamp<int64_t>(-top, 0, inside);
-        const int64_t rows = clamp<int64_t>(h.size - top, y, inside) - y;
+        const int64_t y = clamp(-top, 0, inside);
+        const int64_t rows = clamp(h.size - top, y, inside) - y;
         char *to = m.box + y * length * value;
-        op.fill(m.box, y * length, 0, 1);
-        op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
+        op.fill(m.box, y * length);
+        op.fill(to + rows * length * value, (height - y - rows) * length);
         // Rows that follow each other are one, and others are read under a mask one by one.
-        const int64_t joined = length == p.row() ? max<int64_t>(rows, 1) : 1;
+        const int64_t joined = length == p.row() ? max(rows, 1) : 1;
         const int64_t at_once = !windows.kept ? rows : joined;
         for (int64_t r = 0; r < rows; r += at_once, to += at_once * length * value) {
             const int64_t found =

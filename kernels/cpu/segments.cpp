@@ -93,7 +93,7 @@ struct Spreader {
     void operator()(const Piece &piece) {
         const int64_t at = piece.result, channels = piece.channels;
         T *const to = gradient + piece.set * s.set_step + piece.at;
-        const int64_t kept = s.divisor != 0 ? s.divisor : max<int64_t>(1, piece.kept_rows());
+        const int64_t kept = s.divisor != 0 ? s.divisor : max(1, piece.kept_rows());
         divide<T, T>(arriving + at, channels, share, double(kept));
         for (int64_t k = piece.begin; k < piece.end; ++k)
             if (!winners && piece.keeps(k))

@@ -67,7 +67,7 @@ struct List {
     bool fill(const Segments &s, const Piece &piece, const char *values, int64_t element) {
         const int64_t step = s.row_step * element;
         const char *const base = values + (piece.set * s.set_step + piece.at) * element;
-        rows.resize(max<int64_t>(int64_t(rows.size()), min(LISTED, piece.end - next)));
+        rows.resize(max(int64_t(rows.size()), min(LISTED, piece.end - next)));
         Row *const to = rows.data();
         count = 0;
         for (; next < piece.end && count < LISTED; ++next) {
@@ -108,7 +108,7 @@ struct Adder {
                 rows.push_back({reinterpret_cast<const char *>(&partial[k]), 0});
             sums.combine(true, rows.data(), int64_t(rows.size()), channels, wide, {});
         }
-        const int64_t by = s.divisor != 0 ? s.divisor : max<int64_t>(kept, 1);
+        const int64_t by = s.divisor != 0 ? s.divisor : max(kept, 1);
         divide<T>(wide, channels, output + piece.result, double(by));
     }
 };

@@ -101,7 +101,7 @@ struct Statistics {
             from += piece.at * s.length;
             for (int64_t i = 0; i < piece.channels; ++i, from += s.length) {
                 const double sum = of_plane(from, piece.mask, 0).sum;
-                const double exact = sum / double(max<int64_t>(kept, 1));
+                const double exact = sum / double(max(kept, 1));
                 mean[i] = narrow<T>(Wide<T>(exact));
                 finish(i, of_plane(from, piece.mask, exact));
             }

@@ -46,7 +46,7 @@ struct Turned {
     void turn(const E *from, E *to) const {
         for (int64_t k = 0; k < planes; k += n)
             for (int64_t x = 0; x < size; x += n) {
-                const int64_t at = min(x, max<int64_t>(size - n, 0));
+                const int64_t at = min(x, max(size - n, 0));
                 const bool is_whole = k + n <= planes && (planes - k - n + 1) * size - at >= n;
                 is_whole ? turn_part<is_back, true>(k, at, from, to)
                          : turn_part<is_back, false>(k, at, from, to);
@@ -82,7 +82,7 @@ struct Turned {
 // The bytes of the block of turned planes of a tensor. Blocks begin with cache lines, and each has
 // another place in a page: else loads may wait for earlier stores.
 int64_t block_bytes(const PlaneTensor &tensor, int64_t channels) {
-    return (max<int64_t>(tensor.size, 16) * channels * tensor.bytes + 63) / 64 * 64 + 1024;
+    return (max(tensor.size, 16) * channels * tensor.bytes + 63) / 64 * 64 + 1024;
 }
 // Turns `count` planes from `first` on into a block, or with `is_back` a block back into them.
 void turn(const PlaneTensor &tensor, bool is_back, int64_t first, int64_t count, int64_t channels,
@@ -121,7 +121,7 @@ void turn_planes(int64_t planes, int64_t channels, int inputs,
         const int64_t first = block * channels;
         const int64_t count = min(channels, planes - first);
         void *blocks[3];
-        memory += -reinterpret_cast<uintptr_t>(memory) % 64;
+        memory = aligned(memory, 64);
         for (size_t k = 0; k < tensors.size();
              memory += block_bytes(tensors.begin()[k++], channels))
             blocks[k] = memory;

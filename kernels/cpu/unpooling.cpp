@@ -30,7 +30,7 @@ struct Part {
     Range positions;
 
     // The places, and where the first one lies in the tensor.
-    int64_t size() const { return (positions.end - positions.begin) * p.channels; }
+    int64_t size() const { return positions.size() * p.channels; }
     int64_t first_place() const { return plane * p.plane() + positions.begin * p.channels; }
 };
 
@@ -61,13 +61,11 @@ struct Positions {
                        });
     }
     // For parts that read, and for parts that write, of which `most` places are written at a time.
-    void read_parts(const auto &act) const {
-        for_parts(max<int64_t>(1, CHUNK / p.channels), size, act);
-    }
+    void read_parts(const auto &act) const { for_parts(max(1, CHUNK / p.channels), size, act); }
     void write_parts(int64_t most, const auto &act) const {
         const int64_t threads = available_threads();
         const int64_t share = parts_of(size, parts_of(threads, p.planes));
-        for_parts(pixels, clamp<int64_t>(most / (threads * p.channels), 1, share), act);
+        for_parts(pixels, clamp(most / (threads * p.channels), 1, share), act);
     }
     // Calls act(i, at, position, number) for the elements of a part. `at` counts places from
     // first_place() on, and is -1 outside the part. What is no position is `size` or greater. A
@@ -76,14 +74,14 @@ struct Positions {
     void each(const Part &part, const auto &act) const {
         const auto run = [&]<class N>(N) {
             const bool is_flat = p.channels == 1;
-            const int64_t among = part.pixels.end - part.pixels.begin;
+            const int64_t among = part.pixels.size();
             const int64_t rows = is_flat ? 1 : among;
             const int64_t count = is_flat ? among : p.channels;
             const int64_t step = is_flat ? 0 : 1;
             const int64_t channels = p.channels;
             const uint64_t unit = are_indices ? size : 0;
             const uint64_t origin = part.plane * channels * unit;
-            const uint64_t first = part.positions.begin, width = part.positions.end - first;
+            const uint64_t first = part.positions.begin, width = part.positions.size();
             for (int64_t row = 0; row < rows; ++row) {
                 const int64_t pixel = part.pixels.begin + (is_backwards ? rows - 1 - row : row);
                 const int64_t begin = (part.plane * pixels + pixel) * channels;

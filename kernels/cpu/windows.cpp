@@ -35,8 +35,8 @@ struct WindowPooling : Pooling<WindowOperations> {
     const Axis w = p.w();
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const int64_t most_rows = max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
-    const int64_t most_taps = max<int64_t>(1, windows.most_taps(2));
+    const int64_t most_rows = windows.most_taps(0) * windows.most_taps(1);
+    const int64_t most_taps = windows.most_taps(2);
     // A window that a first-level cache does not hold is read from memory as it is combined, but
     // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
@@ -49,8 +49,8 @@ struct WindowPooling : Pooling<WindowOperations> {
     const bool are_grouped = finish.is_uniform && !are_numbered && windows.form_groups();
     const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
     const int64_t most_outputs = are_grouped ? COPIED_BYTES / pitch : TILE_OUTPUTS;
-    const int64_t tile = clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
-                                        clamp<int64_t>(most_outputs, 1, w.outputs));
+    const int64_t tile =
+        clamp(elements * w.outputs / (w.size * channels), 1, clamp(most_outputs, 1, w.outputs));
     const int64_t tiles = parts_of(w.outputs, tile);
     const int64_t result_pitch = channels * finish.result_size;
     // Values have the size of results, and are written where the results go.
@@ -184,7 +184,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     // Copies the result of each group of several channels to its outputs. A copy has up to a page,
     // as a position may be only a few bytes.
     void copy_positions(const vector<Run> &runs, const char *from, char *to) const {
-        const int64_t most = max<int64_t>(1, 4096 / result_pitch);
+        const int64_t most = max(1, 4096 / result_pitch);
         for (const Run &run : runs)
             for (int64_t g = 0; g < run.groups; ++g, from += result_pitch) {
                 char *const out = to + (run.first + g * run.apart) * result_pitch;
@@ -231,7 +231,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
         const Range reach = m.reach;
-        const int64_t length = max<int64_t>(0, reach.end - reach.begin);
+        const int64_t length = max(0, reach.size());
         if (reads_ahead && !reads_windows_ahead)
             read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
                           reach.begin * channels, length * channels);
@@ -256,7 +256,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     // are combined by one call. Values become results before they leave the first-level cache.
     void combine_windows(const Tile &t, const TileRows &found, char *values, char *out,
                          Memory &m) const {
-        const int64_t at_once = max<int64_t>(1, FINISHED_BYTES / pitch);
+        const int64_t at_once = max(1, FINISHED_BYTES / pitch);
         const int64_t most = leaves_out ? 1 : is_finished ? tile : at_once;
         int64_t finished = 0;
         int64_t k = 0;
@@ -272,7 +272,7 @@ struct WindowPooling : Pooling<WindowOperations> {
             for (int64_t g = 0, n; g < run.groups; g += n, k += n) {
                 n = min(most, run.groups - g);
                 if (reads_windows_ahead)
-                    n = clamp<int64_t>(READ_BYTES / (run.count * found.count * position + 1), 1, n);
+                    n = clamp(READ_BYTES / (run.count * found.count * position + 1), 1, n);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + g * run.step, run.count, run.tap};
