@@ -33,8 +33,7 @@ constexpr int64_t READ_ROW = 384;
 constexpr int64_t READ_ROWS = 16;
 
 struct RowPooling : BlockPooling {
-    const bool reads_ahead =
-        row_bytes >= READ_ROW && most_rows <= READ_ROWS && reads_first(windows, element);
+    const bool reads_ahead = row_bytes >= READ_ROW && most_rows <= READ_ROWS && reads_first();
     // The rows of outputs of a block that are combined together at most.
     const int64_t most_repeated = windows.spacing > 1 ? 1
                                   : reads_ahead       ? READ_BYTES / (h.stride * row_bytes) + 1
@@ -74,10 +73,9 @@ struct RowPooling : BlockPooling {
                            ? min({most_repeated, b.outputs_h - r, repeating.end - row})
                            : 1;
             if (reads_ahead)
-                read_new_rows(windows, element, input, b.plane, b.od, row, repeated,
-                              from * channels, columns * channels);
+                read_new_rows(b.plane, b.od, row, repeated, from * channels, columns * channels);
             const int64_t found =
-                find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows.data());
+                find_rows(b.plane, depth, windows.at(1, row), from, m.rows.data());
             if (found == 0) {
                 op.fill(into, repeated * pitch);
                 continue;
@@ -135,7 +133,7 @@ struct RowPooling : BlockPooling {
         const int64_t at_once = !windows.kept ? rows : joined;
         for (int64_t r = 0; r < rows; r += at_once, to += at_once * length * value) {
             const int64_t found =
-                find_rows(op, p, input, b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows.data());
+                find_rows(b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows.data());
             if (windows.kept && found == 1 && op.is_plain) {
                 windows.kept->read(m.rows[0].from, joined * length, to);
                 continue;

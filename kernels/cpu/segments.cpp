@@ -112,10 +112,8 @@ struct Spreader {
 
 void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
                   const uint8_t *mask, void *output) {
-    with_floats(s.type, "segments of type", [&]<class T>(T) {
-        each_piece(s, offsets, mask, [&] {
-            return Adder<T>{s, static_cast<const char *>(values), static_cast<T *>(output)};
-        });
+    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
+        return Adder<T>{s, static_cast<const char *>(values), static_cast<T *>(output)};
     });
 }
 
@@ -123,27 +121,27 @@ void segment_maxima(const Segments &s, const void *values, const int64_t *offset
                     const uint8_t *mask, void *output, int64_t *winners) {
     if (s.length > HIGHEST<int32_t>)
         reject("maximum of this number of rows:", s.length);
-    with_floats(s.type, "segments of type", [&]<class T>(T) {
-        each_piece(s, offsets, mask, [&] {
-            return Finder<T>{s, static_cast<const char *>(values), static_cast<T *>(output),
-                             winners, Wide<T>(s.are_minima ? -1 : 1)};
-        });
+    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
+        return Finder<T>{s, static_cast<const char *>(values), static_cast<T *>(output), winners,
+                         Wide<T>(s.are_minima ? -1 : 1)};
     });
 }
 
 void segment_shares(const Segments &s, const void *arriving, const int64_t *offsets,
                     const uint8_t *mask, const int64_t *winners, void *gradient) {
-    with_floats(s.type, "segments of type", [&]<class T>(T) {
-        T *const to = static_cast<T *>(gradient);
-        use_large_pages(gradient,
-                        s.length * s.channels * int64_t(sizeof(T)) * (offsets ? 1 : s.segments));
-        if (offsets) {  // rows before the first set, and after the last
-            const int64_t end = offsets[s.segments] * s.channels;
-            fill_n(to, offsets[0] * s.channels, T{});
-            fill_n(to + end, s.length * s.channels - end, T{});
-        }
-        each_piece(s, offsets, mask,
-                   [&] { return Spreader<T>{s, static_cast<const T *>(arriving), to, winners}; });
+    const int64_t row = with_floats(s.type, "segments of type", [&](auto element) {
+        return s.channels * int64_t(sizeof(element));
+    });
+    use_large_pages(gradient, s.length * row * (offsets ? 1 : s.segments));
+    if (offsets) {  // rows before the first set, and after the last
+        char *const to = static_cast<char *>(gradient);
+        const int64_t end = offsets[s.segments] * row;
+        fill_n(to, offsets[0] * row, char());
+        fill_n(to + end, s.length * row - end, char());
+    }
+    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
+        return Spreader<T>{s, static_cast<const T *>(arriving), static_cast<T *>(gradient),
+                           winners};
     });
 }
 

@@ -27,9 +27,11 @@ struct Piece {
     }
 };
 
-// Calls make()(piece) for all pieces, where each part of the work makes its own. Where sets are
-// fewer than threads need, channels are shared out, too. Throws where offsets fall or lie outside.
-void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, const auto &make) {
+// Calls make(T())(piece) for all pieces, where each part of the work makes its own, and T is the
+// sets' data type. Errors say `what` has it. Where sets are fewer than threads need, channels are
+// shared out, too. Throws where offsets fall or lie outside.
+void each_piece(const Segments &s, const char *what, const int64_t *offsets, const uint8_t *mask,
+                const auto &make) {
     bool are_offsets = !offsets || (offsets[0] >= 0 && offsets[s.segments] <= s.length);
     for (int64_t k = 0; offsets && k < s.segments; ++k)
         are_offsets &= offsets[k] <= offsets[k + 1];
@@ -41,18 +43,20 @@ void each_piece(const Segments &s, const int64_t *offsets, const uint8_t *mask, 
     const int64_t most = threads > 1 && s.segments < 4 * threads ? 128 : WIDTH;
     const int64_t pieces = parts_of(s.channels, most), width = parts_of(s.channels, pieces);
     const double rows = double(s.length) / double(offsets ? s.segments : 1);
-    parallel_loops({pieces, s.segments}, rows * double(width) + 64, [&] {
-        return [&, act = make()](const auto &digits) mutable {
-            const int64_t set = digits[1], at = digits[0] * width;
-            Piece piece = {set,      at,  set * s.channels + at, min(width, s.channels - at), 0,
-                           s.length, mask};
-            if (offsets) {
-                piece.begin = offsets[set];
-                piece.end = offsets[set + 1];
-            } else if (mask)
-                piece.mask += set * s.mask_step;
-            act(piece);
-        };
+    with_floats(s.type, what, [&](auto element) {
+        parallel_loops({pieces, s.segments}, rows * double(width) + 64, [&] {
+            return [&, act = make(element)](const auto &digits) mutable {
+                const int64_t set = digits[1], at = digits[0] * width;
+                Piece piece = {set,      at,  set * s.channels + at, min(width, s.channels - at), 0,
+                               s.length, mask};
+                if (offsets) {
+                    piece.begin = offsets[set];
+                    piece.end = offsets[set + 1];
+                } else if (mask)
+                    piece.mask += set * s.mask_step;
+                act(piece);
+            };
+        });
     });
 }
 

@@ -163,22 +163,18 @@ struct StatisticsGradient {
 
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations) {
-    with_floats(s.type, "statistics of type", [&]<class T>(T) {
-        each_piece(s, nullptr, mask, [&] {
-            return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
-                                 static_cast<T *>(deviations)};
-        });
+    each_piece(s, "statistics of type", nullptr, mask, [&]<class T>(T) {
+        return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
+                             static_cast<T *>(deviations)};
     });
 }
 
 void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *line,
                      void *gradient) {
-    with_floats(s.type, "statistics of type", [&]<class T>(T) {
-        each_piece(s, nullptr, mask, [&] {
-            return StatisticsGradient<T>{s, static_cast<const T *>(values),
-                                         static_cast<const Wide<T> *>(line),
-                                         static_cast<T *>(gradient)};
-        });
+    each_piece(s, "statistics of type", nullptr, mask, [&]<class T>(T) {
+        return StatisticsGradient<T>{s, static_cast<const T *>(values),
+                                     static_cast<const Wide<T> *>(line),
+                                     static_cast<T *>(gradient)};
     });
 }
 

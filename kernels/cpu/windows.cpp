@@ -40,7 +40,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     // A window that a first-level cache does not hold is read from memory as it is combined, but
     // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
-        position >= READ_POSITION && reads_first(windows, op.element_size) &&
+        position >= READ_POSITION && reads_first() &&
         (h.window > h.stride || op.writes_results || most_rows * most_taps * position <= 16384);
     // Rows that windows share with those above are read once; else windows are read one by one.
     const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
@@ -233,9 +233,8 @@ struct WindowPooling : Pooling<WindowOperations> {
         const Range reach = m.reach;
         const int64_t length = max(0, reach.size());
         if (reads_ahead && !reads_windows_ahead)
-            read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
-                          reach.begin * channels, length * channels);
-        const int64_t count = find_rows(op, p, input, t.plane, m.depth, m.height, 0, rows);
+            read_new_rows(t.plane, t.od, t.oh, 1, reach.begin * channels, length * channels);
+        const int64_t count = find_rows(t.plane, m.depth, m.height, 0, rows);
         const bool are_elements = channels > 1 || count == 1;
         for (int64_t r = 0; r < count && leaves_out; ++r)
             m.masks[r] = windows.kept->byte_of(rows[r].from);
