@@ -32,8 +32,8 @@ struct Divide final : Finish {
     }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        const char *const from = static_cast<const char *>(sums);
-        char *const out = static_cast<char *>(to);
+        const char *const from = as<char>(sums);
+        char *const out = as<char>(to);
         if (is_uniform)
             return divide(sums, count, to, g.divisor_of_all, nullptr);
         const double rows = g.rows_divisor(d, h);
@@ -150,8 +150,7 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
     const Problem q = is_turned ? turned_problem(p) : p;
     const CountedWindows g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
-        AverageGradient{g, strategy, static_cast<const char *>(from), static_cast<char *>(to)}
-            .run();
+        AverageGradient{g, strategy, as<char>(from), as<char>(to)}.run();
     };
     if (!is_turned)
         return run(arriving, gradient, chosen);

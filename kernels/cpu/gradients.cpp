@@ -73,7 +73,7 @@ struct TapPlaces {
                 const int64_t count = is_flat ? end - o : p.channels;
                 for (int64_t i = o * p.channels; i < end * p.channels;
                      i += count, from += next_output) {
-                    const Tap *const row = static_cast<const Tap *>(which) + i;
+                    const Tap *const row = as<Tap>(which) + i;
                     for (int64_t k = 0; k < count; ++k) {
                         const uint64_t tap = row[k];
                         const bool is_known = sizeof(Tap) == 1 || tap < known;
@@ -114,7 +114,7 @@ struct Scatter {
     void run() const {
         for_parts(p.planes * parts.count, 1, 4. * double(most), is_direct ? 0 : most * sizeof(L),
                   [&](int64_t number, int64_t, char *memory) {
-                      add_part(parts.of(number), reinterpret_cast<L *>(memory));
+                      add_part(parts.of(number), as<L>(memory));
                   });
     }
     void add_part(const PlanePart &part, L *sums) const {
@@ -153,7 +153,7 @@ struct Scatter {
                      L *sums) const {
         using V = Vector<L, n>;
         using Integer = IntegerOf<L>;
-        const uint8_t *const which = reinterpret_cast<const uint8_t *>(numbers) + row;
+        const uint8_t *const which = as<uint8_t>(numbers) + row;
         for (int tap = 0; tap < places.taps; tap += 2) {
             const int64_t z = p.d().first(od) + tap / 2 / p.h().window * p.d().dilation;
             const int64_t y = p.h().first(oh) + tap / 2 % p.h().window * p.h().dilation;
@@ -180,8 +180,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
     const Strategy strategy = choose({WINNERS_GRADIENT, Windows(p), sizeof(T), sizeof(Wide<T>)});
     const auto gather = [](const Problem &q, const void *from, const void *which, void *to) {
         const Windows seen = adjoint_of(Windows(q));
-        const GatheredMaxima<T> op(q, seen, static_cast<const T *>(from),
-                                   static_cast<const uint8_t *>(which));
+        const GatheredMaxima<T> op(q, seen, as<T>(from), as<uint8_t>(which));
         pool_windows({op, Finish(sizeof(T), true, true), from, to, seen});
     };
     if (strategy == GATHERED)
@@ -196,9 +195,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
             [&](int64_t, void *const *blocks) { gather(q, blocks[0], blocks[1], blocks[2]); });
     }
     // SCATTERED
-    Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
-               static_cast<T *>(gradient)}
-        .run();
+    Scatter<T>{p, as<T>(arriving), as<char>(taps), as<T>(gradient)}.run();
 }
 
 }  // namespace
@@ -213,9 +210,9 @@ void max_pooling_indices(const Problem &plain, const void *taps, void *indices) 
             const int64_t plane_row = digits[1] * p.h().outputs + digits[0];
             const int64_t row = digits[2] * p.output_plane() + plane_row * p.output_row();
             const int64_t origin = digits[2] * p.channels * plane_size;
-            N *const out = static_cast<N *>(indices) + row;
-            places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[1],
-                        digits[0], {0, p.w().outputs}, [=](int64_t i, int64_t place) {
+            N *const out = as<N>(indices) + row;
+            places.each(as<char>(taps) + row * tap_bytes, tap_bytes, digits[1], digits[0],
+                        {0, p.w().outputs}, [=](int64_t i, int64_t place) {
                             out[i] = N(place < 0 ? -1 : origin + place);
                         });
         };

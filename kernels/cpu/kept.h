@@ -22,7 +22,7 @@ struct Kept {
     }
     // The byte of an element.
     const uint8_t *byte_of(const char *element) const {
-        const int64_t at = (element - static_cast<const char *>(tensor)) / bytes;
+        const int64_t at = (element - as<char>(tensor)) / bytes;
         return mask_of(at / p.plane()) + at % p.plane() / each;
     }
     // A row of `count` masked elements.

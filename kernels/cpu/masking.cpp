@@ -29,7 +29,7 @@ template <int64_t n, class S>
 void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fill, S *to) {
     const auto filled = Vector<S, n>{} + fill;
     const auto copy = [&](int64_t i, const Vector<S, n> &is_kept) {
-        __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
+        __builtin_prefetch(from + i + AHEAD / sizeof(S));
         const auto elements = read<Vector<S, n>>(from + i);
         write(Vector<S, n>(is_kept != 0 ? elements : filled), to + i);
     };
@@ -126,7 +126,7 @@ struct MaskedAverages : Kept {
     }
     // What is kept of a part. It refers to the part.
     Kept kept(const Part &part) const {
-        return {part.problem, static_cast<const char *>(tensor) + part.input * bytes};
+        return {part.problem, as<char>(tensor) + part.input * bytes};
     }
 };
 
@@ -297,9 +297,9 @@ struct FirstKept {
 
 void Kept::read(const void *from, int64_t count, void *to) const {
     with_integers(bytes, [&]<class S>(S) {
-        const S *elements = static_cast<const S *>(from);
-        S *out = static_cast<S *>(to);
-        const int64_t size = p.plane(), first = elements - static_cast<const S *>(tensor);
+        const S *elements = as<S>(from);
+        S *out = as<S>(to);
+        const int64_t size = p.plane(), first = elements - as<S>(tensor);
         int64_t plane = first / size, at = first % size;
         for (int64_t n; count > 0; ++plane, at = 0, count -= n, elements += n, out += n) {
             n = min(count, size - at);
@@ -312,8 +312,7 @@ void Kept::read(const void *from, int64_t count, void *to) const {
 
 vector<char> Kept::filled(int64_t count) const {
     vector<char> row(count * bytes);
-    with_integers(bytes,
-                  [&]<class S>(S) { fill_n(reinterpret_cast<S *>(row.data()), count, S(m.fill)); });
+    with_integers(bytes, [&]<class S>(S) { fill_n(as<S>(row.data()), count, S(m.fill)); });
     return row;
 }
 
@@ -322,8 +321,7 @@ void masked(const Problem &p, const void *input, void *output) {
     use_large_pages(output, p.input_bytes(kept.bytes));
     parallel(p.planes * p.plane() / kept.each, double(kept.each), [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kept.each * kept.bytes;
-        kept.read(static_cast<const char *>(input) + first, (end - begin) * kept.each,
-                  static_cast<char *>(output) + first);
+        kept.read(as<char>(input) + first, (end - begin) * kept.each, as<char>(output) + first);
     });
 }
 
@@ -332,22 +330,20 @@ void masked_averages(const Problem &p, const void *input, void *output) {
     if (masked.are_sets())
         return segment_sums(masked.sets(), input, nullptr, masked.m.mask, output);
     with_floats(p.type, "averages of type",
-                [&]<class T>(T) { pool_averages(masked, static_cast<T *>(output)); });
+                [&]<class T>(T) { pool_averages(masked, as<T>(output)); });
 }
 
 void masked_averages_grad(const Problem &p, const void *arriving, void *gradient) {
     const MaskedAverages masked{{p, gradient}};
     if (masked.are_sets())
         return segment_shares(masked.sets(), arriving, nullptr, masked.m.mask, nullptr, gradient);
-    with_floats(p.type, "averages of type", [&]<class T>(T) {
-        spread_averages(masked, static_cast<const T *>(arriving), static_cast<T *>(gradient));
-    });
+    with_floats(p.type, "averages of type",
+                [&]<class T>(T) { spread_averages(masked, as<T>(arriving), as<T>(gradient)); });
 }
 
 void find_first_kept(const Kept &kept, const void *maxima, void *winners) {
-    with_integers(kept.bytes, [&]<class S>(S) {
-        FirstKept<S>{kept, static_cast<const S *>(maxima), winners}.find();
-    });
+    with_integers(kept.bytes,
+                  [&]<class S>(S) { FirstKept<S>{kept, as<S>(maxima), winners}.find(); });
 }
 
 }  // namespace dmlpool

@@ -32,8 +32,8 @@ struct Winners final : Finish {
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *values, void *to) const override {
         const Winner<S, P> by = op;
-        const P *__restrict winners = static_cast<const P *>(values);
-        S *__restrict out = static_cast<S *>(to);
+        const P *__restrict winners = as<P>(values);
+        S *__restrict out = as<S>(to);
         if (has_values)
             VECTORIZE
         for (int64_t i = 0; i < count; ++i)
@@ -89,8 +89,8 @@ struct ChannelWinners final : WindowOperations {
     }
     void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *result,
                         const Times &times) const override {
-        S *which = reinterpret_cast<S *>(produced);
-        S *values = reinterpret_cast<S *>(result);
+        S *which = as<S>(produced);
+        S *values = as<S>(result);
         if (count == 0) {
             fill_n(which, times.count * channels, S(none));
             if (has_values)
@@ -148,7 +148,7 @@ struct WinningTaps final : Finish {
         : Finish(sizeof(S), false, false), numbers(numbers) {}
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *winning, void *) const override {
-        numbers.write(plane, od, oh, first, count, static_cast<const S *>(winning));
+        numbers.write(plane, od, oh, first, count, as<S>(winning));
     }
 };
 

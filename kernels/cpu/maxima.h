@@ -113,8 +113,8 @@ struct Values final : Finish {
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
                     void *to) const override {
         const Max<S> by = op;
-        const S *from = static_cast<const S *>(values);
-        S *out = static_cast<S *>(to);  // may be where the values are
+        const S *from = as<S>(values);
+        S *out = as<S>(to);  // may be where the values are
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.store(from[i]);

@@ -11,9 +11,19 @@
 
 namespace dmlpool {
 
+// A pointer to memory as one to elements of type T.
+template <class T>
+T *as(void *memory) {
+    return static_cast<T *>(memory);
+}
+template <class T>
+const T *as(const void *memory) {
+    return static_cast<const T *>(memory);
+}
+
 // The first address from `memory` on that is a multiple of `alignment`.
 inline char *aligned(void *memory, uintptr_t alignment) {
-    return static_cast<char *>(memory) + -reinterpret_cast<uintptr_t>(memory) % alignment;
+    return as<char>(memory) + -reinterpret_cast<uintptr_t>(memory) % alignment;
 }
 
 // Asks Linux for large pages for a result of 32 MB or more. The first write to a page waits for the
@@ -22,7 +32,7 @@ inline void use_large_pages(void *memory, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
     constexpr int64_t PAGE = 1 << 21;
     char *const begin = aligned(memory, PAGE);
-    const int64_t left = static_cast<char *>(memory) + bytes - begin;
+    const int64_t left = as<char>(memory) + bytes - begin;
     if (bytes >= 32 << 20)
         madvise(begin, left / PAGE * PAGE, MADV_HUGEPAGE);
 #endif

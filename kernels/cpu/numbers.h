@@ -47,7 +47,7 @@ struct Numbers {
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
                                (plane * p.channels + first_plane) * plane_size;
         with_integers(p.bytes, [&](auto position) {
-            auto *const out = static_cast<decltype(position) *>(numbers) + row;
+            auto *const out = as<decltype(position)>(numbers) + row;
             if (are_taps)
                 return write_positions(which, count, 0, 0, out);
             if (p.channels == 1 && p.w().window > 0)

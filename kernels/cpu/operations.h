@@ -136,8 +136,8 @@ struct Pooling {
     void *const to;
     const Windows &windows;
 
-    const char *const input = static_cast<const char *>(from);
-    char *const output = static_cast<char *>(to);
+    const char *const input = as<char>(from);
+    char *const output = as<char>(to);
     const Problem &p = windows.p;
     const Axis d = p.d();
     const Axis h = p.h();

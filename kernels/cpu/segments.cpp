@@ -112,9 +112,8 @@ struct Spreader {
 
 void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
                   const uint8_t *mask, void *output) {
-    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
-        return Adder<T>{s, static_cast<const char *>(values), static_cast<T *>(output)};
-    });
+    each_piece(s, "segments of type", offsets, mask,
+               [&]<class T>(T) { return Adder<T>{s, as<char>(values), as<T>(output)}; });
 }
 
 void segment_maxima(const Segments &s, const void *values, const int64_t *offsets,
@@ -122,7 +121,7 @@ void segment_maxima(const Segments &s, const void *values, const int64_t *offset
     if (s.length > HIGHEST<int32_t>)
         reject("maximum of this number of rows:", s.length);
     each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
-        return Finder<T>{s, static_cast<const char *>(values), static_cast<T *>(output), winners,
+        return Finder<T>{s, as<char>(values), as<T>(output), winners,
                          Wide<T>(s.are_minima ? -1 : 1)};
     });
 }
@@ -134,14 +133,13 @@ void segment_shares(const Segments &s, const void *arriving, const int64_t *offs
     });
     use_large_pages(gradient, s.length * row * (offsets ? 1 : s.segments));
     if (offsets) {  // rows before the first set, and after the last
-        char *const to = static_cast<char *>(gradient);
+        char *const to = as<char>(gradient);
         const int64_t end = offsets[s.segments] * row;
         fill_n(to, offsets[0] * row, char());
         fill_n(to + end, s.length * row - end, char());
     }
     each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
-        return Spreader<T>{s, static_cast<const T *>(arriving), static_cast<T *>(gradient),
-                           winners};
+        return Spreader<T>{s, as<T>(arriving), as<T>(gradient), winners};
     });
 }
 

@@ -109,7 +109,7 @@ struct Adder {
         if (!partial.empty()) {
             vector<Row> rows;
             for (size_t k = 0; k < partial.size(); k += channels)
-                rows.push_back({reinterpret_cast<const char *>(&partial[k]), 0});
+                rows.push_back({as<char>(&partial[k]), 0});
             sums.combine(true, rows.data(), int64_t(rows.size()), channels, wide, {});
         }
         const int64_t by = s.divisor != 0 ? s.divisor : max(kept, 1);

@@ -91,7 +91,7 @@ struct Statistics {
     void operator()(const Piece &piece) {
         const Segments &s = adder.s;
         const int64_t kept = piece.kept_rows();
-        const T *from = reinterpret_cast<const T *>(adder.values) + piece.set * s.set_step;
+        const T *from = as<T>(adder.values) + piece.set * s.set_step;
         T *const mean = adder.output + piece.result;
         T *const to = deviations + piece.result;
         const auto finish = [&](int64_t i, const Distances<1> &all) {
@@ -164,17 +164,14 @@ struct StatisticsGradient {
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations) {
     each_piece(s, "statistics of type", nullptr, mask, [&]<class T>(T) {
-        return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
-                             static_cast<T *>(deviations)};
+        return Statistics<T>{{s, as<char>(values), as<T>(means)}, as<T>(deviations)};
     });
 }
 
 void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *line,
                      void *gradient) {
     each_piece(s, "statistics of type", nullptr, mask, [&]<class T>(T) {
-        return StatisticsGradient<T>{s, static_cast<const T *>(values),
-                                     static_cast<const Wide<T> *>(line),
-                                     static_cast<T *>(gradient)};
+        return StatisticsGradient<T>{s, as<T>(values), as<Wide<T>>(line), as<T>(gradient)};
     });
 }
 

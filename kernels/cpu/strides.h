@@ -14,8 +14,8 @@ namespace {
 template <class Bits>
 __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int64_t apart,
                                           int64_t begin, void *to, int64_t length) {
-    const Bits *__restrict from = static_cast<const Bits *>(values);
-    Bits *__restrict out = static_cast<Bits *>(to);
+    const Bits *__restrict from = as<Bits>(values);
+    Bits *__restrict out = as<Bits>(to);
     if (apart != 2) {
         fill_n(out, length, Bits(0));
         for (int64_t i = 0; i < count; ++i)
@@ -36,8 +36,8 @@ inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t c
     const auto run = [=]<class V>(V) {
         // A stride of 2 is known when the library is compiled.
         const auto take = [=](auto apart) {
-            const V *__restrict from = static_cast<const V *>(row);
-            V *__restrict to = static_cast<V *>(out);
+            const V *__restrict from = as<V>(row);
+            V *__restrict to = as<V>(out);
             VECTORIZE
             for (int64_t i = 0; i < count; ++i)
                 to[i] = read<V>(from + i * apart);

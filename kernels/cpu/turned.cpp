@@ -88,9 +88,8 @@ int64_t block_bytes(const PlaneTensor &tensor, int64_t channels) {
 void turn(const PlaneTensor &tensor, bool is_back, int64_t first, int64_t count, int64_t channels,
           void *block) {
     with_integers(tensor.bytes, [&]<class E>(E) {
-        E *const turned = static_cast<E *>(block);
-        const char *const planes =
-            static_cast<const char *>(tensor.elements) + first * tensor.size * tensor.bytes;
+        E *const turned = as<E>(block);
+        const char *const planes = as<char>(tensor.elements) + first * tensor.size * tensor.bytes;
         // Under a mask a row of squares at a time.
         const int64_t most = tensor.kept ? Turned<E>::n : count;
         vector<char> kept;

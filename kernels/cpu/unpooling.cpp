@@ -85,7 +85,7 @@ struct Positions {
             for (int64_t row = 0; row < rows; ++row) {
                 const int64_t pixel = part.pixels.begin + (is_backwards ? rows - 1 - row : row);
                 const int64_t begin = (part.plane * pixels + pixel) * channels;
-                const N *const from = static_cast<const N *>(numbers) + begin;
+                const N *const from = as<N>(numbers) + begin;
                 for (int64_t i = 0; i < count; ++i) {
                     const int64_t k = is_backwards ? count - 1 - i : i;
                     const int64_t number = read<N>(from + k);
@@ -113,9 +113,9 @@ struct Positions {
                        const bool is_last = at >= 0 && !(bits[at / 64] >> at % 64 & 1);
                        const int64_t written = is_last ? int64_t(position) : -1;
                        if (out_bytes == 4)
-                           static_cast<int32_t *>(unique)[i] = int32_t(written);
+                           as<int32_t>(unique)[i] = int32_t(written);
                        else
-                           static_cast<int64_t *>(unique)[i] = written;
+                           as<int64_t>(unique)[i] = written;
                        if (!is_last)
                            return;
                        bits[at / 64] |= uint64_t(1) << at % 64;
@@ -146,7 +146,7 @@ void scatter(const T *input, const Positions &positions, T *output) {
     positions.write_parts(is_direct ? INT64_MAX : MOST_SUMS, [&](const Part &part) {
         vector<L> sums(is_direct ? 0 : part.size());
         T *const out = output + part.first_place();
-        L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
+        L *const to = is_direct ? as<L>(out) : sums.data();
         fill_n(to, part.size(), L(0));
         positions.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {
             if (at >= 0)
@@ -175,9 +175,9 @@ void max_unpooling(const Problem &p, const void *input, const void *indices, voi
         throw out_of_range("an index");
     use_large_pages(output, p.input_bytes(type_of(p).bytes));
     with_integers(type_of(p).bytes, [&]<class T>(T) {
-        const T *const from = static_cast<const T *>(input);
+        const T *const from = as<T>(input);
         all.write_parts(unique ? MOST_BITS : INT64_MAX, [&](const Part &part) {
-            T *const to = static_cast<T *>(output) + part.first_place();
+            T *const to = as<T>(output) + part.first_place();
             fill_n(to, part.size(), T(0));
             if (unique)
                 return all.each_last(part, unique, all.size < int64_t(1) << 31 ? 4 : 8,
@@ -194,8 +194,8 @@ void gather_positions(const Problem &p, const void *input, const void *positions
     const Positions all{p, positions, p.bytes};
     with_integers(type_of(p).bytes, [&]<class T>(T) {
         all.read_parts([&](const Part &part) {
-            const T *const from = static_cast<const T *>(input) + part.first_place();
-            T *const to = static_cast<T *>(output);
+            const T *const from = as<T>(input) + part.first_place();
+            T *const to = as<T>(output);
             all.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {
                 to[i] = at >= 0 ? read<T>(from + at) : T(0);
             });
@@ -205,9 +205,7 @@ void gather_positions(const Problem &p, const void *input, const void *positions
 
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output) {
     const Positions all{p, positions, p.bytes};
-    const auto run = [&]<class T>(T) {
-        scatter(static_cast<const T *>(input), all, static_cast<T *>(output));
-    };
+    const auto run = [&]<class T>(T) { scatter(as<T>(input), all, as<T>(output)); };
     // Integers have unique positions: each is added to a 0, so its bytes stay whatever its type.
     type_of(p).infinity != 0 ? with_floats(p.type, "data type", run)
                              : with_integers(type_of(p).bytes, run);

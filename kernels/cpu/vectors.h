@@ -366,7 +366,7 @@ inline V fused(V first, V second, V third) {
 
 template <class T>
 inline const T *elements(const Row &row) {
-    return reinterpret_cast<const T *>(row.from);
+    return as<T>(row.from);
 }
 
 // The data type of a problem's first tensor. Throws if there is no type of that number.

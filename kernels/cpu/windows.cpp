@@ -199,10 +199,9 @@ struct WindowPooling : Pooling<WindowOperations> {
     // The same for one channel.
     void copy_elements(const vector<Run> &runs, const char *from, const Tile &t) const {
         with_integers(finish.result_size, [&]<class E>(E) {
-            const E *results = reinterpret_cast<const E *>(from);
+            const E *results = as<E>(from);
             for (const Run &run : runs) {
-                copy_run(run, results, t.stop - t.first - run.first,
-                         reinterpret_cast<E *>(t.out) + run.first);
+                copy_run(run, results, t.stop - t.first - run.first, as<E>(t.out) + run.first);
                 results += run.groups;
             }
         });
