@@ -32,16 +32,16 @@ struct Divide final : Finish {
     }
     void operator()(int64_t, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        const char *const from = static_cast<const char *>(sums);
-        char *const out = static_cast<char *>(to);
+        const char *const from = as<char>(sums);
+        char *const out = as<char>(to);
         if (is_uniform)
-            return divide(sums, count, g.divisor_of_all, nullptr, to);
+            return divide(sums, count, to, g.divisor_of_all, nullptr);
         const double rows = g.rows_divisor(d, h);
         if (g.p.channels == 1 && !g.counted[2].empty())
-            return divide(sums, count, rows, g.counted[2].data() + i, to);
+            return divide(sums, count, to, rows, g.counted[2].data() + i);
         g.for_runs(i, count, [&](int64_t at, int64_t n, int64_t output) {
-            divide(from + at * sum, n, rows * double(g.known_count(2, output).counted), nullptr,
-                   out + at * result_size);
+            divide(from + at * sum, n, out + at * result_size,
+                   rows * double(g.known_count(2, output).counted), nullptr);
         });
     }
 };
@@ -112,7 +112,7 @@ struct AverageGradient {
         const bool is_whole = outputs <= SHARES || p.w().window == 0;
         const double size = double(p.plane()) / double(outputs);
         const PlaneParts parts{p, is_whole ? p.plane() : int64_t(size * double(SHARES)), 2};
-        const int64_t planes = max<int64_t>(1, SHARES / outputs);
+        const int64_t planes = max(1, SHARES / outputs);
         for_parts(p.planes * parts.count, parts.count > 1 ? 1 : planes,
                   4. * double(outputs + p.plane()) / double(parts.count), 0,
                   [&](int64_t first, int64_t n, char *) { add_part(parts, parts.of(first), n); });
@@ -123,8 +123,7 @@ struct AverageGradient {
 
 void pool_averages(const Problem &plain, const void *input, void *output, const Kept *kept) {
     const Problem p = joined_averages(plain, false, true);
-    const Windows windows(p);
-    const bool is_turned = choose({AVERAGE, windows}) == TURNED;
+    const bool is_turned = choose({AVERAGE, Windows(p)}) == TURNED;
     const Kernels kernels = kernels_of(p.type);
     const int64_t element = kernels.sums.element_size;
     use_large_pages(output, p.planes * p.output_plane() * element);
@@ -146,14 +145,12 @@ void average_pooling_grad(const Problem &plain, const void *arriving, void *grad
     const Problem p = joined_averages(plain, true, true);
     const int64_t element = kernels_of(p.type).sums.element_size;
     use_large_pages(gradient, p.input_bytes(element));
-    const Windows windows(p);
-    const Strategy chosen = choose({AVERAGE_GRADIENT, windows});
+    const Strategy chosen = choose({AVERAGE_GRADIENT, Windows(p)});
     const bool is_turned = chosen == TURNED;
     const Problem q = is_turned ? turned_problem(p) : p;
     const CountedWindows g(q, false);
     const auto run = [&](const void *from, void *to, Strategy strategy) {
-        AverageGradient{g, strategy, static_cast<const char *>(from), static_cast<char *>(to)}
-            .run();
+        AverageGradient{g, strategy, as<char>(from), as<char>(to)}.run();
     };
     if (!is_turned)
         return run(arriving, gradient, chosen);

@@ -39,7 +39,7 @@ constexpr int64_t MOST_PARTS = 4;
 // blocks to share little of what they read.
 inline int64_t block_outputs(const Axis &axis, int64_t least) {
     const int64_t wanted = max({int64_t(1), least, 2 * axis.extent() / axis.stride});
-    return parts_of(axis.outputs, max<int64_t>(1, axis.outputs / wanted));
+    return parts_of(axis.outputs, max(1, axis.outputs / wanted));
 }
 
 // Rows of outputs, or some of their columns.
@@ -87,8 +87,7 @@ struct BlockPooling : Pooling<RowOperations> {
     const int64_t row_length = parts_of(w.span(outputs_w), w.stride);
     const int64_t pitch = row_length * w.stride * channels;
     // The outputs of a block along H, and the rows that are pooled along W together.
-    const int64_t most_group =
-        max<int64_t>(1, 4 * WORKSPACE_VALUES / (pitch * min<int64_t>(4, value)));
+    const int64_t most_group = max(1, 4 * WORKSPACE_VALUES / (pitch * min<int64_t>(4, value)));
     const int64_t outputs_h =
         by_boxes ? block_outputs(h, BOX_OUTPUTS_H) : min(most_group, h.outputs);
     const int64_t group = min(most_group, outputs_h);
@@ -103,8 +102,7 @@ struct BlockPooling : Pooling<RowOperations> {
     const bool reads_apart = channels == 1 && w.stride >= 5 && w.window * value >= 16 && !widens_w;
     // The most rows that a window reads along D and H. A box reads rows along D where windows have
     // none along H.
-    const int64_t most_rows =
-        max<int64_t>(1, windows.most_taps(0)) * max<int64_t>(1, windows.most_taps(1));
+    const int64_t most_rows = windows.most_taps(0) * windows.most_taps(1);
     // Sums of several channels are divided in the loop that adds their taps.
     const double divisor = channels > 1 || w.stride == 1 ? finish.divisor : 0;
     // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which
@@ -118,7 +116,7 @@ struct BlockPooling : Pooling<RowOperations> {
         const int64_t count = min(outputs_w, w.outputs - ow);
         const int64_t first = w.first(ow);
         const int64_t last = first + w.span(count);
-        const int64_t low = clamp<int64_t>(0, first, last);
+        const int64_t low = clamp(0, first, last);
         return {plane,
                 od,
                 oh,
@@ -127,7 +125,7 @@ struct BlockPooling : Pooling<RowOperations> {
                 count,
                 (low - first) * channels,
                 low,
-                clamp<int64_t>(w.size, low, last) - low};
+                clamp(w.size, low, last) - low};
     }
     Workspace workspace() const {
         constexpr int64_t ALIGNMENT = 64;  // of a vector, as loads across cache lines take longer
@@ -142,8 +140,7 @@ struct BlockPooling : Pooling<RowOperations> {
         m.parts.resize(w.window);
         m.parts_of_h.resize(by_boxes ? h.window : 0);
         m.memory.reset(new char[values * value + 7 * ALIGNMENT]);
-        char *next = m.memory.get();
-        next += -reinterpret_cast<uintptr_t>(next) & (ALIGNMENT - 1);
+        char *next = aligned(m.memory.get(), ALIGNMENT);
         const auto take = [&](int64_t count) {
             return std::exchange(next, next + parts_of(count * value, ALIGNMENT) * ALIGNMENT);
         };
@@ -194,9 +191,9 @@ struct BlockPooling : Pooling<RowOperations> {
         const int64_t end = b.before + b.columns * channels;
         if (end - b.before == pitch || windows.spacing > 1)
             return;
-        op.fill(m.staged, b.before, 0, 1);
+        op.fill(m.staged, b.before);
         op.fill(m.staged + end * value, pitch - end + b.before, pitch, rows - 1);
-        op.fill(m.staged + ((rows - 1) * pitch + end) * value, pitch - end, 0, 1);
+        op.fill(m.staged + ((rows - 1) * pitch + end) * value, pitch - end);
     }
     // Computes the results of rows [r, r + rows) of a block from their rows of workspace at `from`.
     void pool_along_w(const Block &b, int64_t r, int64_t rows, char *from, Workspace &m) const {

@@ -110,15 +110,13 @@ Reason planes_cannot(const Request &r) {
 double taps_of(const Axis &axis) {
     return double(axis.window ? axis.window : min(axis.extent(), axis.size));
 }
+double taps_of(const Problem &p) {
+    return taps_of(p.d()) * taps_of(p.h()) * taps_of(p.w());
+}
 // Whether integers as wide as elements hold the numbers of taps.
 Reason numbers_cannot(const Request &r) {
-    double taps = 1;
-    double last = 0;
-    for (int a = 0; a < 3; ++a) {
-        taps *= taps_of(r.p.axes[a]);
-        last += (taps_of(r.p.axes[a]) - 1) * double(r.units[a]);
-    }
-    return taps > 1 << 14 || last >= std::ldexp(1., int(8 * r.element_size - 1))
+    return taps_of(r.p) > 1 << 14 ||
+                   last_number(r.p, r.units) >= std::ldexp(1., int(8 * r.element_size - 1))
                ? "integers as wide as an element do not hold the numbers of taps"
                : nullptr;
 }
@@ -204,8 +202,7 @@ Reason gathered_cannot(const Request &r) {
 // Gathering reads, for each vector of channels, all windows that may have won it. Scattering adds
 // each window to its winner, element by element.
 Reason gathered_is_slower(const Request &r) {
-    const double taps = taps_of(r.p.d()) * taps_of(r.p.h()) * taps_of(r.p.w());
-    return lanes_of_channels(r, r.value_size) * taps * double(r.value_size) > GATHERED_BYTES
+    return lanes_of_channels(r, r.value_size) * taps_of(r.p) * double(r.value_size) > GATHERED_BYTES
                ? "many windows may have won an element"
                : nullptr;
 }
@@ -218,7 +215,7 @@ Reason boxes_cannot(const Request &r) {
 }
 // Under a mask, which ROWS do not read, BOXES are what rows are without one.
 Reason boxes_is_slower(const Request &r) {
-    return (r.windows.kept != nullptr && costs_less_by_rows(r)) ||
+    return (r.windows.kept && costs_less_by_rows(r)) ||
                    is_wide(r.is_idempotent, r.p.channels, r.p.h()) || is_separate(r) ||
                    (r.p.channels > 1 && is_wide(r.is_idempotent, r.p.channels, r.p.w()))
                ? nullptr
@@ -226,7 +223,7 @@ Reason boxes_is_slower(const Request &r) {
 }
 
 Reason rows_cannot(const Request &r) {
-    return r.windows.kept != nullptr ? "a mask leaves out elements"
+    return r.windows.kept ? "a mask leaves out elements"
            : r.windows.spacing == 1 && is_huge(r.p.w())
                ? "there are bins along W, or windows reach far past it"
                : nullptr;
@@ -273,7 +270,7 @@ atomic<int64_t> forced_calls = 0;
 // Why an implementation is not taken while `wanted` is forced.
 Reason reason_of(const Implementation &one, const Request &request, Strategy wanted) {
     const Reason reason = one.cannot(request);
-    if (reason != nullptr || wanted == one.number)
+    if (reason || wanted == one.number)
         return reason;
     if (wanted != AUTOMATIC)
         return "another is forced";
@@ -307,6 +304,13 @@ bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis) {
     return steps * axis.span(axis.outputs) < axis.window * axis.outputs;
 }
 
+double last_number(const Problem &p, const int64_t *units) {
+    double last = 0;
+    for (int a = 0; a < 3; ++a)
+        last += (taps_of(p.axes[a]) - 1) * double(units[a]);
+    return last;
+}
+
 bool puts_zeros_between(const Axis &axis) {
     const bool is_tiling = axis.window == axis.stride && axis.dilation == 1;
     return axis.window > 0 && axis.stride <= ZEROS_STRIDE && axis.window <= ZEROS_WINDOW &&
@@ -315,7 +319,7 @@ bool puts_zeros_between(const Axis &axis) {
 
 Strategy choose(const Request &request) {
     static const char *const verbose = std::getenv("DMLPOOL_VERBOSE");
-    const bool is_verbose = verbose != nullptr && *verbose == '1';
+    const bool is_verbose = verbose && *verbose == '1';
     string reasons;
     for (const Strategy asked : {forced.load(std::memory_order_relaxed), AUTOMATIC}) {
         reasons.clear();
@@ -323,7 +327,7 @@ Strategy choose(const Request &request) {
             if (!(one.operations & request.operation))
                 continue;
             const Reason reason = reason_of(one, request, asked);
-            if (reason == nullptr) {
+            if (!reason) {
                 forced_calls += asked == one.number;
                 if (is_verbose)
                     tell(request, one.name, reasons);
@@ -353,8 +357,6 @@ int64_t calls_forced() {
 
 void pool(const RowOperations &op, const Finish &finish, const void *from, void *to,
           const Windows &windows, Strategy strategy) {
-    const char *const input = static_cast<const char *>(from);
-    char *const output = static_cast<char *>(to);
     const Request request = {POOL,
                              windows,
                              op.element_size,
@@ -366,11 +368,11 @@ void pool(const RowOperations &op, const Finish &finish, const void *from, void 
     if (strategy == AUTOMATIC)
         strategy = choose(request);
     if (strategy == PLANES)
-        pool_planes(op, finish, input, output, windows);
+        pool_planes({op, finish, from, to, windows});
     else if (strategy == WINDOWS)
-        pool_windows(op, finish, input, output, windows);
+        pool_windows({op, finish, from, to, windows});
     else
-        pool_rows(op, finish, input, output, windows, strategy == BOXES);
+        pool_rows({op, finish, from, to, windows}, strategy == BOXES);
 }
 
 }  // namespace dmlpool

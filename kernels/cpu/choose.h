@@ -71,6 +71,8 @@ constexpr int64_t TURNED_WIDTH = 16;
 // Whether an axis is wide: windows overlap so much that combining them from windows of 1, 4, 16,
 // ... taps is faster.
 bool is_wide(bool is_idempotent, int64_t channels, const Axis &axis);
+// The number of a window's last tap, or a number that is no less for bins.
+double last_number(const Problem &p, const int64_t *units);
 // Whether a gradient of averages pools rows of arriving elements with zeros between them.
 bool puts_zeros_between(const Axis &axis);
 

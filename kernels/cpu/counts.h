@@ -52,7 +52,7 @@ struct CountedWindows : Windows {
         Axis padded = axis;
         padded.size += counting.end_padding[a];
         const int64_t counted = counting.include_padding && axis.window > 0 ? padded.high(o) : read;
-        return {max<int64_t>(counted, 1), read};
+        return {max(counted, 1), read};
     }
     TapCount known_count(int a, int64_t o) const {
         return counted[a].empty() ? count_of(a, o) : TapCount{int64_t(counted[a][o]), read[a][o]};

@@ -39,7 +39,7 @@ struct GatheredMaxima final : WindowOperations {
         const auto run = [=, this](auto known) {
             const int64_t number = known;
             for (int64_t t = 0; t < times.count; ++t) {
-                T *const out = reinterpret_cast<T *>(produced) + t * times.pitch;
+                T *const out = as<T>(produced) + t * times.pitch;
                 const int64_t first = t * times.step / int64_t(sizeof(T));
                 for (int64_t begin = 0; begin < channels; begin += n) {
                     const int64_t at = min(begin, channels - n);

@@ -9,25 +9,21 @@ SeenAxis::SeenAxis(const Axis &axis)
 Span SeenAxis::span_of(int64_t x) const {
     const Range around = axis.outputs_around(x);
     if (axis.dilation == 1 || around.begin >= around.end)
-        return {around.begin, max<int64_t>(around.end - around.begin, 0),
-                x - axis.first(around.begin)};
+        return {around.begin, max(around.end - around.begin, 0), x - axis.first(around.begin)};
     const int64_t place = x + axis.padding;
     // The first output reads x with the last of the taps that some output reads it with.
     int64_t tap = place % divisor != 0 ? -1 : min(axis.window - 1, place / axis.dilation);
     while (tap >= 0 && (place - tap * axis.dilation) % axis.stride != 0)
         --tap;
     const int64_t first = tap < 0 ? around.end : (place - tap * axis.dilation) / axis.stride;
-    return {first, max<int64_t>(parts_of(around.end - first, step), 0), tap};
+    return {first, max(parts_of(around.end - first, step), 0), tap};
 }
 
 Windows adjoint_of(const Windows &windows) {
     Windows result(windows.p);
     for (int a = 0; a < 3; ++a) {
         const Axis &axis = windows.p.axes[a];
-        int64_t step = 1;
-        if (axis.window > 0) {
-            step = result.seen[a].emplace(axis).step;
-        }
+        const int64_t step = axis.window > 0 ? result.seen[a].emplace(axis).step : 1;
         result.p.axes[a] = {axis.outputs, axis.size, 0, 1, 0, step};
     }
     return result;
@@ -39,8 +35,8 @@ Range Windows::reach(int a, int64_t output, int64_t outputs) const {
         return {seen[a]->axis.outputs_around(output).begin, seen[a]->axis.outputs_around(last).end};
     const Axis &axis = p.axes[a];
     if (axis.window > 0)
-        return {clamp<int64_t>(axis.first(output), 0, axis.size),
-                clamp<int64_t>(axis.first(last) + axis.extent(), 0, axis.size)};
+        return {clamp(axis.first(output), 0, axis.size),
+                clamp(axis.first(last) + axis.extent(), 0, axis.size)};
     const Span span = axis.span_of(last);
     return {axis.span_of(output).begin, span.begin + span.count};
 }
@@ -56,7 +52,7 @@ int64_t Windows::most_taps(int a) const {
                     parts_of(from.axis.window, from.axis.stride / from.divisor));
     } else if (axis.whole().begin < axis.whole().end)
         return axis.window;
-    int64_t most = 0;
+    int64_t most = 1;
     for (int64_t o = 0; o < axis.outputs && most < bound; ++o)
         most = max(most, at(a, o).count);
     return most;

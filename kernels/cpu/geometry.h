@@ -31,10 +31,16 @@ namespace dmlpool {
 
 // Names of the standard library that all files use.
 using std::atomic, std::clamp, std::conditional_t, std::copy_n, std::fill_n, std::gcd,
-    std::is_floating_point_v, std::is_same_v, std::make_index_sequence, std::make_unsigned_t,
-    std::max, std::memcpy, std::min, std::numeric_limits, std::out_of_range, std::string,
-    std::to_string, std::vector;
+    std::is_floating_point_v, std::is_same_v, std::make_unsigned_t, std::max, std::memcpy, std::min,
+    std::numeric_limits, std::out_of_range, std::string, std::to_string, std::vector;
 
+// std::max and std::clamp of numbers of which one may be a plain constant.
+inline int64_t max(int64_t one, int64_t other) {
+    return std::max(one, other);
+}
+inline int64_t clamp(int64_t number, int64_t low, int64_t high) {
+    return std::clamp(number, low, high);
+}
 // How many parts of at most `part` elements `count` elements have: the quotient, rounded up.
 inline int64_t parts_of(int64_t count, int64_t part) {
     return (count + part - 1) / part;
@@ -70,6 +76,7 @@ struct Range {
     int64_t begin;
     int64_t end;
 
+    int64_t size() const { return end - begin; }
     bool contains(int64_t i) const { return begin <= i && i < end; }
 };
 
@@ -108,7 +115,7 @@ struct Axis {
         }
         const int64_t tap = low(output);
         const int64_t count = high(output) - tap;
-        return {count > 0 ? first(output) + tap * dilation : 0, max<int64_t>(count, 0), tap};
+        return {count > 0 ? first(output) + tap * dilation : 0, max(count, 0), tap};
     }
     // The outputs whose windows begin at or before position x and end after it.
     Range outputs_around(int64_t x) const {
@@ -122,7 +129,7 @@ struct Axis {
         const int64_t last = size + padding - extent();
         if (window == 0 || last < 0)
             return {0, 0};
-        const int64_t begin = clamp<int64_t>(parts_of(padding, stride), 0, outputs);
+        const int64_t begin = clamp(parts_of(padding, stride), 0, outputs);
         return {begin, max(begin, min(outputs, last / stride + 1))};
     }
 };
@@ -199,8 +206,7 @@ struct PlaneParts {
     const int cut = p.d().size > 1 ? 0 : p.h().size > 1 ? 1 : 2;
     const Axis &axis = p.axes[cut];
     const int64_t slab = p.plane() / axis.size;  // elements of one position along that axis
-    const int64_t step =
-        clamp<int64_t>(elements / slab, min(axis.size, extents *axis.extent()), axis.size);
+    const int64_t step = clamp(elements / slab, min(axis.size, extents *axis.extent()), axis.size);
     const int64_t count = parts_of(axis.size, step);  // of a plane
 
     // Part `number`, counted over all planes.
@@ -218,8 +224,8 @@ struct PlaneParts {
         Problem q = p;
         Axis &part = q.axes[cut];
         q.planes = planes;
-        part.size = positions.end - positions.begin;
-        part.outputs = outputs.end - outputs.begin;
+        part.size = positions.size();
+        part.outputs = outputs.size();
         if (part.window > 0)
             part.padding += positions.begin - outputs.begin * part.stride;
         else if (part.outputs < axis.outputs)  // a bin that is all of the part
@@ -258,7 +264,7 @@ struct Windows {
     }
     // A range that has all positions that outputs [output, output + outputs) read.
     Range reach(int axis, int64_t output, int64_t outputs) const;
-    // The most positions that an output reads.
+    // The most positions that an output reads, at least 1.
     int64_t most_taps(int axis) const;
     // Whether there is one output, which reads all of a plane.
     bool are_planes() const;

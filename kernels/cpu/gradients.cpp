@@ -35,7 +35,7 @@ struct TapPlaces {
     TapPlaces(const Problem &p, int64_t unit, int64_t channel_unit)
         : p(p), unit(unit), channel_unit(channel_unit) {
         const int64_t count = min({taps, int64_t(4096), p.planes * p.output_plane()});
-        for (int64_t tap = 0; tap < max<int64_t>(256, count); ++tap)
+        for (int64_t tap = 0; tap < max(256, count); ++tap)
             offsets.push_back(computed_offset(tap));
         for (int64_t o = 0; o < p.w().outputs; ++o)
             is_any_empty |= p.w().is_empty(o);
@@ -52,7 +52,7 @@ struct TapPlaces {
     // Calls visit(i, place) for the elements of some outputs of a row. Its taps are `which`, of
     // `bytes` bytes each. The place is below 0 if the window is empty or has no such tap. If
     // there is one channel, and no window is empty, they are one loop.
-    void each(const void *which, int bytes, int64_t od, int64_t oh, const Range &outputs,
+    void each(const void *which, int64_t bytes, int64_t od, int64_t oh, const Range &outputs,
               const auto &visit) const {
         if (bytes > 4)
             reject("tap has this many bytes:", bytes);
@@ -71,7 +71,7 @@ struct TapPlaces {
                 const int64_t count = is_flat ? end - o : p.channels;
                 for (int64_t i = o * p.channels; i < end * p.channels;
                      i += count, from += next_output)
-                    each_of(static_cast<const Tap *>(which), {i, i + count}, from, step, visit);
+                    each_of(as<Tap>(which), {i, i + count}, from, step, visit);
             }
         });
     }
@@ -103,7 +103,7 @@ struct Scatter {
     const char *const numbers;
     T *const gradient;
 
-    const int bytes = int(p.bytes);
+    const int64_t bytes = p.bytes;
     const TapPlaces places{p, p.channels, 1};
     const PlaneParts parts{p, PART, 4};
     const int64_t most = parts.step * parts.slab;  // elements of a part
@@ -117,12 +117,12 @@ struct Scatter {
     void run() const {
         for_parts(p.planes * parts.count, 1, 4. * double(most), is_direct ? 0 : most * sizeof(L),
                   [&](int64_t number, int64_t, char *memory) {
-                      add_part(parts.of(number), reinterpret_cast<L *>(memory));
+                      add_part(parts.of(number), as<L>(memory));
                   });
     }
     void add_part(const PlanePart &part, L *sums) const {
         const int64_t first = part.positions.begin * parts.slab;
-        const int64_t size = (part.positions.end - part.positions.begin) * parts.slab;
+        const int64_t size = part.positions.size() * parts.slab;
         T *const out = gradient + part.plane * p.plane() + first;
         if constexpr (is_direct)
             sums = out;
@@ -149,15 +149,14 @@ struct Scatter {
             }
         }
         if constexpr (!is_direct)
-            divide<T>(sums, size, 1, nullptr, out);
+            divide<T>(sums, size, out);
     }
     // Writes all taps of a row of windows: what arrives where the tap is the winner, else 0.
     void write_pairs(int64_t row, int64_t od, int64_t oh, int64_t first, int64_t size,
                      L *sums) const {
         using V = Vector<L, n>;
         using Integer = IntegerOf<L>;
-        const uint8_t *const which = reinterpret_cast<const uint8_t *>(numbers) + row;
-        const auto lanes = make_index_sequence<n>();
+        const uint8_t *const which = as<uint8_t>(numbers) + row;
         for (int tap = 0; tap < places.taps; tap += 2) {
             const int64_t z = p.d().first(od) + tap / 2 / p.h().window * p.d().dilation;
             const int64_t y = p.h().first(oh) + tap / 2 % p.h().window * p.h().dilation;
@@ -172,8 +171,8 @@ struct Scatter {
                 const V odd = winner == Integer(tap + 1) ? value : V{};
                 const auto low = [](int64_t k) { return k / 2 + k % 2 * n; };
                 const auto high = [](int64_t k) { return k / 2 + k % 2 * n + n / 2; };
-                write(shuffled<L, n>(even, odd, low, lanes), sums + at + 2 * i);
-                write(shuffled<L, n>(even, odd, high, lanes), sums + at + 2 * i + n);
+                write(shuffled<L, n>(even, odd, low), sums + at + 2 * i);
+                write(shuffled<L, n>(even, odd, high), sums + at + 2 * i + n);
             }
         }
     }
@@ -181,13 +180,11 @@ struct Scatter {
 
 template <class T>
 void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps, void *gradient) {
-    const Windows windows(p);
-    const Strategy strategy = choose({WINNERS_GRADIENT, windows, sizeof(T), sizeof(Wide<T>)});
+    const Strategy strategy = choose({WINNERS_GRADIENT, Windows(p), sizeof(T), sizeof(Wide<T>)});
     const auto gather = [](const Problem &q, const void *from, const void *which, void *to) {
         const Windows seen = adjoint_of(Windows(q));
-        const GatheredMaxima<T> op(q, seen, static_cast<const T *>(from),
-                                   static_cast<const uint8_t *>(which));
-        pool_windows(op, Finish(sizeof(T), true, true), from, to, seen);
+        const GatheredMaxima<T> op(q, seen, as<T>(from), as<uint8_t>(which));
+        pool_windows({op, Finish(sizeof(T), true, true), from, to, seen});
     };
     if (strategy == GATHERED)
         return gather(p, arriving, taps, gradient);
@@ -201,9 +198,7 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
             [&](int64_t, void *const *blocks) { gather(q, blocks[0], blocks[1], blocks[2]); });
     }
     // SCATTERED
-    Scatter<T>{p, static_cast<const T *>(arriving), static_cast<const char *>(taps),
-               static_cast<T *>(gradient)}
-        .run();
+    Scatter<T>{p, as<T>(arriving), as<char>(taps), as<T>(gradient)}.run();
 }
 
 }  // namespace
@@ -211,16 +206,16 @@ void gradient_of_maxima(const Problem &p, const void *arriving, const void *taps
 void max_pooling_indices(const Problem &plain, const void *taps, void *indices) {
     const Problem p = joined_maxima(plain, true, true);
     const int tap_bytes = type_of(p).bytes;  // the problem's first tensor holds taps
-    const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;
+    const int64_t plane_size = Numbers{p, indices}.plane_size;
     const TapPlaces places(p, 1, plane_size);
-    with_integers(int(p.bytes), [&]<class N>(N) {
+    with_integers(p.bytes, [&]<class N>(N) {
         const auto write_row = [&](const auto &digits) {
             const int64_t plane_row = digits[1] * p.h().outputs + digits[0];
             const int64_t row = digits[2] * p.output_plane() + plane_row * p.output_row();
             const int64_t origin = digits[2] * p.channels * plane_size;
-            N *const out = static_cast<N *>(indices) + row;
-            places.each(static_cast<const char *>(taps) + row * tap_bytes, tap_bytes, digits[1],
-                        digits[0], {0, p.w().outputs}, [=](int64_t i, int64_t place) {
+            N *const out = as<N>(indices) + row;
+            places.each(as<char>(taps) + row * tap_bytes, tap_bytes, digits[1], digits[0],
+                        {0, p.w().outputs}, [=](int64_t i, int64_t place) {
                             out[i] = N(place < 0 ? -1 : origin + place);
                         });
         };

@@ -15,6 +15,8 @@ constexpr int64_t ROW_MOST = 1024;
 // least this long.
 constexpr int64_t JOINED_WIDTH = 12;
 
+constexpr Axis SINGLE = {1, 1, 1, 1, 0, 1};  // one window of one position
+
 // Whether windows lie one after the other, each inside the input, up to its end.
 bool is_tiled(const Axis &axis) {
     return axis.window > 0 && axis.window <= axis.stride &&
@@ -43,7 +45,7 @@ struct Joined {
         axes[1] = axes[0];
         ends[1] = ends[0];
         ends[0] = 0;
-        axes[0] = {1, 1, 1, 1, 0, 1};
+        axes[0] = SINGLE;
         ++first;
     }
     // Joins H and W while each window reads whole rows. A row of n elements then counts as n
@@ -94,7 +96,7 @@ struct Joined {
         const Axis &row = axes[2];
         if (first == 2 && row.outputs > 1 && row.window > 0 && row.size <= ROW_MOST &&
             !is_tiled(row)) {
-            axes[1] = {1, 1, 1, 1, 0, 1};
+            axes[1] = SINGLE;
             first = 1;
         }
         Axis axis = axes[first];

@@ -22,7 +22,7 @@ struct Kept {
     }
     // The byte of an element.
     const uint8_t *byte_of(const char *element) const {
-        const int64_t at = (element - static_cast<const char *>(tensor)) / bytes;
+        const int64_t at = (element - as<char>(tensor)) / bytes;
         return mask_of(at / p.plane()) + at % p.plane() / each;
     }
     // A row of `count` masked elements.
@@ -36,7 +36,7 @@ struct Kept {
 // one. There is room for a vector after each copy.
 inline void read_rows(const Kept *kept, Row *rows, int64_t count, int64_t length,
                       vector<char> &memory) {
-    if (kept == nullptr || length <= 0)
+    if (!kept || length <= 0)
         return;
     const int64_t pitch = length * kept->bytes + 64;
     memory.resize(max(memory.size(), size_t(count * pitch)));

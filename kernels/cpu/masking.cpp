@@ -29,7 +29,7 @@ template <int64_t n, class S>
 void keep(const S *from, const uint8_t *mask, int64_t count, int64_t each, S fill, S *to) {
     const auto filled = Vector<S, n>{} + fill;
     const auto copy = [&](int64_t i, const Vector<S, n> &is_kept) {
-        __builtin_prefetch(reinterpret_cast<const char *>(from + i) + AHEAD);
+        __builtin_prefetch(from + i + AHEAD / sizeof(S));
         const auto elements = read<Vector<S, n>>(from + i);
         write(Vector<S, n>(is_kept != 0 ? elements : filled), to + i);
     };
@@ -60,13 +60,13 @@ struct MaskedAverages : Kept {
     const PlaneParts parts{p, PART, 2};
     const Axis &axis = parts.axis;
     const int64_t largest = max(p.plane(), p.output_plane());
-    const int64_t planes = parts.count > 1 ? 1 : clamp<int64_t>(PART / largest, 1, m.planes);
+    const int64_t planes = parts.count > 1 ? 1 : clamp(PART / largest, 1, m.planes);
 
     // What outputs read along the axis that is cut; all outputs may read all positions.
     Range positions_of(const Range &outputs) const {
-        if (outputs.end - outputs.begin == axis.outputs)
+        if (outputs.size() == axis.outputs)
             return {0, axis.size};
-        const Range reach = windows.reach(parts.cut, outputs.begin, outputs.end - outputs.begin);
+        const Range reach = windows.reach(parts.cut, outputs.begin, outputs.size());
         const int64_t begin = min(reach.begin, axis.size - 1);
         return {begin, max(reach.end, begin + 1)};
     }
@@ -77,7 +77,7 @@ struct MaskedAverages : Kept {
     // The outputs of a band of a plane.
     const int64_t step = parts.count == 1   ? axis.outputs
                          : axis.window == 0 ? 1
-                                            : max<int64_t>(1, parts.step / axis.stride);
+                                            : max(1, parts.step / axis.stride);
 
     // Calls a copy of work(part) for all parts of a thread, which are whole planes or bands of a
     // plane. The results of bands do not overlap, or with `of_elements` their elements.
@@ -126,7 +126,7 @@ struct MaskedAverages : Kept {
     }
     // What is kept of a part. It refers to the part.
     Kept kept(const Part &part) const {
-        return {part.problem, static_cast<const char *>(tensor) + part.input * bytes};
+        return {part.problem, as<char>(tensor) + part.input * bytes};
     }
 };
 
@@ -181,14 +181,14 @@ struct Counts {
     void divide_part(const Part &part, const T *sums, U *out) const {
         const int64_t n = part.problem.output_plane(), each = of.each;
         if (of.p.counting.divisor != 0)
-            return divide<U, T>(sums, part.results(), double(of.p.counting.divisor), nullptr, out);
+            return divide<U, T>(sums, part.results(), out, double(of.p.counting.divisor));
         for (int64_t k = 0; k < part.problem.planes; ++k, sums += n, out += n) {
             const double *by = counts.data() + (of.m.is_own ? k * n / each : 0);
             if (each == 1)
-                divide<U, T>(sums, n, 1, by, out);
+                divide<U, T>(sums, n, out, 1, by);
             else
                 for (int64_t i = 0; i < n; i += each)
-                    divide<U, T>(sums + i, each, *by++, nullptr, out + i);
+                    divide<U, T>(sums + i, each, out + i, *by++);
         }
     }
 };
@@ -228,7 +228,7 @@ void spread_averages(const MaskedAverages &masked, const T *arriving, T *gradien
         else {
             sums.resize(part.elements());
             average_pooling_grad(q, shares.data(), sums.data());
-            divide<T>(sums.data(), part.elements(), 1, nullptr, out);
+            divide<T>(sums.data(), part.elements(), out);
         }
         masked.kept(part).read(out, part.elements(), out);
     });
@@ -296,26 +296,23 @@ struct FirstKept {
 }  // namespace
 
 void Kept::read(const void *from, int64_t count, void *to) const {
-    with_integers(int(bytes), [&]<class S>(S) {
-        const S *elements = static_cast<const S *>(from);
-        S *out = static_cast<S *>(to);
-        const int64_t size = p.plane(), first = elements - static_cast<const S *>(tensor);
+    with_integers(bytes, [&]<class S>(S) {
+        const S *elements = as<S>(from);
+        S *out = as<S>(to);
+        const int64_t size = p.plane(), first = elements - as<S>(tensor);
         int64_t plane = first / size, at = first % size;
         for (int64_t n; count > 0; ++plane, at = 0, count -= n, elements += n, out += n) {
             n = min(count, size - at);
             const uint8_t *const mask = mask_of(plane) + at / each;
-            (each == 1 ? n : each) < LANES<S>
-                ? keep<1>(elements, mask, n / each, each, S(m.fill), out)
-                : keep<LANES<S>>(elements, mask, n / each, each, S(m.fill), out);
+            const auto run = (each == 1 ? n : each) < LANES<S> ? &keep<1, S> : &keep<LANES<S>, S>;
+            run(elements, mask, n / each, each, S(m.fill), out);
         }
     });
 }
 
 vector<char> Kept::filled(int64_t count) const {
     vector<char> row(count * bytes);
-    with_integers(int(bytes), [&](auto bits) {
-        fill_n(reinterpret_cast<decltype(bits) *>(row.data()), count, decltype(bits)(m.fill));
-    });
+    with_integers(bytes, [&]<class S>(S) { fill_n(as<S>(row.data()), count, S(m.fill)); });
     return row;
 }
 
@@ -324,8 +321,7 @@ void masked(const Problem &p, const void *input, void *output) {
     use_large_pages(output, p.input_bytes(kept.bytes));
     parallel(p.planes * p.plane() / kept.each, double(kept.each), [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kept.each * kept.bytes;
-        kept.read(static_cast<const char *>(input) + first, (end - begin) * kept.each,
-                  static_cast<char *>(output) + first);
+        kept.read(as<char>(input) + first, (end - begin) * kept.each, as<char>(output) + first);
     });
 }
 
@@ -334,22 +330,20 @@ void masked_averages(const Problem &p, const void *input, void *output) {
     if (masked.are_sets())
         return segment_sums(masked.sets(), input, nullptr, masked.m.mask, output);
     with_floats(p.type, "averages of type",
-                [&]<class T>(T) { pool_averages(masked, static_cast<T *>(output)); });
+                [&]<class T>(T) { pool_averages(masked, as<T>(output)); });
 }
 
 void masked_averages_grad(const Problem &p, const void *arriving, void *gradient) {
     const MaskedAverages masked{{p, gradient}};
     if (masked.are_sets())
         return segment_shares(masked.sets(), arriving, nullptr, masked.m.mask, nullptr, gradient);
-    with_floats(p.type, "averages of type", [&]<class T>(T) {
-        spread_averages(masked, static_cast<const T *>(arriving), static_cast<T *>(gradient));
-    });
+    with_floats(p.type, "averages of type",
+                [&]<class T>(T) { spread_averages(masked, as<T>(arriving), as<T>(gradient)); });
 }
 
 void find_first_kept(const Kept &kept, const void *maxima, void *winners) {
-    with_integers(int(kept.bytes), [&]<class S>(S) {
-        FirstKept<S>{kept, static_cast<const S *>(maxima), winners}.find();
-    });
+    with_integers(kept.bytes,
+                  [&]<class S>(S) { FirstKept<S>{kept, as<S>(maxima), winners}.find(); });
 }
 
 }  // namespace dmlpool

@@ -23,7 +23,7 @@ struct Winners final : Finish {
     bool has_values;
 
     Winners(const Numbers &numbers, const Winner<S, P> &op, bool has_values)
-        : Finish(sizeof(S), numbers.p.numbering == TAPS, false),
+        : Finish(sizeof(S), numbers.are_taps, false),
           numbers(numbers),
           op(op),
           has_values(has_values) {
@@ -32,8 +32,8 @@ struct Winners final : Finish {
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *values, void *to) const override {
         const Winner<S, P> by = op;
-        const P *__restrict winners = static_cast<const P *>(values);
-        S *__restrict out = static_cast<S *>(to);
+        const P *__restrict winners = as<P>(values);
+        S *__restrict out = as<S>(to);
         if (has_values)
             VECTORIZE
         for (int64_t i = 0; i < count; ++i)
@@ -89,8 +89,8 @@ struct ChannelWinners final : WindowOperations {
     }
     void combine_window(Row *taps, int64_t count, int64_t channels, char *produced, char *result,
                         const Times &times) const override {
-        S *which = reinterpret_cast<S *>(produced);
-        S *values = reinterpret_cast<S *>(result);
+        S *which = as<S>(produced);
+        S *values = as<S>(result);
         if (count == 0) {
             fill_n(which, times.count * channels, S(none));
             if (has_values)
@@ -148,7 +148,7 @@ struct WinningTaps final : Finish {
         : Finish(sizeof(S), false, false), numbers(numbers) {}
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *winning, void *) const override {
-        numbers.write(plane, od, oh, first, count, static_cast<const S *>(winning));
+        numbers.write(plane, od, oh, first, count, as<S>(winning));
     }
 };
 
@@ -161,15 +161,13 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
         const Max<S> op(p);
         pool(Rows<Max<S>>(op), Values<S>(op), input, output, windows, by);
     };
-    const Numbers numbers(p, winners, first);
-    const auto pool_winners = [&]<class P>(auto element_of_channels, auto element, P) {
-        using S = decltype(element);
+    const Numbers numbers{p, winners, first};
+    const auto pool_winners = [&]<class E, class S, class P>(E, S, P) {
         const Winner<S, P> op(p);
         void *const to = output ? output : winners;  // nothing is written where it is winners
         if (strategy == COMPARED || (strategy == TURNED && p.channels >= LANES<S>)) {
-            const ChannelWinners<decltype(element_of_channels), S, P> channels(numbers, op,
-                                                                               output != nullptr);
-            return pool_windows(channels, WinningTaps<S>(numbers), input, to, windows);
+            const ChannelWinners<E, S, P> channels(numbers, op, output != nullptr);
+            return pool_windows({channels, WinningTaps<S>(numbers), input, to, windows});
         }
         pool(Rows<Winner<S, P>>(op, numbers.units), Winners<S, P>(numbers, op, output != nullptr),
              input, to, windows, by);
@@ -178,12 +176,12 @@ void pool_by(const Windows &windows, Strategy strategy, int64_t first, const voi
     // compared by one instruction in place of four.
     const bool compares_keys = is_wide(true, p.channels, p.h());
     const int64_t as_it_is = p.are_minima ? -1 : p.type;  // the type of elements without keys
-    if (winners != nullptr) {
+    if (winners) {
         if (as_it_is == FLOAT32)
             return pool_winners(float(), int32_t(), int64_t());
         with_integers(type_of(p).bytes, [&]<class S>(S element) {
             if constexpr (sizeof(S) == 1)
-                if (numbers.fit_a_byte())
+                if (last_number(p, numbers.units) < 128)
                     return pool_winners(element, element, int16_t());
             pool_winners(element, element,
                          conditional_t<sizeof(S) == 8, __int128,
@@ -205,13 +203,13 @@ void max_pooling(const Problem &plain, const void *input, void *output, void *wi
     const Problem p = joined_maxima(plain, false, winners != nullptr);
     const int64_t bytes = type_of(p).bytes;
     const int64_t outputs = p.planes * p.output_plane();
-    if (output != nullptr)
+    if (output)
         use_large_pages(output, outputs * bytes);
-    if (winners != nullptr)
+    if (winners)
         use_large_pages(winners, outputs * p.bytes);
     Windows windows(p);
     windows.kept = kept;
-    const Numbers numbers(p, winners);
+    const Numbers numbers{p, winners};
     const Strategy strategy = choose({.operation = winners ? WINNERS : MAXIMA,
                                       .windows = windows,
                                       .element_size = bytes,

@@ -32,15 +32,8 @@ V limited(const V &elements, uint8_t highest) {
 // are, others by keys. The keys of NaNs are the greatest. With `are_minima` keys have the opposite
 // order, but those of NaNs.
 template <class S>
-struct Max {
-    using Value = S;
-    using Element = S;
-    static constexpr bool is_idempotent = true;
-    static constexpr bool has_numbers = false;
+struct Max : Combination<S, S> {
     static constexpr bool has_keys = !is_floating_point_v<S>;
-    static constexpr bool can_divide = false;
-    static constexpr int64_t lanes = LANES<S>;
-    static constexpr int64_t rows_at_once = 9;
     S inverted_bits = 0;  // the bits that are inverted in negative floats: all but the sign
     // Subtracted from the bits of a float with wraparound. It moves NaNs of both signs above
     // infinity.
@@ -82,7 +75,6 @@ struct Max {
         }
         return larger;
     }
-    static auto renumbered(auto values, int64_t) { return values; }
     template <int64_t n>
     Vectors<S, n> load(const S *from, int64_t) const {
         const auto element = read<Vector<S, n>>(from);
@@ -121,8 +113,8 @@ struct Values final : Finish {
     void operator()(int64_t, int64_t, int64_t, int64_t, int64_t count, const void *values,
                     void *to) const override {
         const Max<S> by = op;
-        const S *from = static_cast<const S *>(values);
-        S *out = static_cast<S *>(to);  // may be where the values are
+        const S *from = as<S>(values);
+        S *out = as<S>(to);  // may be where the values are
         VECTORIZE
         for (int64_t i = 0; i < count; ++i)
             out[i] = by.store(from[i]);
@@ -134,13 +126,9 @@ struct Values final : Finish {
 // number of the tap, counted down from FIRST, so that the first of equal elements wins. Zeros of
 // both signs are equal, and so are all NaNs.
 template <class S, class P>
-struct Winner {
-    using Value = P;
-    using Element = S;
-    static constexpr bool is_idempotent = true;
+struct Winner : Combination<P, S> {
     static constexpr bool has_numbers = true;
     static constexpr bool has_keys = true;
-    static constexpr bool can_divide = false;
     static constexpr int64_t lanes = sizeof(P) > 8 ? 1 : LANES<S>;
     static constexpr int64_t rows_at_once = sizeof(S) == 4 ? 7 : 4;
     static constexpr int SHIFT = 8 * (sizeof(P) - sizeof(S));

@@ -11,15 +11,30 @@
 
 namespace dmlpool {
 
+// A pointer to memory as one to elements of type T.
+template <class T>
+T *as(void *memory) {
+    return static_cast<T *>(memory);
+}
+template <class T>
+const T *as(const void *memory) {
+    return static_cast<const T *>(memory);
+}
+
+// The first address from `memory` on that is a multiple of `alignment`.
+inline char *aligned(void *memory, uintptr_t alignment) {
+    return as<char>(memory) + -reinterpret_cast<uintptr_t>(memory) % alignment;
+}
+
 // Asks Linux for large pages for a result of 32 MB or more. The first write to a page waits for the
 // system to hand it out, and large pages take a third of that time.
 inline void use_large_pages(void *memory, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
-    constexpr uintptr_t PAGE = 1 << 21;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(bytes)) / PAGE * PAGE;
+    constexpr int64_t PAGE = 1 << 21;
+    char *const begin = aligned(memory, PAGE);
+    const int64_t left = as<char>(memory) + bytes - begin;
     if (bytes >= 32 << 20)
-        madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+        madvise(begin, left / PAGE * PAGE, MADV_HUGEPAGE);
 #endif
 }
 

@@ -12,33 +12,15 @@ namespace {
 struct Numbers {
     static constexpr int64_t PART = 512;  // elements whose numbers are computed at once
     const Problem &p;
-    void *numbers;
-    int64_t units[3] = {1, 1, 1};  // what a step of one tap along each axis adds to a number
-    int64_t plane_size;            // positions in a plane for INDICES, else 0
-    int64_t first_plane;           // of the tensor's planes, where p has only some of them
+    void *const numbers;
+    const int64_t first_plane = 0;  // of the tensor's planes, where p has only some of them
+    const int64_t plane_size = p.numbering == INDICES ? p.plane() / p.channels : 0;  // in positions
+    const bool are_taps = p.numbering == TAPS;
+    // What a step of one tap along each axis adds to a number.
+    const int64_t units[3] = {
+        are_taps ? p.h().window * p.w().window : p.d().dilation * p.h().size * p.w().size,
+        are_taps ? p.w().window : p.h().dilation * p.w().size, are_taps ? 1 : p.w().dilation};
 
-    Numbers(const Problem &p, void *numbers, int64_t first_plane = 0)
-        : p(p),
-          numbers(numbers),
-          plane_size(p.numbering == INDICES ? p.plane() / p.channels : 0),
-          first_plane(first_plane) {
-        if (p.numbering == TAPS) {
-            units[1] = p.w().window;
-            units[0] = p.h().window * units[1];
-            return;
-        }
-        units[0] = p.d().dilation * p.h().size * p.w().size;
-        units[1] = p.h().dilation * p.w().size;
-        units[2] = p.w().dilation;
-    }
-    // Whether all are less than 128.
-    bool fit_a_byte() const {
-        double last = 0;
-        for (int a = 0; a < 3; ++a)
-            last +=
-                double(p.axes[a].window ? p.axes[a].window - 1 : p.axes[a].size) * double(units[a]);
-        return last < 128;
-    }
     // The position of tap 0 of an output along an axis.
     static int64_t begin(const Axis &axis, int64_t output) {
         return axis.window == 0 ? axis.span_of(output).begin : axis.first(output);
@@ -54,7 +36,7 @@ struct Numbers {
             out[i] = N(which[i] < 0 ? U(-1) : U(first + U(i) * next + U(which[i])));
     }
     // What `which` has, and what is written, for a window that reads no element.
-    int none() const { return p.numbering == TAPS ? 0 : -1; }
+    int none() const { return are_taps ? 0 : -1; }
     // Writes the numbers of `count` elements of a row of outputs, from element `from` on. `which`
     // has the sum of each winning tap's coordinates times `units`.
     template <class Number>
@@ -64,9 +46,9 @@ struct Numbers {
             plane * p.output_plane() + (od * p.h().outputs + oh) * p.output_row() + from;
         const int64_t origin = (begin(p.d(), od) * p.h().size + begin(p.h(), oh)) * p.w().size +
                                (plane * p.channels + first_plane) * plane_size;
-        with_integers(int(p.bytes), [&](auto position) {
-            auto *const out = static_cast<decltype(position) *>(numbers) + row;
-            if (p.numbering == TAPS)
+        with_integers(p.bytes, [&](auto position) {
+            auto *const out = as<decltype(position)>(numbers) + row;
+            if (are_taps)
                 return write_positions(which, count, 0, 0, out);
             if (p.channels == 1 && p.w().window > 0)
                 return write_positions(which, count, origin + p.w().first(from), p.w().stride, out);

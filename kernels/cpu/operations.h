@@ -19,7 +19,7 @@ namespace dmlpool {
 }
 
 // Calls act with a 0 whose type is the signed integer of `bytes` bytes.
-void with_integers(int bytes, const auto &act) {
+void with_integers(int64_t bytes, const auto &act) {
     if (bytes == 1)
         return act(int8_t());
     if (bytes == 2)
@@ -83,7 +83,7 @@ struct RowOperations : WindowOperations {
     bool is_idempotent;  // combining a value twice changes nothing
 
     // Fills `places` rows of `count` values, `pitch` values apart, with the operation's identity.
-    virtual void fill(void *values, int64_t count, int64_t pitch, int64_t places) const = 0;
+    virtual void fill(void *values, int64_t count, int64_t pitch = 0, int64_t places = 1) const = 0;
     // Combines `count` rows of `length` elements or values into `out`, as often as `times` says.
     virtual void combine(bool are_values, const Row *rows, int64_t count, int64_t length, void *out,
                          const Times &times = {}) const = 0;
@@ -120,57 +120,6 @@ struct Finish {
                             const void *values, void *to) const {}
 };
 
-// Lists the rows of a plane that a row of outputs reads, and returns how many there are. `depth`
-// and `height` are what it reads along D and H. Each listed row begins at position `low` along W.
-inline int64_t find_rows(const WindowOperations &op, const Problem &p, const char *input,
-                         int64_t plane, const Span &depth, const Span &height, int64_t low,
-                         Row *to) {
-    const int64_t row_bytes = p.row() * op.element_size;
-    const int64_t step = p.h().dilation * row_bytes;
-    const Row *const first = to;
-    for (int64_t td = 0; td < depth.count; ++td) {
-        const int64_t y =
-            (plane * p.d().size + depth.begin + td * p.d().dilation) * p.h().size + height.begin;
-        Row row = {input + y * row_bytes + low * p.channels * op.element_size,
-                   depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
-        for (Row *const end = to + height.count; to < end;
-             row.from += step, row.number += op.steps[1])
-            *to++ = row;
-    }
-    return to - first;
-}
-
-// Reads what rows [oh, oh + rows) of outputs read and the row above them does not, in the order of
-// memory: `count` elements of each row of the input, from element `low` on. The loops that combine
-// rows then find them in a cache.
-inline void read_new_rows(const Windows &windows, int64_t element, const char *input, int64_t plane,
-                          int64_t od, int64_t oh, int64_t rows, int64_t low, int64_t count) {
-    const Problem &p = windows.p;
-    const Span depth = windows.at(0, od);
-    const Range height = windows.reach(1, oh, rows);
-    const int64_t above = oh > 0 ? windows.reach(1, oh - 1, 1).end : 0;
-    for (int64_t z = 0; z < depth.count; ++z)
-        for (int64_t y = max(height.begin, above); y < height.end; ++y) {
-            const int64_t d = plane * p.d().size + depth.begin + z * p.d().dilation;
-            read_in_order(input + ((d * p.h().size + y) * p.row() + low) * element,
-                          count * element);
-        }
-}
-
-// Whether a strategy calls `read_new_rows`: for inputs that no cache holds, unless windows leave
-// out rows. It pays for inputs of half that size where windows of channels share rows or a position
-// is long, and of a third for rows of one channel, if these have a small stride.
-inline bool reads_first(const Windows &windows, int64_t element) {
-    const Axis &h = windows.p.h();
-    const int64_t bytes = windows.p.input_bytes(element);
-    const bool pays_early = h.window > h.stride || windows.p.channels * element >= 1024;
-    const int64_t weight = windows.p.channels > 1          ? 1 + pays_early
-                           : h.stride == 1 || h.stride > 4 ? 0
-                                                           : 3;
-    return is_large(bytes * weight) && windows.kept == nullptr &&
-           (h.window == 0 || h.extent() >= h.stride);
-}
-
 enum Strategy : int64_t;
 
 // Computes all results of a problem by a strategy. If it is AUTOMATIC, that is the one that
@@ -183,23 +132,68 @@ template <class Operations>
 struct Pooling {
     const Operations &op;
     const Finish &finish;
-    const char *const input;
-    char *const output;
+    const void *const from;
+    void *const to;
     const Windows &windows;
 
+    const char *const input = as<char>(from);
+    char *const output = as<char>(to);
     const Problem &p = windows.p;
     const Axis d = p.d();
     const Axis h = p.h();
     const int64_t channels = p.channels;
+
+    // Lists the rows of a plane that a row of outputs reads, and returns how many there are.
+    // `depth` and `height` are what it reads along D and H. Each listed row begins at position
+    // `low` along W.
+    int64_t find_rows(int64_t plane, const Span &depth, const Span &height, int64_t low,
+                      Row *to) const {
+        const int64_t row_bytes = p.row() * op.element_size;
+        const int64_t step = h.dilation * row_bytes;
+        const Row *const first = to;
+        for (int64_t td = 0; td < depth.count; ++td) {
+            const int64_t y =
+                (plane * d.size + depth.begin + td * d.dilation) * h.size + height.begin;
+            Row row = {input + y * row_bytes + low * channels * op.element_size,
+                       depth.tap * op.units[0] + td * op.steps[0] + height.tap * op.units[1]};
+            for (Row *const end = to + height.count; to < end;
+                 row.from += step, row.number += op.steps[1])
+                *to++ = row;
+        }
+        return to - first;
+    }
+    // Reads what rows [oh, oh + rows) of outputs read and the row above them does not, in the order
+    // of memory: `count` elements of each row of the input, from element `low` on. The loops that
+    // combine rows then find them in a cache.
+    void read_new_rows(int64_t plane, int64_t od, int64_t oh, int64_t rows, int64_t low,
+                       int64_t count) const {
+        const Span depth = windows.at(0, od);
+        const Range height = windows.reach(1, oh, rows);
+        const int64_t above = oh > 0 ? windows.reach(1, oh - 1, 1).end : 0;
+        for (int64_t z = 0; z < depth.count; ++z)
+            for (int64_t y = max(height.begin, above); y < height.end; ++y) {
+                const int64_t row = (plane * d.size + depth.begin + z * d.dilation) * h.size + y;
+                read_in_order(input + (row * p.row() + low) * op.element_size,
+                              count * op.element_size);
+            }
+    }
+    // Whether a strategy calls `read_new_rows`: for inputs that no cache holds, unless windows
+    // leave out rows. It pays for inputs of half that size where windows of channels share rows or
+    // a position is long, and of a third for rows of one channel, if these have a small stride.
+    bool reads_first() const {
+        const bool pays_early = h.window > h.stride || channels * op.element_size >= 1024;
+        const int64_t weight = channels > 1                    ? 1 + pays_early
+                               : h.stride == 1 || h.stride > 4 ? 0
+                                                               : 3;
+        return is_large(p.input_bytes(op.element_size) * weight) && !windows.kept &&
+               (h.window == 0 || h.extent() >= h.stride);
+    }
 };
 
 // The strategies, each in its file.
-void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Windows &windows);
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, bool by_boxes);
+void pool_planes(const Pooling<RowOperations> &pooling);
+void pool_rows(const Pooling<RowOperations> &pooling, bool by_boxes);
 // It also works for operations that are not RowOperations.
-void pool_windows(const WindowOperations &op, const Finish &finish, const void *input, void *output,
-                  const Windows &windows);
+void pool_windows(const Pooling<WindowOperations> &pooling);
 
 }  // namespace dmlpool

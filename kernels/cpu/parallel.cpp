@@ -17,7 +17,7 @@ struct Region {
     const int64_t count;
     const int64_t least;
     const int64_t threads;
-    const std::function<void(int64_t, int64_t)> &work;
+    const Work &work;
     vector<atomic<int64_t>> taken;  // how many iterations of each share
     atomic<bool> has_failed = false;
     std::exception_ptr error = nullptr;  // of the part that failed first
@@ -60,13 +60,13 @@ int64_t available_threads() {
     return available;
 }
 
-void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, int64_t)> &work) {
+void run_parts(int64_t count, int64_t least, const Work &work) {
     const int64_t threads = min(available_threads(), parts_of(count, least));
     if (threads == 1)
         return work(0, count);
     Region region{count, least, threads, work, vector<atomic<int64_t>>(threads)};
     const int32_t code = torch_parallel_for(0, threads, 1, take_parts, &region);
-    if (region.error != nullptr)
+    if (region.error)
         std::rethrow_exception(region.error);
     check("torch_parallel_for", code);
 }

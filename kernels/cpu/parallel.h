@@ -31,14 +31,14 @@ int64_t available_threads();
 
 // Calls work(begin, end) for parts of [0, count), each of about `least` iterations or more, on
 // PyTorch's threads. `parallel` calls it; it is no template, so that it is compiled once.
-void run_parts(int64_t count, int64_t least, const std::function<void(int64_t, int64_t)> &work);
+using Work = std::function<void(int64_t, int64_t)>;
+void run_parts(int64_t count, int64_t least, const Work &work);
 
 // Calls work(begin, end) for parts of [0, count). `cost` estimates the operations of one iteration.
 // A part has a quarter of a share, or at least about 2^15 operations. A thread whose core is busy
 // elsewhere takes fewer parts.
 void parallel(int64_t count, double cost, const auto &work) {
-    const int64_t least =
-        clamp<int64_t>(int64_t((1 << 15) / max(cost, 1.)), 1, max<int64_t>(count, 1));
+    const int64_t least = clamp(int64_t((1 << 15) / max(cost, 1.)), 1, max(count, 1));
     if (count <= least)
         return work(0, count);
     run_parts(count, least, std::ref(work));

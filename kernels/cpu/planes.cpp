@@ -28,16 +28,16 @@ struct PlanePooling : Pooling<RowOperations> {
     const int64_t size = p.plane() / channels;
     const int64_t position_bytes = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;  // bytes from a result to the next
-    const int64_t part = max<int64_t>(1, PART_ELEMENTS / channels);
+    const int64_t part = max(1, PART_ELEMENTS / channels);
     const int64_t parts = parts_of(size, part);
     // How many positions are added side by side as one row: as many as fill vectors.
     const int64_t row_elements = parts > 1 ? 4 * ROW_ELEMENTS : ROW_ELEMENTS;
     const int64_t row_positions =
-        max<int64_t>(1, min({row_elements / 8, row_elements / channels, min(part, size) / 4}));
+        max(1, min({row_elements / 8, row_elements / channels, min(part, size) / 4}));
     const int64_t planes_at_once = max(FINISHED_PLANES, FINISHED_BYTES / pitch);
     const bool is_in_place = parts == 1 && finish.result_size == op.value_size;
     // Small planes of one channel are read under a mask together.
-    const int64_t read_at_once = max<int64_t>(1, KEPT_ELEMENTS / size);
+    const int64_t read_at_once = max(1, KEPT_ELEMENTS / size);
 
     void pool() const {
         const double cost = double(min(part, size) * channels);
@@ -50,7 +50,7 @@ struct PlanePooling : Pooling<RowOperations> {
                       const char *const elements = input + first * size * position_bytes;
                       vector<char> kept;
                       if (channels == 1) {
-                          const int64_t most = windows.kept != nullptr ? read_at_once : planes;
+                          const int64_t most = windows.kept ? read_at_once : planes;
                           for (int64_t k = 0, n; k < planes; k += n) {
                               n = min(most, planes - k);
                               Row row = {elements + k * size * position_bytes, 0};
@@ -117,9 +117,8 @@ struct PlanePooling : Pooling<RowOperations> {
 
 }  // namespace
 
-void pool_planes(const RowOperations &op, const Finish &finish, const char *input, char *output,
-                 const Windows &windows) {
-    PlanePooling{{op, finish, input, output, windows}}.pool();
+void pool_planes(const Pooling<RowOperations> &pooling) {
+    PlanePooling{pooling}.pool();
 }
 
 }  // namespace dmlpool

@@ -194,8 +194,8 @@ struct Requantize final : Finish {
     explicit Requantize(const Requantization &by) : Finish(1, by.g.is_uniform, false), by(by) {}
     void operator()(int64_t plane, int64_t d, int64_t h, int64_t i, int64_t count, const void *sums,
                     void *to) const override {
-        const L *const from = static_cast<const L *>(sums);
-        uint8_t *const out = static_cast<uint8_t *>(to);
+        const L *const from = as<L>(sums);
+        uint8_t *const out = as<uint8_t>(to);
         const int64_t rows_read = g.known_count(0, d).read * g.known_count(1, h).read;
         const int64_t rows_counted = int64_t(g.rows_divisor(d, h));
         if (by.has_columns)
@@ -222,8 +222,7 @@ void quantized_averages(const Problem &plain, const void *input, void *output,
     if (p.type != INT8 && p.type != UINT8)
         reject("quantized averages of type", p.type);
     // The planes of a block are requantized together, so they must share scales and zero points.
-    const Windows windows(p);
-    const bool is_turned = q.is_uniform() && choose({AVERAGE, windows}) == TURNED;
+    const bool is_turned = q.is_uniform() && choose({AVERAGE, Windows(p)}) == TURNED;
     const CountedWindows g(is_turned ? turned_problem(p) : p, true);
     double taps = 1;  // the most that a window counts or reads
     for (int a = 0; a < 3; ++a)

@@ -33,8 +33,7 @@ constexpr int64_t READ_ROW = 384;
 constexpr int64_t READ_ROWS = 16;
 
 struct RowPooling : BlockPooling {
-    const bool reads_ahead =
-        row_bytes >= READ_ROW && most_rows <= READ_ROWS && reads_first(windows, element);
+    const bool reads_ahead = row_bytes >= READ_ROW && most_rows <= READ_ROWS && reads_first();
     // The rows of outputs of a block that are combined together at most.
     const int64_t most_repeated = windows.spacing > 1 ? 1
                                   : reads_ahead       ? READ_BYTES / (h.stride * row_bytes) + 1
@@ -74,12 +73,11 @@ struct RowPooling : BlockPooling {
                            ? min({most_repeated, b.outputs_h - r, repeating.end - row})
                            : 1;
             if (reads_ahead)
-                read_new_rows(windows, element, input, b.plane, b.od, row, repeated,
-                              from * channels, columns * channels);
+                read_new_rows(b.plane, b.od, row, repeated, from * channels, columns * channels);
             const int64_t found =
-                find_rows(op, p, input, b.plane, depth, windows.at(1, row), from, m.rows.data());
+                find_rows(b.plane, depth, windows.at(1, row), from, m.rows.data());
             if (found == 0) {
-                op.fill(into, repeated * pitch, 0, 1);
+                op.fill(into, repeated * pitch);
                 continue;
             }
             if (spacing > 1) {
@@ -125,18 +123,18 @@ struct RowPooling : BlockPooling {
         const Span depth = windows.at(0, b.od);
         const int64_t top = h.first(b.oh);
         const int64_t inside = depth.count > 0 ? height : 0;
-        const int64_t y = clamp<int64_t>(-top, 0, inside);
-        const int64_t rows = clamp<int64_t>(h.size - top, y, inside) - y;
+        const int64_t y = clamp(-top, 0, inside);
+        const int64_t rows = clamp(h.size - top, y, inside) - y;
         char *to = m.box + y * length * value;
-        op.fill(m.box, y * length, 0, 1);
-        op.fill(to + rows * length * value, (height - y - rows) * length, 0, 1);
+        op.fill(m.box, y * length);
+        op.fill(to + rows * length * value, (height - y - rows) * length);
         // Rows that follow each other are one, and others are read under a mask one by one.
-        const int64_t joined = length == p.row() ? max<int64_t>(rows, 1) : 1;
-        const int64_t at_once = windows.kept == nullptr ? rows : joined;
+        const int64_t joined = length == p.row() ? max(rows, 1) : 1;
+        const int64_t at_once = !windows.kept ? rows : joined;
         for (int64_t r = 0; r < rows; r += at_once, to += at_once * length * value) {
             const int64_t found =
-                find_rows(op, p, input, b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows.data());
-            if (windows.kept != nullptr && found == 1 && op.is_plain) {
+                find_rows(b.plane, depth, {top + y + r, 1, 0}, b.low, m.rows.data());
+            if (windows.kept && found == 1 && op.is_plain) {
                 windows.kept->read(m.rows[0].from, joined * length, to);
                 continue;
             }
@@ -149,9 +147,8 @@ struct RowPooling : BlockPooling {
 
 }  // namespace
 
-void pool_rows(const RowOperations &op, const Finish &finish, const char *input, char *output,
-               const Windows &windows, bool by_boxes) {
-    RowPooling{{{op, finish, input, output, windows}, by_boxes}}.pool();
+void pool_rows(const Pooling<RowOperations> &pooling, bool by_boxes) {
+    RowPooling{{pooling, by_boxes}}.pool();
 }
 
 }  // namespace dmlpool

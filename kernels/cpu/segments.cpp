@@ -52,7 +52,7 @@ struct Finder {
         }
     }
     void operator()(const Piece &piece) {
-        const int64_t channels = piece.channels, to = piece.set * s.channels + piece.at;
+        const int64_t channels = piece.channels, to = piece.result;
         constexpr int64_t SHORT = 16 / sizeof(L);  // lanes of a short vector
         const auto run = channels >= LANES<L> ? &Finder::compare<LANES<L>>
                          : channels >= SHORT  ? &Finder::compare<SHORT>
@@ -72,7 +72,7 @@ struct Finder {
         VECTORIZE
         for (int64_t i = 0; i < channels; ++i)
             output[to + i] = narrow<T>(best[i] * sign);
-        if (winners != nullptr) {
+        if (winners) {
             VECTORIZE
             for (int64_t i = 0; i < channels; ++i)
                 winners[to + i] = numbers[i] < 0 ? -1 : piece.begin + int64_t(numbers[i]);
@@ -91,16 +91,16 @@ struct Spreader {
     T share[WIDTH];
 
     void operator()(const Piece &piece) {
-        const int64_t at = piece.set * s.channels + piece.at, channels = piece.channels;
+        const int64_t at = piece.result, channels = piece.channels;
         T *const to = gradient + piece.set * s.set_step + piece.at;
-        const int64_t kept = s.divisor != 0 ? s.divisor : max<int64_t>(1, piece.kept_rows());
-        divide<T, T>(arriving + at, channels, double(kept), nullptr, share);
+        const int64_t kept = s.divisor != 0 ? s.divisor : max(1, piece.kept_rows());
+        divide<T, T>(arriving + at, channels, share, double(kept));
         for (int64_t k = piece.begin; k < piece.end; ++k)
-            if (winners == nullptr && piece.keeps(k))
+            if (!winners && piece.keeps(k))
                 copy_n(share, channels, to + k * s.row_step);
             else
                 fill_n(to + k * s.row_step, channels, T{});
-        for (int64_t i = 0; i < channels && winners != nullptr; ++i) {
+        for (int64_t i = 0; i < channels && winners; ++i) {
             const int64_t winner = winners[at + i];
             if (winner >= piece.begin && winner < piece.end)
                 to[winner * s.row_step + i] = arriving[at + i];
@@ -112,38 +112,34 @@ struct Spreader {
 
 void segment_sums(const Segments &s, const void *values, const int64_t *offsets,
                   const uint8_t *mask, void *output) {
-    with_floats(s.type, "segments of type", [&]<class T>(T) {
-        each_piece(s, offsets, mask, [&] {
-            return Adder<T>{s, static_cast<const char *>(values), static_cast<T *>(output)};
-        });
-    });
+    each_piece(s, "segments of type", offsets, mask,
+               [&]<class T>(T) { return Adder<T>{s, as<char>(values), as<T>(output)}; });
 }
 
 void segment_maxima(const Segments &s, const void *values, const int64_t *offsets,
                     const uint8_t *mask, void *output, int64_t *winners) {
     if (s.length > HIGHEST<int32_t>)
         reject("maximum of this number of rows:", s.length);
-    with_floats(s.type, "segments of type", [&]<class T>(T) {
-        each_piece(s, offsets, mask, [&] {
-            return Finder<T>{s, static_cast<const char *>(values), static_cast<T *>(output),
-                             winners, Wide<T>(s.are_minima ? -1 : 1)};
-        });
+    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
+        return Finder<T>{s, as<char>(values), as<T>(output), winners,
+                         Wide<T>(s.are_minima ? -1 : 1)};
     });
 }
 
 void segment_shares(const Segments &s, const void *arriving, const int64_t *offsets,
                     const uint8_t *mask, const int64_t *winners, void *gradient) {
-    with_floats(s.type, "segments of type", [&]<class T>(T) {
-        T *const to = static_cast<T *>(gradient);
-        use_large_pages(gradient, s.length * s.channels * int64_t(sizeof(T)) *
-                                      (offsets != nullptr ? 1 : s.segments));
-        if (offsets != nullptr) {  // rows before the first set, and after the last
-            const int64_t end = offsets[s.segments] * s.channels;
-            fill_n(to, offsets[0] * s.channels, T{});
-            fill_n(to + end, s.length * s.channels - end, T{});
-        }
-        each_piece(s, offsets, mask,
-                   [&] { return Spreader<T>{s, static_cast<const T *>(arriving), to, winners}; });
+    const int64_t row = with_floats(s.type, "segments of type", [&](auto element) {
+        return s.channels * int64_t(sizeof(element));
+    });
+    use_large_pages(gradient, s.length * row * (offsets ? 1 : s.segments));
+    if (offsets) {  // rows before the first set, and after the last
+        char *const to = as<char>(gradient);
+        const int64_t end = offsets[s.segments] * row;
+        fill_n(to, offsets[0] * row, char());
+        fill_n(to + end, s.length * row - end, char());
+    }
+    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
+        return Spreader<T>{s, as<T>(arriving), as<T>(gradient), winners};
     });
 }
 

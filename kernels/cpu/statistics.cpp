@@ -24,12 +24,12 @@ struct Distances {
     Vector<double, n> sum = {};
     Vector<double, n> squares = {};
 
-    // Adds those of elements from `from` on, or of those that the mask keeps if it is not null.
+    // Adds those of elements from number i on, or of those that the mask keeps if it is not null.
     template <class T>
-    void add(const T *from, const uint8_t *mask, const Vector<double, n> &centre) {
-        Vector<double, n> distance = doubles<T, n>(from) - centre;
-        if (mask != nullptr) {
-            const auto bytes = converted<int64_t, n, int8_t>(read<Vector<int8_t, n>>(mask));
+    void add(const T *from, const uint8_t *mask, int64_t i, const Vector<double, n> &centre) {
+        Vector<double, n> distance = doubles<T, n>(from + i) - centre;
+        if (mask) {
+            const auto bytes = converted<int64_t, n, int8_t>(read<Vector<int8_t, n>>(mask + i));
             distance = bytes != 0 ? distance : Vector<double, n>{};
         }
         sum += distance;
@@ -61,7 +61,7 @@ struct Statistics {
         using V = Vector<double, width>;
         for (; i + width <= end; i += width) {
             Distances<width> all = {read<V>(sums + i), read<V>(squares + i)};
-            all.add(from + i, nullptr, read<V>(centre + i));
+            all.add(from, nullptr, i, read<V>(centre + i));
             write(all.sum, sums + i);
             write(all.squares, squares + i);
         }
@@ -70,16 +70,15 @@ struct Statistics {
     }
     Distances<1> of_plane(const T *from, const uint8_t *mask, double centre) const {
         const int64_t length = adder.s.length;
-        const auto mask_at = [=](int64_t i) { return mask != nullptr ? mask + i : nullptr; };
         Distances<n> parts[4];
         Distances<1> all;
         int64_t i = 0;
         for (; i + 4 * n <= length; i += 4 * n)
 #pragma GCC unroll 4
             for (int64_t k = 0; k < 4; ++k)
-                parts[k].add(from + i + k * n, mask_at(i + k * n), Vector<double, n>{} + centre);
+                parts[k].add(from, mask, i + k * n, Vector<double, n>{} + centre);
         for (; i < length; ++i)
-            all.add(from + i, mask_at(i), centre);
+            all.add(from, mask, i, centre);
         const auto sum = (parts[0].sum + parts[1].sum) + (parts[2].sum + parts[3].sum);
         const auto square =
             (parts[0].squares + parts[1].squares) + (parts[2].squares + parts[3].squares);
@@ -92,9 +91,9 @@ struct Statistics {
     void operator()(const Piece &piece) {
         const Segments &s = adder.s;
         const int64_t kept = piece.kept_rows();
-        const T *from = reinterpret_cast<const T *>(adder.values) + piece.set * s.set_step;
-        T *const mean = adder.output + piece.set * s.channels + piece.at;
-        T *const to = deviations + piece.set * s.channels + piece.at;
+        const T *from = as<T>(adder.values) + piece.set * s.set_step;
+        T *const mean = adder.output + piece.result;
+        T *const to = deviations + piece.result;
         const auto finish = [&](int64_t i, const Distances<1> &all) {
             to[i] = narrow<T>(Wide<T>(deviation(all, kept, s.correction)));
         };
@@ -102,7 +101,7 @@ struct Statistics {
             from += piece.at * s.length;
             for (int64_t i = 0; i < piece.channels; ++i, from += s.length) {
                 const double sum = of_plane(from, piece.mask, 0).sum;
-                const double exact = sum / double(max<int64_t>(kept, 1));
+                const double exact = sum / double(max(kept, 1));
                 mean[i] = narrow<T>(Wide<T>(exact));
                 finish(i, of_plane(from, piece.mask, exact));
             }
@@ -142,11 +141,11 @@ struct StatisticsGradient {
             for (int64_t i = 0; i < count; ++i) {
                 const L *const of = mean + step * i;
                 const L distance = widen(read<T>(values + from + i)) - of[0];
-                const bool is_kept = mask == nullptr || mask[i - step * i];
+                const bool is_kept = !mask || mask[i - step * i];
                 gradient[from + i] = narrow<T>(is_kept ? of[2 * all] + of[all] * distance : 0);
             }
         };
-        const L *const mean = line + piece.set * s.channels + piece.at;
+        const L *const mean = line + piece.result;
         const bool are_planes = s.row_step == 1;
         const int64_t rows = are_planes ? piece.channels : s.length;
         const int64_t apart = are_planes ? s.length : s.row_step;
@@ -164,22 +163,15 @@ struct StatisticsGradient {
 
 void statistics(const Segments &s, const void *values, const uint8_t *mask, void *means,
                 void *deviations) {
-    with_floats(s.type, "statistics of type", [&]<class T>(T) {
-        each_piece(s, nullptr, mask, [&] {
-            return Statistics<T>{{s, static_cast<const char *>(values), static_cast<T *>(means)},
-                                 static_cast<T *>(deviations)};
-        });
+    each_piece(s, "statistics of type", nullptr, mask, [&]<class T>(T) {
+        return Statistics<T>{{s, as<char>(values), as<T>(means)}, as<T>(deviations)};
     });
 }
 
 void statistics_grad(const Segments &s, const void *values, const uint8_t *mask, const void *line,
                      void *gradient) {
-    with_floats(s.type, "statistics of type", [&]<class T>(T) {
-        each_piece(s, nullptr, mask, [&] {
-            return StatisticsGradient<T>{s, static_cast<const T *>(values),
-                                         static_cast<const Wide<T> *>(line),
-                                         static_cast<T *>(gradient)};
-        });
+    each_piece(s, "statistics of type", nullptr, mask, [&]<class T>(T) {
+        return StatisticsGradient<T>{s, as<T>(values), as<Wide<T>>(line), as<T>(gradient)};
     });
 }
 

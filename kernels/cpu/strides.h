@@ -14,8 +14,8 @@ namespace {
 template <class Bits>
 __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int64_t apart,
                                           int64_t begin, void *to, int64_t length) {
-    const Bits *__restrict from = static_cast<const Bits *>(values);
-    Bits *__restrict out = static_cast<Bits *>(to);
+    const Bits *__restrict from = as<Bits>(values);
+    Bits *__restrict out = as<Bits>(to);
     if (apart != 2) {
         fill_n(out, length, Bits(0));
         for (int64_t i = 0; i < count; ++i)
@@ -31,29 +31,23 @@ __attribute__((noinline)) void put_spaced(const void *values, int64_t count, int
         std::fill(out + end, out + length, Bits(0));
 }
 
-// Takes `count` values from a row, a stride apart: out[i] = row[i * stride]. A stride that is known
-// when the library is compiled is `fixed`, and any other one is `any`. `size` is a value's bytes.
-template <int64_t fixed, class V>
-void take_spaced(int64_t any, const typename Unaligned<V>::type *__restrict row, int64_t count,
-                 V *__restrict out) {
-    const int64_t stride = fixed ? fixed : any;
-    VECTORIZE
-    for (int64_t i = 0; i < count; ++i)
-        out[i] = row[i * stride];
-}
+// Takes `count` values of `size` bytes from a row, a stride apart: out[i] = row[i * stride].
 inline void take_spaced(int64_t size, int64_t stride, const void *row, int64_t count, void *out) {
     const auto run = [=]<class V>(V) {
-        const auto *const from = static_cast<const typename Unaligned<V>::type *>(row);
-        V *const to = static_cast<V *>(out);
-        if (stride == 2)
-            take_spaced<2, V>(stride, from, count, to);
-        else
-            take_spaced<0, V>(stride, from, count, to);
+        // A stride of 2 is known when the library is compiled.
+        const auto take = [=](auto apart) {
+            const V *__restrict from = as<V>(row);
+            V *__restrict to = as<V>(out);
+            VECTORIZE
+            for (int64_t i = 0; i < count; ++i)
+                to[i] = read<V>(from + i * apart);
+        };
+        stride == 2 ? take(Count<2>()) : take(stride);
     };
     if (size == 16)
         run(__int128());
     else
-        with_integers(int(size), run);
+        with_integers(size, run);
 }
 
 }  // namespace

@@ -10,10 +10,11 @@ namespace {
 // by `divisor` times its entry of `columns` if that is not null. Sums may lie where the results go,
 // because each is read before its result is written.
 template <class U, class T = Wide<U>>
-void divide(const void *sums, int64_t count, double divisor, const double *columns, void *to) {
+void divide(const void *sums, int64_t count, void *to, double divisor = 1,
+            const double *columns = nullptr) {
     using L = Wide<U>;
-    const T *from = static_cast<const T *>(sums);
-    U *out = static_cast<U *>(to);
+    const T *from = as<T>(sums);
+    U *out = as<U>(to);
     const L by = L(divisor);
     const L inverse = L(1 / divisor);
     int64_t i = 0;
@@ -42,14 +43,10 @@ void divide(const void *sums, int64_t count, double divisor, const double *colum
 
 // The Op of sums (see reductions.h): elements T are added as numbers L.
 template <class L, class T>
-struct Sum {
-    using Value = L;
-    using Element = T;
+struct Sum : Combination<L, T> {
     static constexpr bool is_idempotent = false;
-    static constexpr bool has_numbers = false;
     static constexpr bool has_keys = false;
     static constexpr bool can_divide = is_same_v<T, float>;
-    static constexpr int64_t lanes = LANES<L>;
     // Sums of int32 combine 4, because the code of 9 for each type of quantized elements makes the
     // library larger.
     static constexpr int64_t rows_at_once = sizeof(L) == 4 && !is_floating_point_v<L> ? 4 : 9;
@@ -59,7 +56,6 @@ struct Sum {
     static V of(V first, V second) {
         return V(first + second);
     }
-    static auto renumbered(auto values, int64_t) { return values; }
     template <int64_t n>
     Vectors<L, n> load(const T *from, int64_t) const {
         return {{dmlpool::load<L, n>(from)}};

@@ -14,17 +14,14 @@ namespace {
 template <class E, int64_t n, int64_t step = n / 2>
 __attribute__((always_inline)) inline void turn_square(Vector<E, n> (&rows)[n]) {
     if constexpr (step > 0) {
-        const auto lanes = make_index_sequence<n>();
-        const auto upper = [](int64_t i) { return i & step ? n + i - step : i; };
-        const auto lower = [](int64_t i) { return i & step ? n + i : i + step; };
 #pragma GCC unroll 16
         for (int64_t i = 0; i < n; ++i) {
             if (i & step)
                 continue;
             const Vector<E, n> one = rows[i];
             const Vector<E, n> other = rows[i + step];
-            rows[i] = shuffled<E, n>(one, other, upper, lanes);
-            rows[i + step] = shuffled<E, n>(one, other, lower, lanes);
+            rows[i] = every_other_group<E, n, step, 0>(one, other);
+            rows[i + step] = every_other_group<E, n, step, step>(one, other);
         }
         turn_square<E, n, step / 2>(rows);
     }
@@ -49,7 +46,7 @@ struct Turned {
     void turn(const E *from, E *to) const {
         for (int64_t k = 0; k < planes; k += n)
             for (int64_t x = 0; x < size; x += n) {
-                const int64_t at = min(x, max<int64_t>(size - n, 0));
+                const int64_t at = min(x, max(size - n, 0));
                 const bool is_whole = k + n <= planes && (planes - k - n + 1) * size - at >= n;
                 is_whole ? turn_part<is_back, true>(k, at, from, to)
                          : turn_part<is_back, false>(k, at, from, to);
@@ -85,17 +82,16 @@ struct Turned {
 // The bytes of the block of turned planes of a tensor. Blocks begin with cache lines, and each has
 // another place in a page: else loads may wait for earlier stores.
 int64_t block_bytes(const PlaneTensor &tensor, int64_t channels) {
-    return (max<int64_t>(tensor.size, 16) * channels * tensor.bytes + 63) / 64 * 64 + 1024;
+    return (max(tensor.size, 16) * channels * tensor.bytes + 63) / 64 * 64 + 1024;
 }
 // Turns `count` planes from `first` on into a block, or with `is_back` a block back into them.
 void turn(const PlaneTensor &tensor, bool is_back, int64_t first, int64_t count, int64_t channels,
           void *block) {
-    with_integers(int(tensor.bytes), [&]<class E>(E) {
-        E *const turned = static_cast<E *>(block);
-        const char *const planes =
-            static_cast<const char *>(tensor.elements) + first * tensor.size * tensor.bytes;
+    with_integers(tensor.bytes, [&]<class E>(E) {
+        E *const turned = as<E>(block);
+        const char *const planes = as<char>(tensor.elements) + first * tensor.size * tensor.bytes;
         // Under a mask a row of squares at a time.
-        const int64_t most = tensor.kept != nullptr ? Turned<E>::n : count;
+        const int64_t most = tensor.kept ? Turned<E>::n : count;
         vector<char> kept;
         for (int64_t k = 0; k < count; k += most) {
             const int64_t n = min(most, count - k);
@@ -124,7 +120,7 @@ void turn_planes(int64_t planes, int64_t channels, int inputs,
         const int64_t first = block * channels;
         const int64_t count = min(channels, planes - first);
         void *blocks[3];
-        memory += -reinterpret_cast<uintptr_t>(memory) % 64;
+        memory = aligned(memory, 64);
         for (size_t k = 0; k < tensors.size();
              memory += block_bytes(tensors.begin()[k++], channels))
             blocks[k] = memory;

@@ -25,7 +25,7 @@ constexpr int64_t LEAST_VECTORS = 5;
 // `least` of them.
 inline Problem turned_problem(const Problem &p, int64_t least = 16) {
     const int64_t size = max(p.plane(), p.output_plane());
-    const int64_t vectors = clamp<int64_t>(TURNED_ELEMENTS / size / 16, LEAST_VECTORS, 32);
+    const int64_t vectors = clamp(TURNED_ELEMENTS / size / 16, LEAST_VECTORS, 32);
     Problem result = p;
     result.planes = 1;
     // Rows have an odd number of cache lines, so that a column of them uses all sets of a cache.

@@ -30,7 +30,7 @@ struct Part {
     Range positions;
 
     // The places, and where the first one lies in the tensor.
-    int64_t size() const { return (positions.end - positions.begin) * p.channels; }
+    int64_t size() const { return positions.size() * p.channels; }
     int64_t first_place() const { return plane * p.plane() + positions.begin * p.channels; }
 };
 
@@ -61,13 +61,11 @@ struct Positions {
                        });
     }
     // For parts that read, and for parts that write, of which `most` places are written at a time.
-    void read_parts(const auto &act) const {
-        for_parts(max<int64_t>(1, CHUNK / p.channels), size, act);
-    }
+    void read_parts(const auto &act) const { for_parts(max(1, CHUNK / p.channels), size, act); }
     void write_parts(int64_t most, const auto &act) const {
         const int64_t threads = available_threads();
         const int64_t share = parts_of(size, parts_of(threads, p.planes));
-        for_parts(pixels, clamp<int64_t>(most / (threads * p.channels), 1, share), act);
+        for_parts(pixels, clamp(most / (threads * p.channels), 1, share), act);
     }
     // Calls act(i, at, position, number) for the elements of a part. `at` counts places from
     // first_place() on, and is -1 outside the part. What is no position is `size` or greater. A
@@ -76,18 +74,18 @@ struct Positions {
     void each(const Part &part, const auto &act) const {
         const auto run = [&]<class N>(N) {
             const bool is_flat = p.channels == 1;
-            const int64_t among = part.pixels.end - part.pixels.begin;
+            const int64_t among = part.pixels.size();
             const int64_t rows = is_flat ? 1 : among;
             const int64_t count = is_flat ? among : p.channels;
             const int64_t step = is_flat ? 0 : 1;
             const int64_t channels = p.channels;
             const uint64_t unit = are_indices ? size : 0;
             const uint64_t origin = part.plane * channels * unit;
-            const uint64_t first = part.positions.begin, width = part.positions.end - first;
+            const uint64_t first = part.positions.begin, width = part.positions.size();
             for (int64_t row = 0; row < rows; ++row) {
                 const int64_t pixel = part.pixels.begin + (is_backwards ? rows - 1 - row : row);
                 const int64_t begin = (part.plane * pixels + pixel) * channels;
-                const N *const from = static_cast<const N *>(numbers) + begin;
+                const N *const from = as<N>(numbers) + begin;
                 for (int64_t i = 0; i < count; ++i) {
                     const int64_t k = is_backwards ? count - 1 - i : i;
                     const int64_t number = read<N>(from + k);
@@ -115,9 +113,9 @@ struct Positions {
                        const bool is_last = at >= 0 && !(bits[at / 64] >> at % 64 & 1);
                        const int64_t written = is_last ? int64_t(position) : -1;
                        if (out_bytes == 4)
-                           static_cast<int32_t *>(unique)[i] = int32_t(written);
+                           as<int32_t>(unique)[i] = int32_t(written);
                        else
-                           static_cast<int64_t *>(unique)[i] = written;
+                           as<int64_t>(unique)[i] = written;
                        if (!is_last)
                            return;
                        bits[at / 64] |= uint64_t(1) << at % 64;
@@ -148,14 +146,14 @@ void scatter(const T *input, const Positions &positions, T *output) {
     positions.write_parts(is_direct ? INT64_MAX : MOST_SUMS, [&](const Part &part) {
         vector<L> sums(is_direct ? 0 : part.size());
         T *const out = output + part.first_place();
-        L *const to = is_direct ? reinterpret_cast<L *>(out) : sums.data();
+        L *const to = is_direct ? as<L>(out) : sums.data();
         fill_n(to, part.size(), L(0));
         positions.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {
             if (at >= 0)
                 to[at] += widen(read<T>(input + i));
         });
         if constexpr (!is_direct)
-            divide<T>(to, part.size(), 1, nullptr, out);
+            divide<T>(to, part.size(), out);
     });
 }
 
@@ -177,11 +175,11 @@ void max_unpooling(const Problem &p, const void *input, const void *indices, voi
         throw out_of_range("an index");
     use_large_pages(output, p.input_bytes(type_of(p).bytes));
     with_integers(type_of(p).bytes, [&]<class T>(T) {
-        const T *const from = static_cast<const T *>(input);
-        all.write_parts(unique != nullptr ? MOST_BITS : INT64_MAX, [&](const Part &part) {
-            T *const to = static_cast<T *>(output) + part.first_place();
+        const T *const from = as<T>(input);
+        all.write_parts(unique ? MOST_BITS : INT64_MAX, [&](const Part &part) {
+            T *const to = as<T>(output) + part.first_place();
             fill_n(to, part.size(), T(0));
-            if (unique != nullptr)
+            if (unique)
                 return all.each_last(part, unique, all.size < int64_t(1) << 31 ? 4 : 8,
                                      [=](int64_t i, int64_t at) { to[at] = read<T>(from + i); });
             all.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {
@@ -196,8 +194,8 @@ void gather_positions(const Problem &p, const void *input, const void *positions
     const Positions all{p, positions, p.bytes};
     with_integers(type_of(p).bytes, [&]<class T>(T) {
         all.read_parts([&](const Part &part) {
-            const T *const from = static_cast<const T *>(input) + part.first_place();
-            T *const to = static_cast<T *>(output);
+            const T *const from = as<T>(input) + part.first_place();
+            T *const to = as<T>(output);
             all.each(part, [=](int64_t i, int64_t at, uint64_t, int64_t) {
                 to[i] = at >= 0 ? read<T>(from + at) : T(0);
             });
@@ -207,9 +205,7 @@ void gather_positions(const Problem &p, const void *input, const void *positions
 
 void scatter_positions(const Problem &p, const void *input, const void *positions, void *output) {
     const Positions all{p, positions, p.bytes};
-    const auto run = [&]<class T>(T) {
-        scatter(static_cast<const T *>(input), all, static_cast<T *>(output));
-    };
+    const auto run = [&]<class T>(T) { scatter(as<T>(input), all, as<T>(output)); };
     // Integers have unique positions: each is added to a 0, so its bytes stay whatever its type.
     type_of(p).infinity != 0 ? with_floats(p.type, "data type", run)
                              : with_integers(type_of(p).bytes, run);

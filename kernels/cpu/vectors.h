@@ -82,26 +82,21 @@ inline void write(const auto &vector, void *to) {
     const auto copy = vector;
     memcpy(to, &copy, sizeof(copy));
 }
-// A value that may lie at any address, as those of operands do. Loops over rows index it, because
-// GCC loads what several taps share once only if it sees an array: `read` takes 4 to 7 % longer.
-template <class V>
-struct Unaligned {
-    typedef V type __attribute__((aligned(1), may_alias));
-};
 template <class To>
 inline To bits_as(auto from) {
     static_assert(sizeof(To) == sizeof(from));
     return read<To>(&from);
 }
 // A vector whose lane i is lane at(i) of `first`, or lane at(i) - n of `second`.
-template <class L, int64_t n, class At, size_t... i>
-inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &second, At at,
-                             std::index_sequence<i...>) {
+template <class L, int64_t n, class At>
+inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &second, At at) {
+    return [&]<size_t... i>(std::index_sequence<i...>) {
 #ifdef __clang__
-    return __builtin_shufflevector(first, second, at(i)...);
+        return __builtin_shufflevector(first, second, at(i)...);
 #else
-    return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
+        return __builtin_shuffle(first, second, Vector<IntegerOf<L>, n>{IntegerOf<L>(at(i))...});
 #endif
+    }(std::make_index_sequence<n>());
 }
 // Every second lane of two vectors from lane `first` on, in the order that costs one instruction:
 // AVX2 shuffles within 16 bytes. `in_order` then puts the lanes of a result in order.
@@ -110,34 +105,35 @@ constexpr int64_t SHUFFLED = BYTES == 32 ? 16 / sizeof(L) : n;
 template <class L, int64_t n, int64_t first>
 inline Vector<L, n> every_second_lane(const Vector<L, n> &low, const Vector<L, n> &high) {
     constexpr int64_t q = SHUFFLED<L, n>;
-    return shuffled<L, n>(
-        low, high,
-        [](int64_t i) { return i / q * q + 2 * i % q + (i % q < q / 2 ? 0 : n) + first; },
-        make_index_sequence<n>());
+    return shuffled<L, n>(low, high, [](int64_t i) {
+        return i / q * q + 2 * i % q + (i % q < q / 2 ? 0 : n) + first;
+    });
 }
 template <class L, int64_t n>
 inline Vector<L, n> in_order(const Vector<L, n> &lanes) {
     constexpr int64_t q = SHUFFLED<L, n> / 2;
-    return shuffled<L, n>(
-        lanes, lanes,
-        [](int64_t i) { return i % (n / 2) / q * 2 * q + i % q + (i < n / 2 ? 0 : q); },
-        make_index_sequence<n>());
+    return shuffled<L, n>(lanes, lanes, [](int64_t i) {
+        return i % (n / 2) / q * 2 * q + i % q + (i < n / 2 ? 0 : q);
+    });
+}
+// A half of two vectors, in groups of `step` lanes: every other group of each from lane `first` on,
+// which is 0 or `step`.
+template <class L, int64_t n, int64_t step, int64_t first>
+inline Vector<L, n> every_other_group(const Vector<L, n> &one, const Vector<L, n> &other) {
+    return shuffled<L, n>(one, other,
+                          [](int64_t i) { return first + (i & step ? n + i - step : i); });
 }
 // Combines the lanes of each of n vectors by Op::of: vector k into lane k of the result. A step
 // folds two vectors into one, where a half of each becomes every other group of `step` lanes.
 template <class Op, int64_t n, int64_t step = n / 2, class L = typename Op::Value>
 __attribute__((always_inline)) inline Vector<L, n> folded_each(Vector<L, n> (&vectors)[n]) {
     if constexpr (step > 0) {
-        const auto lanes = make_index_sequence<n>();
 #pragma GCC unroll 16
         for (int64_t k = 0; k < step; ++k) {
             const auto one = vectors[k];
             const auto other = vectors[k + step];
-            vectors[k] = Op::of(
-                shuffled<L, n>(
-                    one, other, [](int64_t i) { return i & step ? n + i - step : i; }, lanes),
-                shuffled<L, n>(
-                    one, other, [](int64_t i) { return i & step ? n + i : i + step; }, lanes));
+            vectors[k] = Op::of(every_other_group<L, n, step, 0>(one, other),
+                                every_other_group<L, n, step, step>(one, other));
         }
         folded_each<Op, n, step / 2>(vectors);
     }
@@ -370,7 +366,7 @@ inline V fused(V first, V second, V third) {
 
 template <class T>
 inline const T *elements(const Row &row) {
-    return reinterpret_cast<const T *>(row.from);
+    return as<T>(row.from);
 }
 
 // The data type of a problem's first tensor. Throws if there is no type of that number.

@@ -35,12 +35,12 @@ struct WindowPooling : Pooling<WindowOperations> {
     const Axis w = p.w();
     const int64_t position = channels * op.element_size;
     const int64_t pitch = channels * op.value_size;
-    const int64_t most_rows = max<int64_t>(1, windows.most_taps(0) * windows.most_taps(1));
-    const int64_t most_taps = max<int64_t>(1, windows.most_taps(2));
+    const int64_t most_rows = windows.most_taps(0) * windows.most_taps(1);
+    const int64_t most_taps = windows.most_taps(2);
     // A window that a first-level cache does not hold is read from memory as it is combined, but
     // winners read a few channels of all taps, and then the next ones.
     const bool reads_ahead =
-        position >= READ_POSITION && reads_first(windows, op.element_size) &&
+        position >= READ_POSITION && reads_first() &&
         (h.window > h.stride || op.writes_results || most_rows * most_taps * position <= 16384);
     // Rows that windows share with those above are read once; else windows are read one by one.
     const bool reads_windows_ahead = reads_ahead && h.window <= h.stride;
@@ -49,8 +49,8 @@ struct WindowPooling : Pooling<WindowOperations> {
     const bool are_grouped = finish.is_uniform && !are_numbered && windows.form_groups();
     const int64_t elements = TILE_READS / (channels == 1 ? op.value_size : most_rows);
     const int64_t most_outputs = are_grouped ? COPIED_BYTES / pitch : TILE_OUTPUTS;
-    const int64_t tile = clamp<int64_t>(elements * w.outputs / (w.size * channels), 1,
-                                        clamp<int64_t>(most_outputs, 1, w.outputs));
+    const int64_t tile =
+        clamp(elements * w.outputs / (w.size * channels), 1, clamp(most_outputs, 1, w.outputs));
     const int64_t tiles = parts_of(w.outputs, tile);
     const int64_t result_pitch = channels * finish.result_size;
     // Values have the size of results, and are written where the results go.
@@ -65,7 +65,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     const bool writes_first = (are_grouped || apart > 1) && is_finished && channels > 1;
     // Whether masks have a byte for each position: then windows read other taps in place of those
     // that are left out. A row of planes that are joined has more than one mask.
-    const bool leaves_out = windows.kept != nullptr && channels > 1 &&
+    const bool leaves_out = windows.kept && channels > 1 &&
                             windows.kept->each == channels &&windows.kept->p.plane() % p.row() == 0;
     // Outputs [first, stop) of a row.
     struct Tile {
@@ -78,7 +78,6 @@ struct WindowPooling : Pooling<WindowOperations> {
     };
     // The rows that a tile reads, from position `low` on: elements, or one row of values.
     struct TileRows {
-        Row *rows;
         int64_t count;
         int64_t low;
         bool are_values;
@@ -162,7 +161,7 @@ struct WindowPooling : Pooling<WindowOperations> {
         if (channels > 1)
             combine_windows(t, found, values, out, m);
         else {
-            op.reduce_windows(found.are_values, found.rows[0], found.low, m.runs.data(), m.groups,
+            op.reduce_windows(found.are_values, m.rows[0], found.low, m.runs.data(), m.groups,
                               w.dilation, values);
             if (!finish.is_direct)
                 finish(t.plane, t.od, t.oh, t.first, m.groups, values, out);
@@ -185,7 +184,7 @@ struct WindowPooling : Pooling<WindowOperations> {
     // Copies the result of each group of several channels to its outputs. A copy has up to a page,
     // as a position may be only a few bytes.
     void copy_positions(const vector<Run> &runs, const char *from, char *to) const {
-        const int64_t most = max<int64_t>(1, 4096 / result_pitch);
+        const int64_t most = max(1, 4096 / result_pitch);
         for (const Run &run : runs)
             for (int64_t g = 0; g < run.groups; ++g, from += result_pitch) {
                 char *const out = to + (run.first + g * run.apart) * result_pitch;
@@ -199,11 +198,10 @@ struct WindowPooling : Pooling<WindowOperations> {
     }
     // The same for one channel.
     void copy_elements(const vector<Run> &runs, const char *from, const Tile &t) const {
-        with_integers(int(finish.result_size), [&]<class E>(E) {
-            const E *results = reinterpret_cast<const E *>(from);
+        with_integers(finish.result_size, [&]<class E>(E) {
+            const E *results = as<E>(from);
             for (const Run &run : runs) {
-                copy_run(run, results, t.stop - t.first - run.first,
-                         reinterpret_cast<E *>(t.out) + run.first);
+                copy_run(run, results, t.stop - t.first - run.first, as<E>(t.out) + run.first);
                 results += run.groups;
             }
         });
@@ -232,32 +230,31 @@ struct WindowPooling : Pooling<WindowOperations> {
     TileRows find_tile_rows(const Tile &t, Memory &m) const {
         Row *const rows = m.rows.data();
         const Range reach = m.reach;
-        const int64_t length = max<int64_t>(0, reach.end - reach.begin);
+        const int64_t length = max(0, reach.size());
         if (reads_ahead && !reads_windows_ahead)
-            read_new_rows(windows, op.element_size, input, t.plane, t.od, t.oh, 1,
-                          reach.begin * channels, length * channels);
-        const int64_t count = find_rows(op, p, input, t.plane, m.depth, m.height, 0, rows);
+            read_new_rows(t.plane, t.od, t.oh, 1, reach.begin * channels, length * channels);
+        const int64_t count = find_rows(t.plane, m.depth, m.height, 0, rows);
         const bool are_elements = channels > 1 || count == 1;
         for (int64_t r = 0; r < count && leaves_out; ++r)
             m.masks[r] = windows.kept->byte_of(rows[r].from);
-        if (are_elements && (windows.kept == nullptr || leaves_out))
-            return {rows, count, 0, false};
+        if (are_elements && (!windows.kept || leaves_out))
+            return {count, 0, false};
         for (int64_t r = 0; r < count && length > 0; ++r)
             rows[r].from += reach.begin * position;
         read_rows(windows.kept, rows, count, length * channels, m.kept);
         if (are_elements)
-            return {rows, count, reach.begin, false};
+            return {count, reach.begin, false};
         m.staged.resize(max(m.staged.size(), size_t(length * pitch)));
         if (length > 0)  // as if the elements of a row were the channels of a tap
             op.combine_window(rows, count, length, m.staged.data(), nullptr, {});
         rows[0] = {m.staged.data(), 0};
-        return {rows, 1, reach.begin, true};
+        return {1, reach.begin, true};
     }
     // Several channels: combines the taps of the outputs of a tile. Windows that lie a step apart
     // are combined by one call. Values become results before they leave the first-level cache.
     void combine_windows(const Tile &t, const TileRows &found, char *values, char *out,
                          Memory &m) const {
-        const int64_t at_once = max<int64_t>(1, FINISHED_BYTES / pitch);
+        const int64_t at_once = max(1, FINISHED_BYTES / pitch);
         const int64_t most = leaves_out ? 1 : is_finished ? tile : at_once;
         int64_t finished = 0;
         int64_t k = 0;
@@ -273,7 +270,7 @@ struct WindowPooling : Pooling<WindowOperations> {
             for (int64_t g = 0, n; g < run.groups; g += n, k += n) {
                 n = min(most, run.groups - g);
                 if (reads_windows_ahead)
-                    n = clamp<int64_t>(READ_BYTES / (run.count * found.count * position + 1), 1, n);
+                    n = clamp(READ_BYTES / (run.count * found.count * position + 1), 1, n);
                 if (k - finished >= at_once)
                     finish_all();
                 const Span span = {run.begin + g * run.step, run.count, run.tap};
@@ -298,8 +295,8 @@ struct WindowPooling : Pooling<WindowOperations> {
         Row *const taps = m.taps.data();
         int64_t count = 0;
         for (int64_t r = 0; r < found.count; ++r) {
-            Row tap = {found.rows[r].from + (span.begin - found.low) * position,
-                       found.rows[r].number + span.tap * op.units[2]};
+            Row tap = {m.rows[r].from + (span.begin - found.low) * position,
+                       m.rows[r].number + span.tap * op.units[2]};
             for (int64_t t = 0; t < span.count; ++t) {
                 taps[count] = tap;
                 if (leaves_out && !m.masks[r][span.begin + t * w.dilation])
@@ -315,10 +312,8 @@ struct WindowPooling : Pooling<WindowOperations> {
 
 }  // namespace
 
-void pool_windows(const WindowOperations &op, const Finish &finish, const void *from, void *to,
-                  const Windows &windows) {
-    WindowPooling{{op, finish, static_cast<const char *>(from), static_cast<char *>(to), windows}}
-        .pool();
+void pool_windows(const Pooling<WindowOperations> &pooling) {
+    WindowPooling{pooling}.pool();
 }
 
 }  // namespace dmlpool
