@@ -450,11 +450,11 @@ struct Rows final : RowOperations {
         }
         if constexpr (n == LANES<L>) {
             if (count >= 4 * n) {
-                if (const int64_t eights = count / (8 * n); eights > 1) {
+                if (const int64_t eights = count / (8 * n); eights > 3) {
                     result = Op::of(result, combined_eights<are_values, n>(from, eights));
                     at = eights * 8 * n;
                 }
-                if (count - at >= 8 * n)
+                while (count - at >= 8 * n)  // at most three times, without a call
                     result = Op::of(result, take(Count<8>()));
                 if (count - at >= 4 * n)
                     result = Op::of(result, take(Count<4>()));
