@@ -132,15 +132,15 @@ void segment_shares(const Segments &s, const void *arriving, const int64_t *offs
         return s.channels * int64_t(sizeof(element));
     });
     use_large_pages(gradient, s.length * row * (offsets ? 1 : s.segments));
-    if (offsets) {  // rows before the first set, and after the last
+    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
+        return Spreader<T>{s, as<T>(arriving), as<T>(gradient), winners};
+    });
+    if (offsets) {  // which were checked: rows before the first set, and after the last
         char *const to = as<char>(gradient);
         const int64_t end = offsets[s.segments] * row;
         fill_n(to, offsets[0] * row, char());
         fill_n(to + end, s.length * row - end, char());
     }
-    each_piece(s, "segments of type", offsets, mask, [&]<class T>(T) {
-        return Spreader<T>{s, as<T>(arriving), as<T>(gradient), winners};
-    });
 }
 
 }  // namespace dmlpool

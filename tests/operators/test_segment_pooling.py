@@ -299,9 +299,10 @@ def test_onnx_has_standard_operators_of_any_sizes():
     session = runtime.InferenceSession(program.model_proto.SerializeToString())
     operands = torch.randn(4, 7, 4), torch.randint(0, 2, (4, 7))
     operands[1][2] = 0
-    names = [each.name for each in session.get_inputs()]
-    pairs = zip(names, operands, strict=True)
-    found = session.run(None, {name: each.numpy() for name, each in pairs})
+    given = {
+        each.name: value.numpy() for each, value in zip(session.get_inputs(), operands, strict=True)
+    }
+    found = session.run(None, given)
     for mine, expected in zip(found, Pools()(*operands), strict=True):
         torch.testing.assert_close(torch.from_numpy(mine), expected)
 
@@ -323,6 +324,8 @@ def test_plain_operators_compute_the_same_gradients():
             request = offsets, mask, len(rows), is_mean
             shares = ours.segment_shares(sums, *request)
             torch.testing.assert_close(plain.segment_shares(sums, *request), shares)
+            with pytest.raises(ValueError):  # before anything is written
+                ours.segment_shares(sums, offsets + 1_000_000_000, *request[1:])
             found = ours.segment_maxima(rows, offsets, mask, is_mean)
             for mine, theirs in zip(
                 found, plain.segment_maxima(rows, offsets, mask, is_mean), strict=True
