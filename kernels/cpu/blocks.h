@@ -103,7 +103,8 @@ struct BlockPooling : Pooling<RowOperations> {
     // The most rows that a window reads along D and H. A box reads rows along D where windows have
     // none along H.
     const int64_t most_rows = windows.most_taps(0) * windows.most_taps(1);
-    // Sums of several channels are divided in the loop that adds their taps.
+    // Sums of several channels, and of windows with stride 1, are divided in the loop that adds
+    // their taps.
     const double divisor = channels > 1 || w.stride == 1 ? finish.divisor : 0;
     // Rows are combined in whole vectors of this many elements. Vectors of sums hold values, which
     // are wider than elements.
@@ -218,7 +219,8 @@ struct BlockPooling : Pooling<RowOperations> {
         const int64_t count = b.outputs_w * channels;
         if (are_whole && finish.is_uniform)
             return finish(b.plane, b.od, b.oh + r, 0, rows * count, t.to, out);
-        if (finish.is_uniform && !finish.has_numbers && channels == 1 && rows > 1) {
+        const bool has_numbers = op.units[2] != 0;
+        if (finish.is_uniform && !has_numbers && channels == 1 && rows > 1) {
             // All rows are finished at once, and copied.
             finish(b.plane, b.od, b.oh + r, 0, t.outputs, t.to, m.scratch);
             for (int64_t k = 0; k < rows; ++k)
@@ -226,11 +228,11 @@ struct BlockPooling : Pooling<RowOperations> {
                        count * finish.result_size);
             return;
         }
-        // Numbers are written in whole vectors, which exceed a row where the next one is written
+        // Winners are finished in whole vectors, which exceed a row where the next one is written
         // later. They are half as long as the processor's.
         const int64_t lanes = BYTES / 2 / finish.result_size;
         const int64_t most =
-            finish.has_numbers && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
+            has_numbers && b.outputs_w == w.outputs ? parts_of(count, lanes) * lanes : count;
         for (int64_t k = 0; k < rows; ++k)
             finish(b.plane, b.od, b.oh + r + k, b.ow * channels, min(most, (rows - k) * count),
                    t.to + k * t.pitch * value, out + k * out_pitch);

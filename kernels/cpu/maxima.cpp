@@ -26,9 +26,7 @@ struct Winners final : Finish {
         : Finish(sizeof(S), numbers.are_taps, false),
           numbers(numbers),
           op(op),
-          has_values(has_values) {
-        has_numbers = true;
-    }
+          has_values(has_values) {}
     void operator()(int64_t plane, int64_t od, int64_t oh, int64_t first, int64_t count,
                     const void *values, void *to) const override {
         const Winner<S, P> by = op;

@@ -107,9 +107,6 @@ struct Finish {
     int64_t result_size;  // bytes
     bool is_uniform;      // a result depends on the value alone, not on the output's coordinates
     bool is_direct;       // values are results, and nothing is left to do
-    // Whether it writes numbers, too, and may be called for more elements than are left of a row,
-    // of which the next row writes what is too much.
-    bool has_numbers = false;
     // If it is not 0, a result is a float32 value divided by it, and a strategy may divide values
     // without calling this.
     double divisor = 0;

@@ -141,11 +141,6 @@ struct Rows final : RowOperations {
                 out[i] = combined_at(i);
         }
     }
-    template <int64_t n, int64_t first>
-    static auto every_second(const L *from) {
-        return every_second_lane<L, n, first>(read<Vector<L, n>>(from),
-                                              read<Vector<L, n>>(from + n));
-    }
 
     // Blocks are handled vector by vector, as GCC keeps copies of whole blocks in memory.
     template <class B>
@@ -286,8 +281,8 @@ struct Rows final : RowOperations {
                 copy_n(rows + g * GROUP, GROUP, group);
                 each_block<n>(first, stop, [&](int64_t i) __attribute__((always_inline)) {
                     B values = tree<are_values, n, 0, GROUP>(by, group, begin + i);
-#pragma GCC unroll 1
-                    for (int64_t level = 0; level < full; ++level)  // few times
+#pragma GCC unroll 1  // Clang would unroll what is repeated few times
+                    for (int64_t level = 0; level < full; ++level)
                         values = combined(block_at<B>(level_at(level, i)), values);
                     store(values, level_at(full, i));
                 });

@@ -98,13 +98,15 @@ inline Vector<L, n> shuffled(const Vector<L, n> &first, const Vector<L, n> &seco
 #endif
     }(std::make_index_sequence<n>());
 }
-// Every second lane of two vectors from lane `first` on, in the order that costs one instruction:
+// n elements, every second one from element `first` on, in the order that costs one instruction:
 // AVX2 shuffles within 16 bytes. `in_order` then puts the lanes of a result in order.
 template <class L, int64_t n>
 constexpr int64_t SHUFFLED = BYTES == 32 ? 16 / sizeof(L) : n;
-template <class L, int64_t n, int64_t first>
-inline Vector<L, n> every_second_lane(const Vector<L, n> &low, const Vector<L, n> &high) {
+template <int64_t n, int64_t first, class L>
+inline Vector<L, n> every_second(const L *from) {
     constexpr int64_t q = SHUFFLED<L, n>;
+    const auto low = read<Vector<L, n>>(from);
+    const auto high = read<Vector<L, n>>(from + n);
     return shuffled<L, n>(low, high, [](int64_t i) {
         return i / q * q + 2 * i % q + (i % q < q / 2 ? 0 : n) + first;
     });
